@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,15 +27,8 @@ from training.folders import data_root
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
-FEATURE_DENSITIES = (
-    "feature_neighbours",
-    "feature_gaussian",
-)  # that do not look at a row's own numbers
-ENCODED_DENSITIES = (
-    "residual",
-    "mahalanobis",
-    "cosine_neighbours",
-)  # combined of what an encoder says
+FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # do not look at a row's own numbers
+ENCODED_DENSITIES = ("residual", "mahalanobis", "cosine_neighbours")  # combined of an encoder's
 DENSITY_NAMES = (*COMBINED_DENSITIES, "cosine_neighbours", "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
@@ -184,6 +178,7 @@ class DataSection(Section):
 
 Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
 Pattern = Annotated[str, StringConstraints(min_length=1)]
+Factory = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class NetworkSection(Section):
@@ -192,9 +187,7 @@ class NetworkSection(Section):
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
     kind: Literal["papers-cnn", "gal-cnn"] | None = None
-    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = (
-        None
-    )
+    factory: Factory | None = None
     weights: Pattern | None = None
     start: Literal["random", "trained"] | None = None
     bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
@@ -472,14 +465,13 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _leaves_ids_as_they_are(cls, content: Any) -> Any:
+        """Standardise no rows of ids, but the numbers that an encoder makes of them."""
         data, network = (
-            (content.get("data"), content.get("network"))
-            if isinstance(content, dict)
-            else (None, None)
+            content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
         )
-        if not (isinstance(data, dict) and isinstance(network, dict) and _takes_ids(data)):
+        if not isinstance(data, dict) or not isinstance(network, dict) or not _takes_ids(data):
             return content
-        if str(network.get("encoder")).startswith("onnx:"):  # of whose numbers the network is
+        if str(network.get("encoder")).startswith("onnx:"):
             return content
         return {**content, "network": {"standardise": False, **network}}
 
@@ -488,19 +480,14 @@ class Recipe(Section):
         """Names of the detectors whose surprisals add up to the flag's statistic."""
         if self.serving.combined:
             return list(self.serving.combined)
-        if self.data.takes_ids and not self.network.is_encoded:
-            return [
-                name
-                for name in COMBINED[self.task]
-                if name in FEATURE_DENSITIES or name not in DENSITY_NAMES
-            ]
+        names = COMBINED[self.task]
+        scores = [name for name in names if name not in DENSITY_NAMES]
         if self.network.is_encoded:
-            return [
-                *(name for name in COMBINED[self.task] if name not in DENSITY_NAMES),
-                *ENCODED_DENSITIES,
-            ]
+            return [*scores, *ENCODED_DENSITIES]
+        if self.data.takes_ids:
+            return [*scores, *(name for name in names if name in FEATURE_DENSITIES)]
         is_of_images = self.data.source.startswith("images:")
-        return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
+        return [*names, *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
@@ -623,67 +610,60 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     if section is not None:
         _checked(section, content.get("posterior", {}), f"{origin}: posterior.")
     recipe = _checked(Recipe, content, f"{origin}: ")
-    if recipe.serving.precision == "int8" and recipe.method not in INTEGER_METHODS:
-        raise InvalidInput(
-            f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'"
-        )
-    if recipe.serving.precision == "int8" and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
-    if recipe.training.epochs == 0 and recipe.method != "laplace":
-        raise InvalidInput(
-            f"{origin}: training.epochs", f"1 or more for method {recipe.method}", "0"
-        )
-    if recipe.likelihood is not None and recipe.task != "regression":
-        raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
-    if recipe.data.target_transform != "none" and recipe.task != "regression":
-        field = f"{origin}: data.target_transform"
-        raise InvalidInput(
-            field, f"none for task {recipe.task}", repr(recipe.data.target_transform)
-        )
-    if recipe.data.class_weights is not None and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
-    if recipe.serving.risk is not None and recipe.task == "regression":
-        raise InvalidInput(
-            f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}"
-        )
-    if recipe.serving.calibration == "class" and recipe.task == "regression":
-        raise InvalidInput(
-            f"{origin}: serving.calibration", "marginal or group for task regression", "'class'"
-        )
-    if recipe.serving.calibration == "group" and not (
-        recipe.data.group or recipe.data.calibration_group
-    ):
-        expected = "a column of groups in data.calibration_group or data.group beside it"
-        raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
-    if recipe.data.takes_ids:
-        _check_ids(recipe, origin)
-    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
-    for i, name in enumerate(recipe.serving.combined or ()):
-        if name not in known:
-            raise InvalidInput(
-                f"{origin}: serving.combined.{i}",
-                f"one of {known} for task {recipe.task}",
-                repr(name),
-            )
+    for field, expected, got in _contradictions(recipe):
+        raise InvalidInput(f"{origin}: {field}", expected, got)
     return recipe
 
 
-def _check_ids(recipe: Recipe, origin: str) -> None:
+def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """Yield what in a recipe excludes what else it says: field, what is expected, what came."""
+    data, serving = recipe.data, recipe.serving
+    if serving.precision == "int8":
+        if recipe.method not in INTEGER_METHODS:
+            yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
+        if recipe.task == "regression":
+            yield "serving.precision", "float32 for task regression", "'int8'"
+    if recipe.training.epochs == 0 and recipe.method != "laplace":
+        yield "training.epochs", f"1 or more for method {recipe.method}", "0"
+    if recipe.task == "regression":
+        if data.class_weights is not None:
+            yield "data.class_weights", "none for task regression", "some"
+        if serving.risk is not None:
+            yield "serving.risk", "none for task regression", f"{serving.risk}"
+        if serving.calibration == "class":
+            yield "serving.calibration", "marginal or group for task regression", "'class'"
+    else:
+        none = f"none for task {recipe.task}"
+        if recipe.likelihood is not None:
+            yield "likelihood", none, "one"
+        if data.target_transform != "none":
+            yield "data.target_transform", none, repr(data.target_transform)
+    if serving.calibration == "group" and not data.group_column:
+        expected = "a column of groups in data.calibration_group or data.group beside it"
+        yield "serving.calibration", expected, "neither"
+    if data.takes_ids:
+        yield from _contradictions_of_ids(recipe)
+    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
+    for i, name in enumerate(serving.combined or ()):
+        if name not in known:
+            expected = f"one of {known} for task {recipe.task}"
+            yield f"serving.combined.{i}", expected, repr(name)
+
+
+def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     network, why = recipe.network, "since rows are ids, which have no size"
     is_of_ids = network.encoder_file is None
     if network.factory is None and is_of_ids:
-        raise InvalidInput(f"{origin}: network", f"a factory, {why}", "another network")
-    standardise = network.standardise or None if is_of_ids else None
-    for key, value in (("standardise", standardise), ("pixel_mean", network.pixel_mean)):
-        if value is not None:
-            raise InvalidInput(f"{origin}: network.{key}", f"none, {why}", "one")
+        yield "network", f"a factory, {why}", "another network"
+    if network.standardise and is_of_ids:
+        yield "network.standardise", f"none, {why}", "one"
+    if network.pixel_mean is not None:
+        yield "network.pixel_mean", f"none, {why}", "one"
     if recipe.augmentation is not None:
-        raise InvalidInput(f"{origin}: augmentation", f"none, {why}", "one")
+        yield "augmentation", f"none, {why}", "one"
     for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
-            raise InvalidInput(
-                f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name)
-            )
+            yield f"serving.combined.{i}", f"no density of the input, {why}", repr(name)
 
 
 def _checked(kind: type[S], content: Any, prefix: str) -> S:
@@ -695,11 +675,9 @@ def _checked(kind: type[S], content: Any, prefix: str) -> S:
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
-            known = (
-                f" (there are {', '.join(kind.model_fields)})"
-                if kind in POSTERIORS.values()
-                else ""
-            )
+            known = ""
+            if kind in POSTERIORS.values():
+                known = f" (there are {', '.join(kind.model_fields)})"
             raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
         raise InvalidInput(field, expected, repr(first["input"])[:200]) from None

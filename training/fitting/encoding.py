@@ -13,6 +13,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from jaxtyping import Float32, UInt8
 from tqdm import tqdm
@@ -75,78 +76,30 @@ def with_encoder(
     """Return a recipe that says whether its network has an encoder, and the encoder.
 
     A recipe that does not say has one where rows are long, layers are frozen, and rows are the same
-    in all epochs.
-
-    Args:
-        recipe: of the fit.
-        data: whose rows they are.
-        train: the training rows, raw.
-        runs: the folder of runs.
-        parent: the version whose weights a fit goes on from, which has the same encoder, or none.
+    in all epochs. `train` are raw; a `parent`, whose weights a fit goes on from, has the same
+    encoder, or none.
 
     Raises:
         InvalidInput: if the recipe's encoder cannot be one.
     """
-    network = recipe.network
+    network, width = recipe.network, math.prod(data.shape)
     is_told = network.encoder is not None
-    like = (
-        None
-        if parent is None or parent.manifest.encoder is None
-        else parent.manifest.files[ENCODER].sha256
-    )
-    if parent is not None and like is None and not is_told:
-        return recipe, None
-    may_have = (
-        network.factory is not None and network.trained is not None and recipe.augmentation is None
-    )
-    if not is_told and not (may_have and math.prod(data.shape) > LARGEST):
-        return recipe, None
+    like = None
+    if parent is not None and parent.manifest.encoder is not None:
+        like = parent.manifest.files[ENCODER].sha256
+    if not is_told:
+        has_frozen = network.factory is not None and network.trained is not None
+        may_have = has_frozen and recipe.augmentation is None and width > LARGEST
+        if not may_have or (parent is not None and like is None):
+            return recipe, None
     if network.encoder == "none":
         return recipe, None
     if recipe.augmentation is not None:
         expected = "none beside an encoder, which says once what it says of a row"
         raise InvalidInput("augmentation", expected, "one")
-    is_picture = network.encoder_file is None and not data.takes_ids
-    shape = channels_first(data.shape) if is_picture else data.shape
-    mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(data.shape)))
-    if network.encoder_file is not None and mean.ndim and len(shape) == 2:
-        mean, std = mean[0], std[0]
-    rows = RowsTaken(shape, mean, std) if network.pixel_mean is not None else RowsTaken(shape)
-    if data.takes_ids:
-        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
-    if network.encoder_file is not None:
-        model = of_file(Path(network.encoder_file), rows, network.output)
-    else:
-        try:
-            with torch.random.fork_rng(
-                devices=[]
-            ):  # what is random in a factory is what it will be in the model
-                torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-                parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
-        except NotSplit as error:
-            if is_told:
-                raise InvalidInput(
-                    "network.encoder", "a network that can be cut in two", str(error)
-                ) from None
-            log.info("frozen layers are computed anew in every epoch: %s", error)
-            return recipe, None
-        if parts is None:
-            if is_told:
-                expected = "frozen layers with weights before those that are drawn or trained"
-                raise InvalidInput("network.encoder", expected, "none")
-            return recipe, None
-        try:
-            model = of_module(parts.encoder, rows)
-        except Exception as error:  # torch's exporter lets any kind through
-            if is_told:
-                reason = f"{type(error).__name__}: {one_line(error)}"[:300]
-                raise InvalidInput(
-                    "network.encoder", "frozen layers that can be exported", reason
-                ) from error
-            return (
-                recipe,
-                None,
-            )  # the network as a whole is tried before the fit, and says which layer it is
+    model = _encoder_model(recipe, data, is_told)
+    if model is None:
+        return recipe, None
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
@@ -154,31 +107,73 @@ def with_encoder(
         written(model, draft)
         del model
         examples = train.x[:EXAMPLES].astype(np.float32)
-        spec = examined(draft, math.prod(data.shape), examples, network.rows_at_once)
+        spec = examined(draft, width, examples, network.rows_at_once)
         with draft.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         path = draft.rename(folder / f"{digest}.onnx")
     if like is not None and like != digest:
-        raise InvalidInput(
-            "network.encoder",
-            f"that of the version to go on from, {like[:12]}...",
-            f"{digest[:12]}...",
-        )
-    encoder = Encoder(path, spec, math.prod(data.shape))
+        expected = f"that of the version to go on from, {like[:12]}..."
+        raise InvalidInput("network.encoder", expected, f"{digest[:12]}...")
+    encoder = Encoder(path, spec, width)
     if data.takes_ids:
         _check_largest_id(encoder, data)
-    told = f"encoder: {math.prod(data.shape)} numbers of a row to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
-    if spec.rows_at_once == 1 and network.rows_at_once is None:
-        told += "; a row at a time, since rows among others get other bits"
-    log.info("%s", told)
-    rows_file = (
-        folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
-    )  # rows in other company may get other bits
+    log.info(
+        "encoder: %d numbers of a row to %d, %.3g ms a row%s",
+        width,
+        spec.outputs,
+        1000 * encoder.row_s,
+        "; a row at a time, since rows among others get other bits"
+        if spec.rows_at_once == 1 and network.rows_at_once is None
+        else "",
+    )
+    # rows in other company may get other bits
+    rows_file = folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
     if not is_told:
-        recipe = recipe.model_copy(
-            update={"network": network.model_copy(update={"encoder": "frozen"})}
-        )
+        network = network.model_copy(update={"encoder": "frozen"})
+        recipe = recipe.model_copy(update={"network": network})
     return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, rows_file))
+
+
+def _encoder_model(recipe: Recipe, data: Dataset, is_told: bool) -> onnx.ModelProto | None:
+    """Return the ONNX model of a recipe's encoder; None where frozen layers, of a recipe that does
+    not name them one, cannot be."""
+    network = recipe.network
+    is_picture = network.encoder_file is None and not data.takes_ids
+    shape = channels_first(data.shape) if is_picture else data.shape
+    rows = RowsTaken(shape)
+    if data.takes_ids:
+        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
+    elif network.pixel_mean is not None:
+        mean, std = (of.numpy() for of in standardisation(network, channels_first(data.shape)))
+        if network.encoder_file is not None and mean.ndim and len(shape) == 2:
+            mean, std = mean[0], std[0]
+        rows = RowsTaken(shape, mean, std)
+    if network.encoder_file is not None:
+        return of_file(Path(network.encoder_file), rows, network.output)
+    try:
+        # what is random in a factory is what it will be in the model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
+            parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
+    except NotSplit as error:
+        if is_told:
+            expected = "a network that can be cut in two"
+            raise InvalidInput("network.encoder", expected, str(error)) from None
+        log.info("frozen layers are computed again in every epoch: %s", error)
+        return None
+    if parts is None:
+        if is_told:
+            expected = "frozen layers with weights before those that are drawn or trained"
+            raise InvalidInput("network.encoder", expected, "none")
+        return None
+    try:
+        return of_module(parts.encoder, rows)
+    except Exception as error:  # torch's exporter lets any kind through
+        if is_told:
+            reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+            expected = "frozen layers that can be exported"
+            raise InvalidInput("network.encoder", expected, reason) from error
+        return None  # the whole network is tried before the fit, which says which layer it is
 
 
 def _check_largest_id(encoder: Encoder, data: Dataset) -> None:
