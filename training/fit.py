@@ -347,7 +347,7 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
             raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
     elif are_pixels and network.is_trained and network.standardise is None:
         expected = (
-            "what the network was trained on: [0] beside pixel_std = [1] for pixels from 0 to 1, "
+            "what the network was trained on: [0] with pixel_std = [1] for pixels from 0 to 1, "
             "or network.standardise = false for 0 to 255"
         )
         raise InvalidInput("network.pixel_mean", expected, "nothing")

@@ -126,25 +126,25 @@ class DataSection(Section):
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
         if self.vocabulary is not None and not self.integers:
-            raise ValueError("integers = true beside vocabulary")
+            raise ValueError("integers = true with vocabulary")
         keys = (self.group, self.calibration_group, self.time, self.id)
         if self.integers and any(key is not None for key in keys):
-            raise ValueError("none of group, calibration_group, time and id beside integers")
+            raise ValueError("none of group, calibration_group, time and id with integers")
         if (self.text is None) != (self.tokenizer is None):
             raise ValueError("both of text and tokenizer, or neither")
         if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):
-            raise ValueError("neither integers nor columns, but ignored ones, beside text")
+            raise ValueError("neither integers nor columns, but ignored ones, with text")
         if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
-            raise ValueError("text beside max_tokens and pad_token")
+            raise ValueError("text with max_tokens and pad_token")
         if self.image_size is None and (
             self.image_fit != "stretch" or self.image_interpolation != "bilinear"
         ):
-            raise ValueError("image_size beside image_fit and image_interpolation")
+            raise ValueError("image_size with image_fit and image_interpolation")
         if self.image_resize is not None and (
             self.image_fit != "crop" or self.image_resize < self.longer_side
         ):
             raise ValueError(
-                "image_resize beside image_fit = 'crop', and at least the longer side of image_size"
+                "image_resize with image_fit = 'crop', and at least the longer side of image_size"
             )
         return self
 
@@ -218,16 +218,14 @@ class NetworkSection(Section):
                 "standardise = true only for a network that starts at random and has no pixel_mean"
             )
         if self.output is not None and self.encoder_file is None:
-            raise ValueError(
-                "output only beside encoder = 'onnx:FILE', one of whose values it names"
-            )
+            raise ValueError("output only with encoder = 'onnx:FILE', one of whose values it names")
         if self.encoder_file is not None and self.kind is not None:
             raise ValueError(
-                "hidden or factory beside encoder = 'onnx:FILE', whose rows are no images"
+                "hidden or factory with encoder = 'onnx:FILE', whose rows are no images"
             )
         if self.encoder == "frozen" and (self.factory is None or self.trained is None):
             raise ValueError(
-                "factory and trained, the layers that are not frozen, beside encoder = 'frozen'"
+                "factory and trained, the layers that are not frozen, with encoder = 'frozen'"
             )
         return self
 
@@ -387,7 +385,7 @@ class TrainingSection(Section):
 
 
 class AugmentationSection(Section):
-    """`[augmentation]`: how images are changed in training, each anew in every step."""
+    """`[augmentation]`: how images are changed in training, differently in every step."""
 
     flip: list[Literal["horizontal", "vertical"]] = []
     shift: Annotated[int, Field(ge=0)] = 0
@@ -542,7 +540,7 @@ def load(path: Path, root: Path | None = None) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return _find_files(validated(content, str(path)), path.parent, root or data_root())
+    return _find_files(validate(content, str(path)), path.parent, root or data_root())
 
 
 def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
@@ -597,10 +595,10 @@ def override(
             content["data"][field] = value
     if leave_out is not None:
         content["data"]["leave_out"] = leave_out
-    return validated(content, "command line")
+    return validate(content, "command line")
 
 
-def validated(content: dict[str, Any], origin: str) -> Recipe:
+def validate(content: dict[str, Any], origin: str) -> Recipe:
     """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
 
     Raises:
@@ -608,8 +606,8 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     """
     section = POSTERIORS.get(str(content.get("method")))
     if section is not None:
-        _checked(section, content.get("posterior", {}), f"{origin}: posterior.")
-    recipe = _checked(Recipe, content, f"{origin}: ")
+        _validate(section, content.get("posterior", {}), f"{origin}: posterior.")
+    recipe = _validate(Recipe, content, f"{origin}: ")
     for field, expected, got in _contradictions(recipe):
         raise InvalidInput(f"{origin}: {field}", expected, got)
     return recipe
@@ -639,7 +637,7 @@ def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         if data.target_transform != "none":
             yield "data.target_transform", none, repr(data.target_transform)
     if serving.calibration == "group" and not data.group_column:
-        expected = "a column of groups in data.calibration_group or data.group beside it"
+        expected = "a column of groups in data.calibration_group or data.group"
         yield "serving.calibration", expected, "neither"
     if data.takes_ids:
         yield from _contradictions_of_ids(recipe)
@@ -666,7 +664,7 @@ def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield f"serving.combined.{i}", f"no density of the input, {why}", repr(name)
 
 
-def _checked(kind: type[S], content: Any, prefix: str) -> S:
+def _validate(kind: type[S], content: Any, prefix: str) -> S:
     try:
         return kind.model_validate(content)
     except ValidationError as error:

@@ -50,7 +50,7 @@ def add_active(commands: Commands) -> None:
         "--start",
         default="cold",
         choices=["cold", "warm", "both"],
-        help="whether a fit begins anew, or where the last one ended",
+        help="whether a fit begins from scratch, or where the last one ended",
     )
     parser.add_argument(
         "--initial", type=int, default=default.initial, help="labels before the first acquisition"
@@ -150,46 +150,45 @@ def _active(options: argparse.Namespace) -> None:
 
 
 def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
+    """Return the data of each recipe, by its name; all must be the same."""
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
             raise InvalidInput("name", "a recipe of another name", f"{recipe.name!r} twice")
         if isinstance(recipe.posterior, LaplaceSection):
-            expected = "a method that is fitted by steps: laplace takes validation rows, whose labels count too"
-            raise InvalidInput("method", expected, "'laplace'")
-        if recipe.data.target_transform != "none":
-            expected = "'none': a transform would be chosen by targets that have no label yet"
-            raise InvalidInput(
-                "data.target_transform", expected, repr(recipe.data.target_transform)
+            expected = (
+                "a method that is fitted by steps: laplace takes validation rows, whose labels "
+                "count too"
             )
+            raise InvalidInput("method", expected, "'laplace'")
+        transform, encoder = recipe.data.target_transform, recipe.network.encoder
+        if transform != "none":
+            expected = "'none': a transform would be chosen by targets that have no label yet"
+            raise InvalidInput("data.target_transform", expected, repr(transform))
         if recipe.network.is_encoded:
             expected = (
                 "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
             )
-            raise InvalidInput("network.encoder", expected, repr(recipe.network.encoder))
+            raise InvalidInput("network.encoder", expected, repr(encoder))
         data[recipe.name] = load(recipe, data_root())
-        first = data[loaded[0].name]
-        if (recipe.task, data[recipe.name].digest()) != (loaded[0].task, first.digest()):
+        first = loaded[0]
+        told = recipe.task, data[recipe.name].digest()
+        if told != (first.task, data[first.name].digest()):
             raise InvalidInput(
-                "data", f"the task and rows of {loaded[0].name}", f"others, of {recipe.name}"
+                "data", f"the task and rows of {first.name}", f"others, of {recipe.name}"
             )
     return data
 
 
 def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
     for name in ("initial", "batch", "candidates", "draws", "test_draws", "epochs", "seeds"):
-        if getattr(options, name) < 1:
-            raise InvalidInput(
-                f"--{name.replace('_', '-')}", "at least 1", str(getattr(options, name))
-            )
-    if options.candidates < options.batch:
-        raise InvalidInput(
-            "--candidates", f"at least {options.batch}, as many as --batch", str(options.candidates)
-        )
-    if options.until < options.initial:
-        raise InvalidInput(
-            "--until", f"at least {options.initial}, as many as --initial", str(options.until)
-        )
+        number = getattr(options, name)
+        if number < 1:
+            raise InvalidInput(f"--{name.replace('_', '-')}", "at least 1", str(number))
+    for name, other in (("candidates", "batch"), ("until", "initial")):
+        number, least = getattr(options, name), getattr(options, other)
+        if number < least:
+            raise InvalidInput(f"--{name}", f"at least {least}, as many as --{other}", str(number))
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
     sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
@@ -207,15 +206,14 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
+    """Return when arms end, with all rows labelled at the latest."""
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
-        raise InvalidInput(
-            "--target-accuracy", "none for a regression: --target-rmse", str(accuracy)
-        )
+        expected = "none for a regression: --target-rmse"
+        raise InvalidInput("--target-accuracy", expected, str(accuracy))
     if task == "classification" and rmse is not None:
-        raise InvalidInput(
-            "--target-rmse", "none for a classification: --target-accuracy", str(rmse)
-        )
+        expected = "none for a classification: --target-accuracy"
+        raise InvalidInput("--target-rmse", expected, str(rmse))
     if accuracy is not None and not 0 < accuracy < 1:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
@@ -228,6 +226,7 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
+    """Return a recipe's arms: each start with each acquisition, and with random choice."""
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     return [

@@ -34,7 +34,9 @@ def add_prune(commands: Commands) -> None:
 
 
 def add_calibrate(commands: Commands) -> None:
-    parser = commands.add_parser("calibrate", help="publish a model anew, calibrated on other data")
+    parser = commands.add_parser(
+        "calibrate", help="publish a model again, calibrated on other data"
+    )
     parser.set_defaults(run=_calibrate)
     add_version(parser)
     parser.add_argument(
@@ -60,7 +62,7 @@ def add_calibrate(commands: Commands) -> None:
 
 def add_evaluate(commands: Commands) -> None:
     parser = commands.add_parser(
-        "evaluate", help="measure a published version, and keep the evidence beside it"
+        "evaluate", help="measure a published version, and keep the evidence with it"
     )
     parser.set_defaults(run=_evaluate)
     add_version(parser)

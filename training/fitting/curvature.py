@@ -13,10 +13,9 @@ outputs, as many random combinations of the columns, with signs for weights, who
 same mean (Hutchinson 1990, "A stochastic estimator of the trace").
 
 The same weights may make values at T places of a row: a convolution's patches, a sequence's steps.
-    A Kronecker
-product is then of sums over places, divided by T (Grosse and Martens 2016, "A Kronecker-factored
-approximate Fisher matrix for convolution layers"); a diagonal's derivatives are added up over a
-row's places before they are squared.
+A Kronecker product is then of sums over places, divided by T (Grosse and Martens 2016, "A
+Kronecker-factored approximate Fisher matrix for convolution layers"); a diagonal's derivatives are
+added up over a row's places before they are squared.
 """
 
 from abc import ABC, abstractmethod
@@ -361,7 +360,7 @@ def _values(layer: WeightLayer, slope: Tensor, rows: int) -> Float[Tensor, "N T 
 
 
 def _by_slot(by_group: Float[Tensor, "G i o"]) -> Float[Tensor, "i O"]:
-    """Lay numbers of groups out as a slot: outputs of groups beside one another."""
+    """Lay numbers of groups out as a slot: outputs of groups side by side."""
     return by_group.transpose(0, 1).flatten(1).cpu()
 
 

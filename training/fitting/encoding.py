@@ -95,7 +95,7 @@ def with_encoder(
     if network.encoder == "none":
         return recipe, None
     if recipe.augmentation is not None:
-        expected = "none beside an encoder, which says once what it says of a row"
+        expected = "none with an encoder, which says once what it says of a row"
         raise InvalidInput("augmentation", expected, "one")
     model = _encoder_model(recipe, data, is_told)
     if model is None:
@@ -190,7 +190,7 @@ class CachedEncoder:
     def __init__(
         self, encoder: Rewriting, width: int, path: Path, most_bytes: int = MOST_BYTES
     ) -> None:
-        """Open the file of an encoder of so many numbers, or begin one; beyond the bound, older
+        """Open the file of an encoder of `width` numbers, or begin one; beyond the bound, older
         ones are removed."""
         self.encoder = encoder
         self.path = path
@@ -199,7 +199,7 @@ class CachedEncoder:
             [("digest", f"V{DIGEST_BYTES}"), ("crc", "<u4"), ("encoded", "<f4", (width,))]
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        weakref.finalize(self, os.close, _held(path))
+        weakref.finalize(self, os.close, _open_held(path))
         os.utime(path)
         _make_room(path.parent, most_bytes)
         self.known: dict[bytes, int] = {}
@@ -221,7 +221,7 @@ class CachedEncoder:
         digests = [_digest(row) for row in x]
         new = [n for n, digest in enumerate(digests) if digest not in self.known]
         if not new:
-            return self._taken(digests)
+            return self._read(digests)
         found: dict[int, np.ndarray] = {}
         with tqdm(
             total=len(new), unit="row", desc="encoding", disable=quiet, dynamic_ncols=True
@@ -232,7 +232,7 @@ class CachedEncoder:
                     found |= dict(zip(part, encoded, strict=True))
                 bar.update(len(part))
         if not found:
-            return self._taken(digests)
+            return self._read(digests)
         if not quiet:
             log.info(
                 "%d rows are kept in memory: files of encoded rows have %d bytes",
@@ -247,7 +247,7 @@ class CachedEncoder:
             ]
         )
 
-    def _taken(self, digests: list[bytes]) -> Float32[np.ndarray, "N F"]:
+    def _read(self, digests: list[bytes]) -> Float32[np.ndarray, "N F"]:
         index = [self.known[digest] for digest in digests]
         encoded = self._records()["encoded"]
         first = index[0] if index else 0
@@ -285,7 +285,7 @@ def _digest(row: np.ndarray) -> bytes:
     ).digest()
 
 
-def _held(path: Path) -> int:
+def _open_held(path: Path) -> int:
     """Open a file, made if there is none, so that nobody removes it as long as it is open; return
     its descriptor."""
     while True:
@@ -299,7 +299,7 @@ def _held(path: Path) -> int:
 
 def _make_room(folder: Path, most_bytes: int) -> None:
     """Remove files of rows that no fit holds, those that were used longest ago first, until all
-    have at most so many bytes.
+    have at most `most_bytes`.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)

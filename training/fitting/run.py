@@ -69,7 +69,7 @@ LOST_NATS = 0.05
 
 @dataclass
 class Progress:
-    """Where a run stands, beside its tensors. It is stored as JSON."""
+    """Where a run stands, but for its tensors. It is stored as JSON."""
 
     step: int
     best_epoch: int
@@ -293,7 +293,7 @@ class Run:
         else:
             load_module(self.model, self.best, "best")
         if isinstance(self.recipe.posterior, LaplaceSection):
-            at_centre = self._validated(self._validation_noise())
+            at_centre = self._validate(self._validation_noise())
             homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
             self.laplace = fit_laplace(
                 self.model,
@@ -312,7 +312,7 @@ class Run:
         """Return a warning if validation rows are less likely under the posterior's draws than they
         were at its centre, beyond chance; nothing otherwise.
         """
-        after = self._validated(self._validation_noise())
+        after = self._validate(self._validation_noise())
         lost = before[:, 1] - after[:, 1]
         if not lost.mean() > max(LOST_NATS, 3.0 * (lost.std() / math.sqrt(len(lost))).item()):
             return ""
@@ -354,7 +354,7 @@ class Run:
             )
         eps = self._validation_noise()
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors = self._validated(eps).unbind(1)
+        scores, log_likelihood, errors = self._validate(eps).unbind(1)
         with torch.no_grad():
             theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
         metrics = {
@@ -399,7 +399,7 @@ class Run:
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
-    def _validated(self, eps: Tensor) -> Tensor:
+    def _validate(self, eps: Tensor) -> Tensor:
         """Return score, log-likelihood and error of each validation row."""
         likelihood = self.model.likelihood
         self.model.eval()
@@ -415,7 +415,7 @@ class Run:
         """Return the mean of validation rows, in nats, of the model that was kept."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
-        return self._validated(self._validation_noise())[:, 1].mean().item()
+        return self._validate(self._validation_noise())[:, 1].mean().item()
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
@@ -501,7 +501,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep large blocks that are freed, and hand them out again.
 
     Blocks of more than 32 MB it gives back to the system at once. A convolution's activations are
-    as large, and every step would find all their pages anew, a quarter of its time. Other C
+    as large, and every step would find all their pages again, a quarter of its time. Other C
     libraries are left alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

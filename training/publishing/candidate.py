@@ -43,7 +43,7 @@ from training.evaluation.intervals import Resamples
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
 from training.publishing.gate import GateError, check_gate, worse_beyond_chance
-from training.publishing.publish import measured_rows
+from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable
 from training.publishing.stages import Draft
 from training.recipe import GateSection
@@ -216,7 +216,7 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
     mine = Measurable.of(Model.load(artifact))
-    rows = measured_rows(recipe, known.data, known.splits)
+    rows = quality_rows(recipe, known.data, known.splits)
     draft = Draft(artifact.manifest, dict(artifact.files), mine.figures(rows))
     why = ""
     try:
@@ -232,7 +232,10 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
         its = Measurable.of(Model.load(store.open(name, known.parent.manifest.version, NEEDED)))
         on_control = replace(rows, test=known.control)
         figures, others = mine.figures(on_control), its.figures(on_control)
-        control = {"rows": len(known.control), "figures": compared(others, figures, recipe.seed)}
+        control = {
+            "rows": len(known.control),
+            "figures": compare_figures(others, figures, recipe.seed),
+        }
         label = f"{LATEST} (version {known.parent.manifest.version})"
         worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
         if worse:
@@ -242,7 +245,9 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
     return Verdict(not why, why or NO_WORSE, control)
 
 
-def compared(first: dict[str, Figure], second: dict[str, Figure], seed: int) -> dict[str, Any]:
+def compare_figures(
+    first: dict[str, Figure], second: dict[str, Figure], seed: int
+) -> dict[str, Any]:
     """Return both versions' figures of the same rows, and the difference with its interval; flags
     are left out."""
     content = {}

@@ -74,7 +74,7 @@ def publish(
         if manifest is None:
             draft = assemble(fitted)
             if recipe.gate is not None and alias == LATEST:
-                rows = measured_rows(recipe, fitted.data, fitted.splits)
+                rows = quality_rows(recipe, fitted.data, fitted.splits)
                 check_gate(recipe, store, name, draft, rows, root or data_root())
             manifest = publish_draft(store, name, draft, alias)
         fitted.discard_checkpoint()
@@ -90,7 +90,7 @@ def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest |
     return None
 
 
-def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
+def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     extent = data.minimum, data.maximum
     return MeasuredRows(
         splits.test, extent, data.classes, recipe.seed, data.group_names, data.input
@@ -120,7 +120,7 @@ def assemble(fitted: "Fitted") -> Draft:
     return draft_version(
         _export(fitted),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
-        measured_rows(recipe, data, splits),
+        quality_rows(recipe, data, splits),
         recipe.seed,
         recipe.serving.risk,
         CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column),

@@ -135,7 +135,7 @@ class Measurable:
         """Return probabilities in the order of `classes`, 0 of those that the version does not
         know.
 
-        Classes that it knows beside these come last.
+        Other classes that it knows come last.
         """
         if classes == self.classes:
             return probs

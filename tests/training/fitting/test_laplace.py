@@ -17,13 +17,13 @@ from training.fitting.laplace import (
     check_trained,
     fit_laplace,
     log_marginal_likelihood,
-    predicted,
+    predict_rows,
 )
 from training.fitting.run import Run, run_provenance
 from training.networks.model import build, initialise, split_network
 from training.posteriors import noise
 from training.posteriors.laplace import Eigen
-from training.recipe import Recipe, validated
+from training.recipe import Recipe, validate
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_held_out_rows_are_most_likely_under_the_chosen_prior():
         section = settings.posterior.model_copy(update={"prior_std": prior_std})
         fit_laplace(model, section, train, held_out, 0, 20)
         return model.likelihood.mixture_log_likelihood(
-            predicted(model, held_out[0], eps), held_out[1]
+            predict_rows(model, held_out[0], eps), held_out[1]
         ).mean()
 
     at = likelihood_at(facts["prior_std"])
@@ -319,13 +319,13 @@ def test_what_contradicts_itself_is_refused_in_a_line():
     )
     other = content_with(training={"epochs": 0})
     refused(
-        lambda: validated(other, "r.toml"),
+        lambda: validate(other, "r.toml"),
         "r.toml: training.epochs: expected 1 or more for method bhn-realnvp, got 0",
     )
     for wrong in (0, -1.0, "marginal", True):
         content = content_with(method="laplace", posterior={"prior_std": wrong})
         refused(
-            lambda content=content: validated(content, "r"),
+            lambda content=content: validate(content, "r"),
             "r: posterior.prior_std: expected a number above 0, ",
         )
     auto = content_with(

@@ -381,7 +381,7 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns)
     after = before - torch.tensor([0.0, fall, -0.5])
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
     run = SimpleNamespace(
-        _validated=lambda _: after,
+        _validate=lambda _: after,
         _validation_noise=lambda: None,
         model=SimpleNamespace(likelihood=likelihood),
     )
