@@ -88,8 +88,8 @@ def worse_beyond_chance(
     for metric, allowed in gate.metrics.items():
         mine, its = figures.get(metric), others.get(metric)
         if mine is None or its is None:
-            values = (None if figure is None else figure.value for figure in (mine, its))
-            failed.append(_incomparable(metric, *values, label))
+            left, right = (None if figure is None else figure.value for figure in (mine, its))
+            failed.append(_incomparable(metric, left, right, label))
             continue
         found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
         line = f"  {metric}: {_said(mine, its, found, label, rows)}, allowed {allowed:g}"
