@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
 from model_store.acquisition.control import Selection, select
+from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids, open_rows
@@ -32,7 +33,7 @@ from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.engine.keeping import acquired_rows, check_keeping, control_said, set_aside
-from service.engine.pool_ranking import PoolRanking
+from service.engine.pool_ranking import EnginePool
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -98,11 +99,14 @@ async def post_acquire(request: Request) -> Response:
             acquisition=acquisition,
             priors=priors,
         )
-        pool_ranking = PoolRanking(context.engine, context.threads.answers)
+        k = envelope.k - len(chosen.control)
+        choice = Choice(
+            served.model.manifest.task, acquisition, k, num_samples, envelope.race, beta
+        )
+        to_rank = EnginePool(context.engine, context.threads.answers, job, left, choice)
         places = chosen.ranked.tolist()
         try:
-            k = envelope.k - len(chosen.control)
-            ranked = await pool_ranking.ranked(job, left, k, envelope.race, beta)
+            ranked = await rank_pool(to_rank, choice)
         except InvalidInput as error:
             raise _in_pool(error, places) from None
         unknown = (
@@ -113,7 +117,7 @@ async def post_acquire(request: Request) -> Response:
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
-            job = Job(served, whole[chosen.control], num_samples, ranked.seed, call)
+            job = Job(served, whole[chosen.control], num_samples, to_rank.seed, call)
             reservation.reserve(kept_bytes(job), "pool")
             predicted = await context.engine.predict(job)
             said = control_said(served.model.manifest, predicted.prediction)
@@ -121,12 +125,12 @@ async def post_acquire(request: Request) -> Response:
         if envelope.keep:
             numbers = row_format(served.model.manifest)
             how = Acquisition(
-                served.name, served.version, numbers, acquisition, ranked.seed, num_samples
+                served.name, served.version, numbers, acquisition, to_rank.seed, num_samples
             )
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.acquired(served.key, len(kept), len(chosen.control))
-        call.record.add_phases(pool_ranking.phases)
+        call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
     call.record.add_usage(served.name, served.version, pool_size, draws)
@@ -134,7 +138,7 @@ async def post_acquire(request: Request) -> Response:
         served.model.manifest,
         acquisition=acquisition,
         num_samples=num_samples,
-        seed=ranked.seed,
+        seed=to_rank.seed,
         pool_size=pool_size,
         excluded=None
         if are_named and envelope.exclude_labelled and settings.state is None

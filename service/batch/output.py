@@ -1,32 +1,31 @@
-"""Columns on the disk, that grow row by row together and are taken up after a kill where they were
-last synced.
+"""What is computed of rows: columns that grow on the disk, and tables of Parquet or npz.
 
-Each column is a file of raw numbers, the first `0.bin`; `columns.json` says of each its name, its
-type and the shape of a row, and how many rows there are.
+`ColumnFiles` are taken up after a kill where they were last synced. Each column is a file of raw
+numbers, the first `0.bin`; `columns.json` has the name, the type and the shape of a row of each, and
+how many rows there are.
 """
 
+import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from model_store.artifacts.manifest import Manifest
+from service.api.predictions import part_names
+
 LAYOUT = "columns.json"
 
 
 class ColumnFiles:
-    """The columns of a folder. What is appended lasts once `sync` has returned.
-
-    Attributes:
-        rows: how many there are.
-        note: what was last noted with them.
-    """
+    """The columns of a folder. What is appended lasts once `sync` has returned, and so does the
+    `note`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the columns as they were when they were last synced; begin where there are none."""
         self.folder = folder
         self.rows = 0
         self.note: dict[str, Any] = {}
@@ -47,7 +46,6 @@ class ColumnFiles:
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
         return list(self._layout)
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
@@ -68,7 +66,6 @@ class ColumnFiles:
         self.rows += len(next(iter(columns.values())))
 
     def sync(self) -> None:
-        """Have all that was appended last, and the note."""
         for handle in self._files.values():
             os.fsync(handle)
         columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
@@ -87,7 +84,6 @@ class ColumnFiles:
         return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(self.rows, *shape))
 
     def close(self) -> None:
-        """Close the files."""
         for handle in self._files.values():
             os.close(handle)
         self._files = {}
@@ -106,9 +102,54 @@ class ColumnFiles:
         return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
 
 
-def write_npz(path: Path, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Write arrays as an npz file, one after the other, so that mapped ones need no memory."""
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays one after the other, so that mapped ones need no memory."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in arrays:
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def write_parquet(
+    sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
+) -> None:
+    """Write a table, given the columns of each row group; the same bytes for the same columns."""
+    import pyarrow
+    import pyarrow.parquet
+
+    writer = None
+    for columns in groups:
+        arrays = {
+            name: pyarrow.array(column, pyarrow.string() if isinstance(column, list) else None)
+            for name, column in columns.items()
+        }
+        table = pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
+        writer = writer or pyarrow.parquet.ParquetWriter(sink, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """Return a table of one row group."""
+    sink = io.BytesIO()
+    write_parquet(sink, [columns], metadata)
+    return sink.getvalue()
+
+
+def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+    """Return the columns of a table, given `row_arrays`: an array with several numbers a row becomes
+    several columns, such as `probabilities.cat`."""
+    parts = part_names(manifest)
+    table: dict[str, Any] = {}
+    for name, values in of_rows:
+        if values.ndim == 1:
+            table[name] = values.tolist() if values.dtype.kind == "U" else values
+        else:
+            table |= {f"{name}.{part}": values[:, i] for i, part in enumerate(parts[name])}
+    return table
+
+
+def table_metadata(about: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return what holds of all rows, given `about_arrays` and the like."""
+    return {f"dubito.{name}": str(value.tolist()) for name, value in about.items()}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from training.active.records import Round
-from training.active.savings import Needed, mean_needed, needed, saved
+from training.active.rounds import Needed, Round, mean_needed, needed, saved
 
 
 def rounds(*metrics):

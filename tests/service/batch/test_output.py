@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from service.batch.column_files import ColumnFiles, write_npz
+from service.batch.output import ColumnFiles, write_npz
 
 ROWS = {
     "score": np.linspace(0, 1, 7),
@@ -61,7 +61,7 @@ def test_an_npz_of_mapped_columns_is_read_by_numpy(tmp_path):
     columns = ColumnFiles(tmp_path / "columns")
     columns.append(ROWS)
     columns.sync()
-    write_npz(tmp_path / "all.npz", ((name, columns.column(name)) for name in columns.names))
+    write_npz(tmp_path / "all.npz", {name: columns.column(name) for name in columns.names})
     with np.load(io.BytesIO((tmp_path / "all.npz").read_bytes()), allow_pickle=False) as arrays:
         assert all(np.array_equal(arrays[name], column) for name, column in ROWS.items())
     columns.close()
