@@ -20,18 +20,8 @@ from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from service.api.json_blocks import JsonRows
-from service.api.requests import (
-    FORM,
-    JSON,
-    NUMBERS_AT_ONCE,
-    SMALL_JSON_BYTES,
-    Cells,
-    Rows,
-    pool_array,
-    read_request,
-    request_media_type,
-    rows_array,
-)
+from service.api.requests import FORM, JSON, SMALL_JSON_BYTES, read_request, request_media_type
+from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope
 from service.api.schemas import Request as AnyEnvelope
 from service.auth.key_file import KeyRing

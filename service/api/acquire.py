@@ -21,12 +21,12 @@ from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
-    Rows,
     envelope_of_query,
     read_body,
     request_media_type,
 )
 from service.api.responses import acquire_answer
+from service.api.rows import Rows
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.call import Call
 from service.context import Context, context_of

@@ -36,7 +36,7 @@ from service.api.options import (
     refuse_too_many_samples,
 )
 from service.api.predictions import PredictAnswer, Results
-from service.api.requests import JSON, NPZ, SMALL_JSON_BYTES, Rows, header, read_body
+from service.api.requests import JSON, NPZ, SMALL_JSON_BYTES, header, read_body
 from service.api.responses import (
     NUMBERS_AT_ONCE,
     Answer,
@@ -45,6 +45,7 @@ from service.api.responses import (
     predict_npz,
     response,
 )
+from service.api.rows import Rows
 from service.api.schemas import PredictRequest
 from service.call import Call
 from service.context import Context, context_of

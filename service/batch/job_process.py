@@ -45,8 +45,8 @@ from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
-from service.api.requests import rows_array
 from service.api.responses import acquire_answer
+from service.api.rows import rows_array
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
 from service.batch.output import (
     ColumnFiles,

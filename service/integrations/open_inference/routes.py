@@ -17,7 +17,7 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION
 from service.api.health import BEING_TRIED
-from service.api.parameters import envelope_of
+from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import JSON, parse_json, read_body, read_inflated
 from service.api.responses import response

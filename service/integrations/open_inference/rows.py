@@ -8,7 +8,7 @@ import numpy as np
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.sources.cells import cell_reader
-from service.api.requests import Cells, Rows
+from service.api.rows import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
