@@ -82,7 +82,7 @@ def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_trie
     monkeypatch, store, models
 ):
     clock = Clock()
-    monkeypatch.setattr("service.models.watcher.time", clock)
+    monkeypatch.setattr("service.models.models.time", clock)
     file = store.root / "tiny" / "1" / "network.onnx"
     content = file.read_bytes()
     file.write_bytes(b"nothing")
