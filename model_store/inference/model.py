@@ -2,8 +2,8 @@
 
 import logging
 import math
-from functools import cached_property
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
