@@ -85,15 +85,13 @@ class Context:
         self._label_studio: LabelStudio | None = None
 
     def metrics_page(self) -> bytes:
-        """Return this process's metrics as Prometheus' text."""
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
         self.metrics.ready.set(float(bool(self.serving())))
         return generate_latest(self.metrics.registry)
 
     def serving(self) -> dict[str, str]:
-        """Return by model the version that `latest` serves; none once the service is about to
-        end."""
+        """Return the version that `latest` serves of each model; none once the service ends."""
         if self.ending.is_set():
             return {}
         return {
@@ -117,8 +115,7 @@ class Context:
             return self._state
 
     def labelled(self, model: str, ids: list[str]) -> set[str]:
-        """Return which of these ids have a label; from a worker thread. Makes no database where
-        there is none."""
+        """Return which of these ids have a label. Makes no database where there is none."""
         return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def fetched(self, url: str) -> bytes:
@@ -141,7 +138,6 @@ class Context:
         return self._label_studio.fetch(url)
 
     def close_state(self) -> None:
-        """Close the state's database, if it was opened."""
         with self._opening_state:
             if self._state is not None:
                 self._state.close()
@@ -186,8 +182,7 @@ class Context:
         max_rows: int,
         file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; forms and long JSON are read away
-        from the event loop."""
+        """Return a request's envelope and its rows as they came; forms and long JSON take a thread."""
         work = partial(read_request, call, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(call.request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
@@ -200,8 +195,7 @@ class Context:
     async def rows(
         self, call: Call, rows: Rows, served: Served, rows_field: str
     ) -> Float32[np.ndarray, "N I"]:
-        """Return a request's rows as numbers; images, objects and many numbers are read away from
-        the event loop."""
+        """Return a request's rows as numbers; images, objects and many numbers take a thread."""
         model, numbers = served.model, len(rows) * served.model.row_size
         call.reservation.reserve(4 * numbers, rows_field)
         spec, most_pixels = model.manifest.input, self.settings.max_image_pixels
@@ -216,7 +210,6 @@ class Context:
     async def pool_rows(
         self, call: Call, pool: RowFile, served: Served
     ) -> Float32[np.ndarray, "N I"]:
-        """Return the rows of a pool's file as numbers; they are read away from the event loop."""
         size = 4 * pool.rows * pool.row_size
         call.reservation.reserve(size, pool.field)
         most_pixels, encoder = self.settings.max_image_pixels, served.model.text_encoder
@@ -224,8 +217,7 @@ class Context:
         return await self.threads.requests.run(call, size, work)
 
     async def odd_cells(self, call: Call, rows: Rows, served: Served) -> list[OddCells] | None:
-        """Return what is odd about the cells of rows that were objects, None of others; away from
-        the event loop."""
+        """Return what is odd about the cells of rows that were objects, None of others."""
         columns = served.model.manifest.input.columns
         work = partial(_odd_cells, rows, columns, call)
         return await self.threads.requests.run(call, SLICE_BYTES, work)
@@ -244,7 +236,6 @@ def _odd_cells(rows: Rows, columns: Columns, call: Call) -> list[OddCells] | Non
 
 
 def context_of(request: Request) -> Context:
-    """Return the context of the application that a request came to."""
     context: Any = request.app.state.context
     assert isinstance(context, Context)
     return context

@@ -197,7 +197,7 @@ async def _opened(
 
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
-    """Return an error of a row among those that are ranked as one of the whole pool's."""
+    """Return an error of a ranked row as one of the whole pool."""
     row = error.field.removeprefix("pool.")
     if not row.isdigit():
         return error
@@ -205,7 +205,6 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
 
 
 def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
-    """Return the rows' names, None where they have none."""
     names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
     if names is not None:
         check_ids(names, rows)

@@ -132,7 +132,8 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     if manifest.classes is None:
         raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
     if manifest.priors is None or label_shift is None:
-        expected = f"none, since {served.name} version {served.version} does not say which shares it was fitted with"
+        version = f"{served.name} version {served.version}"
+        expected = f"none, since {version} does not say which shares it was fitted with"
         raise InvalidInput("priors", expected, "some (a version that is fitted today says it)")
     missing = [name for name in manifest.classes if name not in priors]
     if missing or len(priors) > len(manifest.classes):
@@ -192,7 +193,8 @@ def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         known = f"at most {largest:g}" if largest > 0 else "none"
-        expected = f"{known}, which {served.name} can keep with confidence {envelope.confidence:g} ({rows} rows)"
+        confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
+        expected = f"{known}, which {served.name} can keep with {confidence}"
         raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 

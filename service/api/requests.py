@@ -249,15 +249,14 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the first header of a name in lower case; the framework's own search takes several
-    times as long."""
+    """Return the first header of a name in lower case; Starlette's own search takes several times
+    as long."""
     return next(
         (value.decode("latin-1") for key, value in request.scope["headers"] if key == name), default
     )
 
 
 def request_media_type(request: Request) -> str:
-    """Return the type of a request's body, without parameters, in lower case."""
     return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
@@ -294,14 +293,12 @@ def text_fields(
 
 @dataclass
 class FormPart:
-    """A part of a form: its name and content."""
-
     name: str = ""
     content: bytearray = field(default_factory=bytearray)
 
 
 class Form:
-    """What the parser's callbacks gather."""
+    """The callbacks of the parser."""
 
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts

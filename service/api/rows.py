@@ -40,11 +40,9 @@ class Cells:
     count: int
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return self.count
 
     def take(self, rows: slice) -> dict[str, list[Any] | np.ndarray]:
-        """Return the cells of some rows."""
         return {name: cells[rows] for name, cells in self.of.items()}
 
 
@@ -136,7 +134,7 @@ def pool_array(
 
 
 def _is_long(row: Any, spec: InputSpec) -> bool:
-    """Return whether a row is one that is read by itself: an image or a text."""
+    """Whether a row is read by itself: an image or a text."""
     return isinstance(row, str | bytes) or (spec.text is not None and isinstance(row, dict))
 
 
@@ -170,7 +168,6 @@ class _Reader:
         self.lengths = spec.shape if nested else (math.prod(spec.shape),)
 
     def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
-        """Return rows, of which the first is `first_row` of all."""
         if self.is_objects:
             return from_objects(rows, self.spec.columns, self.field, first_row)
         if self.is_images:
@@ -307,7 +304,6 @@ def _block(
 
 
 def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput for the first number that is not finite."""
     finite = np.isfinite(flat)
     if not finite.all():
         n, i = np.argwhere(~finite)[0]
@@ -316,7 +312,6 @@ def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int =
 
 
 def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0) -> None:
-    """Raise InvalidInput for the first number that is no id of the model's."""
     is_id = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
     if not is_id.all():
         n, i = np.argwhere(~is_id)[0]

@@ -46,12 +46,11 @@ class Job:
 
     @property
     def row_draws(self) -> int:
-        """The work of a row, in draws: those that it takes, and as many as its encoder is worth."""
+        """The work of a row, in draws: those that it takes, and what its encoder costs."""
         return self.num_samples + self.served.model.encoding_draws
 
     def goes_with(self, other: "Job") -> bool:
-        """Whether both may be in one micro-batch: of the same model, number of draws, rule and
-        priors, and no pool."""
+        """Whether both may be in one micro-batch."""
         same_model = (
             self.served is other.served and self.acquisition is None and other.acquisition is None
         )
@@ -61,17 +60,15 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """The prediction of rows that were computed together, and what is made of it once for requests
-    that ask alike."""
+    """The prediction of rows that were computed together, and what requests share of it."""
 
     prediction: Prediction
     made: dict[Hashable, Any] = field(default_factory=dict)  # None of what was asked for once
 
     def shared(self, key: Hashable, make: Callable[[Prediction], T]) -> T | None:
-        """Return what `make` makes of the whole prediction; None to the first who asks with this
-        key.
+        """Return what `make` makes of the whole prediction; None to the first who asks with a key.
 
-        The first does better to make it of its own rows: others may all have other keys.
+        The first is better off with its own rows: all others may have other keys.
         """
         if key not in self.made:
             self.made[key] = None
@@ -85,8 +82,7 @@ class MicroBatch:
 @dataclass(frozen=True, eq=False)
 class Predicted:
     """What a request gets: its rows of a micro-batch, the seed of their draws, and where asked for
-    what each draw says, `Predictive.samples`.
-    """
+    `Predictive.samples`."""
 
     batch: MicroBatch
     rows: slice
@@ -97,14 +93,12 @@ class Predicted:
 
     @property
     def prediction(self) -> Prediction:
-        """The prediction of the request's rows."""
         return self.batch.prediction.take(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What was computed of some rows of a job: of predictions those `rows` of a micro-batch, of a
-    pool its scores."""
+    """What was computed of some rows of a job: `rows` of a micro-batch, or scores of a pool."""
 
     batch: MicroBatch | None = None
     rows: slice = field(default_factory=lambda: slice(None))
@@ -115,8 +109,7 @@ class Part:
 
 
 class Best:
-    """The candidates that gain most alone of a pool's rows, which it sees in parts; ties by
-    place."""
+    """The candidates that gain most alone, of a pool seen in parts; ties by place."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -126,7 +119,6 @@ class Best:
         self._said: Float32[np.ndarray, "M D"] | None = None
 
     def take(self, part: Candidates, first: int) -> None:
-        """See the rows `first` and on of the pool."""
         if self._said is None:
             self._said = np.empty((self._most, part.said.shape[1]), dtype=np.float32)
         held, n = len(self.rows), len(part.gain)
@@ -149,16 +141,14 @@ class Best:
 
     @property
     def candidates(self) -> Candidates:
-        """What is kept of them, in the order of `rows`."""
         assert self._said is not None
         return Candidates(self._gain, self._own, self._said[: len(self.rows)])
 
 
 @dataclass(frozen=True, eq=False)
 class PoolScores:
-    """What pool rows are ranked by, and the seed of the draws that all of them share; of a joint
-    score its best rows, and as scores what each row gains alone.
-    """
+    """Scores of a pool, the seed of the draws that all rows share, and of a joint score the best
+    rows; its scores are each row's gain alone."""
 
     scores: Float64[np.ndarray, "N"]
     seed: int
@@ -169,7 +159,7 @@ class PoolScores:
 
 @dataclass(eq=False)
 class Progress:
-    """How far a job is. `future` ends with it; a job that the event loop does at once has none."""
+    """How far a job is. `future` ends with it; a job that the event loop computes has none."""
 
     job: Job
     future: "asyncio.Future[None] | None" = None
@@ -184,11 +174,9 @@ class Progress:
 
     @property
     def rows_left(self) -> int:
-        """How many rows are still to be computed."""
         return len(self.job.x) - self.rows_done
 
     def take(self, part: Part, rows: int, begun: float, ended: float) -> None:
-        """Take in a part of so many rows that was computed from `begun` to `ended`."""
         if part.candidates is not None:
             assert self.job.candidates is not None
             self.best = self.best or Best(self.job.candidates)
@@ -199,7 +187,7 @@ class Progress:
         self.phases.append(Phase(self.queued, begun, ended))
 
     def is_over(self) -> bool:
-        """Whether nobody waits for it any more, or not in time; whoever still does is told."""
+        """Whether nobody waits for it any more, or not in time."""
         assert self.future is not None
         if time.monotonic() > self.job.call.deadline:
             self.finish(PastDeadline())
@@ -207,8 +195,7 @@ class Progress:
         return self.future.cancelled()
 
     def finish(self, error: Exception | None = None) -> None:
-        """Tell whoever waits for the job that it is done, or why not; their event loop may be
-        gone."""
+        """Resolve the future, from another thread; its event loop may be gone."""
         assert self.future is not None
         with suppress(RuntimeError):
             self.future.get_loop().call_soon_threadsafe(self._tell, error)
@@ -223,8 +210,7 @@ class Progress:
             self.future.set_exception(error)
 
     def gather(self) -> None:
-        """Make one part of all, each of which was computed by itself: a copy that is better not
-        made by the loop."""
+        """Make one part of all, in the worker: a copy would keep the event loop busy."""
         batch = samples = scores = errors = None
         if self.parts[0].batch is not None:
             batch = MicroBatch(
@@ -243,7 +229,6 @@ class Progress:
         self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores, errors)]
 
     def predicted(self) -> Predicted:
-        """Return the prediction of a job whose rows are all computed, and gathered."""
         (part,) = self.parts
         assert self.draws is not None
         assert part.batch is not None
@@ -252,7 +237,6 @@ class Progress:
         )
 
     def pool_scores(self) -> PoolScores:
-        """Return the scores of a pool whose rows are all computed, and gathered."""
         (part,) = self.parts
         assert self.draws is not None
         assert part.scores is not None

@@ -6,7 +6,7 @@ import numpy as np
 from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.models.drift import EDGES
+from model_store.conformal.drift import EDGES
 from service.models.watcher import Watcher
 from service.telemetry.metrics import OF_MODEL
 
