@@ -42,8 +42,7 @@ from service.telemetry.metrics import Metrics
 
 NO_STATE = (
     "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve "
-    "have no folder in "
-    "common; ask the one service that keeps them"
+    "have no folder in common; ask the one service that keeps them"
 )
 
 

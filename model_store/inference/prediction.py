@@ -209,9 +209,8 @@ class DecisionOptions:
     risk: float | None  # None: no row is left undecided
     rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
     confidence: float | None = None  # with which coverage is kept; None: on average
-    priors: tuple[float, ...] | None = (
-        None  # shares of the classes among the rows; None: as in training
-    )
+    # Shares of the classes among the rows; None: as in training
+    priors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

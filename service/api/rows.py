@@ -25,9 +25,8 @@ from service.errors import TooLarge
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
-FEW_NUMBERS = (
-    4096  # looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
-)
+# Looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
+FEW_NUMBERS = 4096
 DECODED_BYTES = 10  # that decoding takes for each pixel of an image, at most
 NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
 

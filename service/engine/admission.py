@@ -20,10 +20,8 @@ from service.settings import Settings
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
-FIRST_TRY_S, LAST_TRY_S = (
-    4.0,
-    32.0,
-)  # after the first refusal, or the last try: more is let in, to see if it is over
+# After the first refusal, or the last try: more is let in, to see if it is over.
+FIRST_TRY_S, LAST_TRY_S = 4.0, 32.0
 TRIED_S = 0.25  # without a refusal: that much more is not too much
 LATEST = 0.1  # weight of the latest micro-batch in the rate
 
@@ -37,7 +35,7 @@ class Admission:
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
         self._sizes: Counter[int] = Counter()  # how many requests in work have so many rows x draws
-        self.idle = idle
+        self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
         self._limit = settings.max_queued_row_draws
         self._overloaded_until = -math.inf
@@ -115,10 +113,8 @@ class Admission:
         if now >= self._overloaded_until:
             self._limit = burst
         elif now >= self._next_try:
-            self._limit, self._next_try = (
-                min(burst, max(self._tried, 2 * self._limit)),
-                now + TRIED_S,
-            )
+            self._limit = min(burst, max(self._tried, 2 * self._limit))
+            self._next_try = now + TRIED_S
         return self._limit
 
     def _overload(self, now: float) -> None:

@@ -31,15 +31,13 @@ from service.telemetry.metrics import Metrics
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
-REMADE_ROW_DRAWS = (
-    100_000  # the same where draws are too large to hold, and made again for each part of a job
-)
+# The same where draws are too large to hold, and made again for each part of a job
+REMADE_ROW_DRAWS = 100_000
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 ENCODED_S = 0.25  # that the encoder takes for the rows of a micro-batch or part, at most
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
-GATHER_S = (
-    0.01  # after a micro-batch, in which those who come with the next requests are waited for
-)
+# After a micro-batch, in which those who come with the next requests are waited for
+GATHER_S = 0.01
 
 
 class Engine:
@@ -82,9 +80,7 @@ class Engine:
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and job.served.model.encoder is None
         if is_small and job.seed is None and is_paired:
             progress.queued = time.perf_counter()
-            await asyncio.sleep(
-                0
-            )  # requests that came together see each other, and are computed together
+            await asyncio.sleep(0)  # requests that come together are computed together
             if self.admission.in_work == 1 and job.served.reservoir.has_ready:
                 if time.monotonic() > job.call.deadline:
                     raise PastDeadline
@@ -195,9 +191,8 @@ class Engine:
             progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch
         ]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        computed = (
-            _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
-        )
+        is_pool = job.acquisition is not None
+        computed = _pool_part(job, x, sets[0]) if is_pool else _predicted(batch, parts, x, sets)
         ended = time.perf_counter()
         for progress, rows, part in zip(batch, parts, computed, strict=True):
             progress.take(part, len(rows), begun, ended)
@@ -237,16 +232,10 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
     answered: results in parts and then whole, and of a job in several parts the draws."""
     model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
-    draws = (
-        set_bytes
-        if rows > part_rows(job.served.model, job.num_samples) and set_bytes <= HELD_BYTES
-        else 0
-    )
+    is_kept = rows > part_rows(model, job.num_samples) and set_bytes <= HELD_BYTES
+    draws = set_bytes if is_kept else 0
     if job.acquisition is not None:
-        kept = 0
-        if job.candidates is not None:
-            kept = joint_bytes(job)
-        return draws + kept + 32 * rows
+        return draws + (0 if job.candidates is None else joint_bytes(job)) + 32 * rows
     samples = 8 * job.num_samples if job.keep_samples else 0
     return draws + rows * (400 + model.manifest.output_size * (96 + samples))
 
@@ -255,14 +244,10 @@ def joint_bytes(job: Job) -> int:
     """Return about how many bytes the candidates of a joint score, and the search, take."""
     assert job.acquisition is not None
     assert job.candidates is not None
-    joint, outputs = (
-        job.served.model.predictive.joint_scores[job.acquisition],
-        job.served.model.manifest.output_size,
-    )
-    of_row = 48 + 4 * joint.numbers(job.num_samples, outputs)
-    return job.candidates * of_row + joint.work_bytes(
-        job.num_samples, outputs, min(job.candidates, MOST_JOINTLY)
-    )
+    model, draws = job.served.model, job.num_samples
+    joint, outputs = model.predictive.joint_scores[job.acquisition], model.manifest.output_size
+    kept = job.candidates * (48 + 4 * joint.numbers(draws, outputs))
+    return kept + joint.work_bytes(draws, outputs, min(job.candidates, MOST_JOINTLY))
 
 
 def _own_rows(job: Job) -> int:
@@ -335,10 +320,7 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
 
 
 def _theta_of_rows(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:
-    repeated = []
-    for draws, n in zip(sets, rows, strict=True):
-        assert (
-            draws.theta is not None
-        )  # a set whose theta is too large to hold is alone in its micro-batch
-        repeated.append(np.repeat(draws.theta[:, None], n, axis=1))
+    # A set whose theta is too large to hold is alone in its micro-batch.
+    thetas = [draws.theta for draws in sets if draws.theta is not None]
+    repeated = [np.repeat(theta[:, None], n, axis=1) for theta, n in zip(thetas, rows, strict=True)]
     return np.concatenate(repeated, axis=1)

@@ -34,15 +34,12 @@ class Job:
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
-    candidates: int | None = (
-        None  # how many rows a joint score chooses from; None where it is not one
-    )
-    is_race: bool = (
-        False  # whether scores are asked for as a race goes by them, with standard errors
-    )
-    priors: tuple[float, ...] | None = (
-        None  # shares of the rows' classes, if not those of the training data
-    )
+    # How many rows a joint score chooses from; None where it is not one
+    candidates: int | None = None
+    # Whether scores are asked for as a race goes by them, with standard errors
+    is_race: bool = False
+    # Shares of the rows' classes, if not those of the training data
+    priors: tuple[float, ...] | None = None
 
     @property
     def row_draws(self) -> int:
@@ -51,11 +48,9 @@ class Job:
 
     def goes_with(self, other: "Job") -> bool:
         """Whether both may be in one micro-batch."""
-        same_model = (
-            self.served is other.served and self.acquisition is None and other.acquisition is None
-        )
         mine, its = ((job.num_samples, job.rule, job.priors) for job in (self, other))
-        return same_model and mine == its
+        are_rows = self.acquisition is None and other.acquisition is None
+        return self.served is other.served and are_rows and mine == its
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,17 +117,14 @@ class Best:
         if self._said is None:
             self._said = np.empty((self._most, part.said.shape[1]), dtype=np.float32)
         held, n = len(self.rows), len(part.gain)
-        rows, gain = (
-            np.concatenate([self.rows, first + np.arange(n)]),
-            np.concatenate([self._gain, part.gain]),
-        )
+        rows = np.concatenate([self.rows, first + np.arange(n)])
+        gain = np.concatenate([self._gain, part.gain])
         own, place = np.concatenate([self._own, part.own]), np.arange(held + n)  # in `_said`
         is_best = np.zeros(held + n, dtype=bool)
         is_best[np.lexsort((rows, -gain))[: self._most]] = True
         (new,) = np.nonzero(is_best[held:])
-        free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])[
-            : len(new)
-        ]
+        free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])
+        free = free[: len(new)]
         self._said[free] = part.said[new]
         place[held + new] = free
         kept = np.flatnonzero(is_best)
@@ -165,9 +157,8 @@ class Progress:
     future: "asyncio.Future[None] | None" = None
     draws: DrawSet | None = None
     rows_done: int = 0
-    queued: float = (
-        0.0  # when it, or its next part, began to wait, on the clock of time.perf_counter
-    )
+    # When it, or its next part, began to wait, on the clock of time.perf_counter
+    queued: float = 0.0
     phases: list[Phase] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     best: Best | None = None
@@ -211,30 +202,23 @@ class Progress:
 
     def gather(self) -> None:
         """Make one part of all, in the worker: a copy would keep the event loop busy."""
-        batch = samples = scores = errors = None
-        if self.parts[0].batch is not None:
-            batch = MicroBatch(
-                Prediction.concatenate(
-                    [p.batch.prediction for p in self.parts if p.batch is not None]
-                )
-            )
-        if self.parts[0].samples is not None:
-            samples = np.concatenate(
-                [part.samples for part in self.parts if part.samples is not None], axis=1
-            )
-        if self.parts[0].scores is not None:
-            scores = np.concatenate([part.scores for part in self.parts if part.scores is not None])
-        if self.parts[0].errors is not None:
-            errors = np.concatenate([part.errors for part in self.parts if part.errors is not None])
-        self.parts = [Part(batch, slice(0, len(self.job.x)), samples, scores, errors)]
+
+        def joined(name: str, axis: int = 0) -> np.ndarray | None:
+            of_parts = [getattr(part, name) for part in self.parts]
+            return None if of_parts[0] is None else np.concatenate(of_parts, axis=axis)
+
+        batches = [part.batch.prediction for part in self.parts if part.batch is not None]
+        batch = MicroBatch(Prediction.concatenate(batches)) if batches else None
+        rows = slice(0, len(self.job.x))
+        samples = joined("samples", axis=1)
+        self.parts = [Part(batch, rows, samples, joined("scores"), joined("errors"))]
 
     def predicted(self) -> Predicted:
         (part,) = self.parts
         assert self.draws is not None
         assert part.batch is not None
-        return Predicted(
-            part.batch, part.rows, self.draws.seed, self.job.num_samples, part.samples, self.phases
-        )
+        seed, num_samples = self.draws.seed, self.job.num_samples
+        return Predicted(part.batch, part.rows, seed, num_samples, part.samples, self.phases)
 
     def pool_scores(self) -> PoolScores:
         (part,) = self.parts

@@ -240,8 +240,7 @@ class Drift:
         if alarm and not self._alarmed and self._logs:
             logger.warning(
                 "drift: live rows of %s are not like its calibration rows: evidence of %.1f nats "
-                "(alarm at %.1f) "
-                "after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
+                "(alarm at %.1f) after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
                 self.watched.label,
                 self._all.largest,
                 ALARM_AT,

@@ -24,9 +24,8 @@ from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 AT_ONCE = 2
 RETRY_UNREACHABLE_S = 1.0
-RETRY_FAILED_S = (
-    600.0  # after which a version that failed is tried again, should it want to be served
-)
+# After which a version that failed is tried again, should it want to be served
+RETRY_FAILED_S = 600.0
 
 
 class Preflights:
