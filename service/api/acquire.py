@@ -32,8 +32,13 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
-from service.engine.keeping import acquired_rows, check_keeping, control_said, set_aside
-from service.engine.pool_ranking import EnginePool
+from service.engine.pool_ranking import (
+    EnginePool,
+    acquired_rows,
+    check_keeping,
+    control_said,
+    set_aside,
+)
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed

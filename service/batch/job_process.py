@@ -56,7 +56,7 @@ from service.batch.output import (
     write_parquet,
 )
 from service.call import Call
-from service.engine.keeping import acquired_rows, control_said, set_aside
+from service.engine.pool_ranking import acquired_rows, control_said, set_aside
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
