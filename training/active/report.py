@@ -13,7 +13,7 @@ from training.active.plot import learning_curves, number
 from training.active.protocol import End, Protocol
 from training.active.records import Curves
 from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
-from training.evaluation.intervals import LEVEL
+from training.evaluation.figures import LEVEL
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
 

@@ -13,7 +13,7 @@ from scipy import stats
 from model_store.types import Task
 from training.active.protocol import End, is_at
 from training.active.records import Round
-from training.evaluation.intervals import LEVEL
+from training.evaluation.figures import LEVEL
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`python -m training compare`: two published versions on the same test rows, compared in pairs.
 
-The comparison is made in `training.evaluation.versus`.
+The comparison is made in `training.evaluation.comparison`.
 """
 
 import argparse
@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> None:
     ]
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
+    from training.evaluation.comparison import compare_versions
     from training.evaluation.report import Wanted
-    from training.evaluation.versus import compare_versions
 
     wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
     models = [Model.load(artifact) for artifact in artifacts]

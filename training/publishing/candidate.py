@@ -40,9 +40,8 @@ from model_store.state.live import FEWEST
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.class_weights import class_weights
 from training.data.targets import log_slope_of, transformed
-from training.evaluation.comparison import difference
-from training.evaluation.figures import Figure
-from training.evaluation.intervals import Resamples
+from training.evaluation.figures import Figure, Resamples
+from training.evaluation.pairs import difference
 from training.facts import LabelFacts, TrainingFacts
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained

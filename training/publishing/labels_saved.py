@@ -24,7 +24,7 @@ from model_store.scores.regression import log_density
 from model_store.scores.tasks import predictive_of
 from model_store.state.live import FEWEST
 from training.data import Rows
-from training.evaluation.intervals import Resamples, percentiles
+from training.evaluation.figures import Resamples, percentiles
 from training.facts import TrainingFacts
 from training.messages import log
 from training.posteriors import noise

@@ -41,8 +41,7 @@ from model_store.types import DetectorNames
 from training.calibration.calibrate import calibrate
 from training.calibration.categories import CategoriesWanted
 from training.data import Rows
-from training.evaluation.figures import Figure
-from training.evaluation.metrics import values
+from training.evaluation.figures import Figure, values
 from training.facts import TrainingFacts
 from training.messages import log
 from training.publishing.quality import Measurable, MeasuredRows
