@@ -16,7 +16,7 @@ from tests.support.recipes import write_recipe
 from tests.support.serving import wait_until
 from training.__main__ import main
 from training.active.learner import Learner
-from training.active.records import Record
+from training.active.rounds import Record
 from training.commands.folders import locked
 from training.data import load
 from training.fitting.checkpoint import write_checkpoint
