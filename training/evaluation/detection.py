@@ -70,7 +70,8 @@ def average_precision(positive: Positive, negative: Negative) -> float:
     Rows of equal score are taken together. A score that says nothing comes to the base rate, P / (P
     + N).
     """
-    return float(metrics.average_precision_score(*_pool(positive, negative)))
+    # scikit-learn's sum may exceed 1 by rounding
+    return min(1.0, float(metrics.average_precision_score(*_pool(positive, negative))))
 
 
 def false_positive_rate(

@@ -200,7 +200,9 @@ def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
     )
 
 
-def even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"], rows: int, *seed: int) -> Rows:
+def even_rows(
+    spec: InputSpec, x: Num[np.ndarray, "N I"], rows: int, *seed: int
+) -> Float32[np.ndarray, "M I"]:
     """Return rows whose every column is drawn by itself, from those of `x`: a category or a number
     of few values evenly over these, any other number or time uniformly over its range.
 
