@@ -43,7 +43,7 @@ from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.keeping import check_keeping
+from service.engine.pool_ranking import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed

@@ -20,14 +20,13 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
-from model_store.inference.prediction import Prediction
+from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from service.api.options import decision_options, priors_of
 from service.api.responses import about_arrays, row_arrays
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
-from service.engine.decision import DecisionOptions, decide
 from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 Kind = Literal["score", "acquire"]

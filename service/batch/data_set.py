@@ -16,7 +16,7 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import Model
 from model_store.sources.parquet import ParquetFile, byte_range
-from service.api.requests import rows_array
+from service.api.rows import rows_array
 from service.batch.computation import Kind, Request
 from service.batch.files import Copy, Files, Listed
 from service.call import Call

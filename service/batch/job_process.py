@@ -45,8 +45,8 @@ from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
-from service.api.requests import rows_array
 from service.api.responses import acquire_answer
+from service.api.rows import rows_array
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
 from service.batch.output import (
     ColumnFiles,
@@ -56,7 +56,7 @@ from service.batch.output import (
     write_parquet,
 )
 from service.call import Call
-from service.engine.keeping import acquired_rows, control_said, set_aside
+from service.engine.pool_ranking import acquired_rows, control_said, set_aside
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later

@@ -1,17 +1,23 @@
-"""The pool of a request: its rows are scored by the engine, within the request's memory."""
+"""The pool of a request: its rows are scored by the engine, within the request's memory; some are
+set aside, some kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import Copies, copies_of, most_candidates
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored
-from model_store.inference.prediction import check_computed
+from model_store.artifacts.manifest import Manifest
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.errors import InvalidInput
+from model_store.inference.prediction import Prediction, check_computed
 from model_store.scores.joint import Candidates
+from model_store.state.labels import AcquiredRow, checked_id
+from model_store.state.live import said_of
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
 from service.engine.threads import FairThreads
@@ -93,3 +99,51 @@ class EnginePool(Pool):
         self.phases.extend(scored.phases)
         self.job = replace(self.job, seed=scored.seed)
         return scored
+
+
+def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: bool) -> None:
+    """Raise InvalidInput if rows are to be kept that cannot be, or a share `control` set aside and
+    not kept."""
+    if control and not keep:
+        expected = "0 unless `keep` is true, since labels of control rows judge the model"
+        raise InvalidInput("control", expected, "a share")
+    if not keep:
+        return
+    if not are_named:
+        raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
+    for n, name in enumerate(ids):
+        checked_id(name, f"ids.{n}")
+
+
+def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
+    """Return what is kept of the predictions of rows that are set aside."""
+    if (
+        manifest.categories is not None and manifest.categories.kind == "group"
+    ):  # which is not known
+        prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
+    return said_of(prediction, manifest.classes)
+
+
+def set_aside(places: Sequence[int], ids: Sequence[str], ranked: int) -> list[dict[str, Any]]:
+    """Return rows that are set aside as /acquire answers them, behind those that are ranked."""
+    return [
+        {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
+        for rank, i in enumerate(places, start=ranked + 1)
+    ]
+
+
+def acquired_rows(
+    pool: Float32[np.ndarray, "N I"] | Mapping[int, Float32[np.ndarray, "I"]],
+    ranked: list[dict[str, Any]],
+    said: list[dict[str, Any]],
+) -> list[AcquiredRow]:
+    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in
+    their order."""
+    of_control = iter(said)
+    return [
+        AcquiredRow(
+            *(row["id"], row["rank"], row["score"], pool[row["index"]], row["control"]),
+            next(of_control) if row["control"] else None,
+        )
+        for row in ranked
+    ]

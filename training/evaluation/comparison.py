@@ -11,7 +11,8 @@ import numpy as np
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
-from training.calibration.categories import groups_known
+from training import log
+from training.calibration.calibrate import groups_known
 from training.data import Rows
 from training.evaluation.figures import (
     LEVEL,
@@ -27,8 +28,7 @@ from training.evaluation.pairs import Difference, Pairs, difference
 from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
 from training.evaluation.report import Wanted, checked_draws, data_of, test_rows
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.versions import Parent
 
 TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
@@ -109,7 +109,7 @@ def compare_versions(
     if not np.array_equal(tests[0].y, tests[1].y):
         expected = f"one that takes the rows of {first.label}"
         raise InvalidInput("the second version", expected, second.label)
-    digests = [TrainingFacts.of(version.manifest).data_digest for version in versions]
+    digests = [Provenance.of(version.manifest).data_digest for version in versions]
     if digests[0] != digests[1]:
         log.info(
             "%s was fitted on other data, which may have had some of these test rows", second.label

@@ -16,7 +16,8 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from training.calibration.categories import groups_known
+from training import log
+from training.calibration.calibrate import groups_known
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attacks, plots
 from training.evaluation.evidence import (
@@ -42,8 +43,7 @@ from training.evaluation.quality import (
 from training.evaluation.slices import worst_slices
 from training.evaluation.text import blocks, markdown, page
 from training.export.served import fitted_detectors
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import Parent, check_ids_of, fitted_data
@@ -103,7 +103,7 @@ def evaluate_version(
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
     given: dict[str, Any] = {}
-    convergence = TrainingFacts.of(manifest).convergence
+    convergence = Provenance.of(manifest).convergence
     if convergence is not None:
         given["convergence"] = convergence
     if manifest.input.columns:
@@ -187,7 +187,7 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
             "rows of ids",
         ),
         (
-            TrainingFacts.of(manifest).pruned is not None,
+            Provenance.of(manifest).pruned is not None,
             "a version that is not pruned, since attacks need its gradients",
             "one",
         ),
@@ -222,7 +222,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     if data.shape != shape:
         raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")
     check_ids_of(data, version.manifest, "--data")
-    return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
+    return data, data.digest() == Provenance.of(version.manifest).data_digest
 
 
 def _attack(

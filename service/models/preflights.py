@@ -1,8 +1,8 @@
-"""Versions are tried in a process of their own before this one loads them, each once for all
+"""Preflights: a version is run in a process of its own before this one loads it, once for all
 workers.
 
-What a trial says holds for a version's digest: of what its files are, not of its name. Two versions
-are tried at a time, so that one that takes long does not keep the others waiting.
+The outcome holds for a version's digest: for what its files are, not for its name. Two preflights
+run at a time, so that one that takes long does not keep the others waiting.
 """
 
 import fcntl
@@ -24,13 +24,12 @@ from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 AT_ONCE = 2
 RETRY_UNREACHABLE_S = 1.0
-RETRY_FAILED_S = (
-    600.0  # after which a version that failed is tried again, should it want to be served
-)
+# After which a version that failed is tried again, should it want to be served
+RETRY_FAILED_S = 600.0
 
 
-class Trials:
-    """What is known of versions by trial. Any thread may call its methods."""
+class Preflights:
+    """The preflights of versions and their outcomes. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -39,36 +38,35 @@ class Trials:
         folder: Path | None = None,
         spare: TrialProcess | None = None,
     ) -> None:
-        """Begin; trials are given up once `ending` is set, and other workers' are found in
+        """Begin; preflights are given up once `ending` is set, and other workers' outcomes are in
         `folder`.
 
-        `spare` is a process for the first trial, started ahead.
+        `spare` is a process for the first preflight, started ahead.
         """
         self.settings = settings
         key = settings.verify_key_file
         trusted = None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE)
         self.store = open_store(settings.store, trusted, settings.cache, settings.cache_bytes)
-        self.news = threading.Event()  # set when a trial is over
+        self.news = threading.Event()  # set when a preflight is over
         self._ending = ending
         self._folder = folder
-        self._pool = ThreadPoolExecutor(AT_ONCE, "trials")
+        self._pool = ThreadPoolExecutor(AT_ONCE, "preflights")
         self._lock = threading.Lock()  # of these, held for moments
         self._known: dict[
             str, tuple[float, Future[Failure | None]]
         ] = {}  # by digest, and since when
         self._idle = [] if spare is None else [spare]
-        self._wanted = 0  # trials that are not over
+        self._wanted = 0  # preflights that are not over
 
     def of(self, manifest: Manifest) -> "Future[Failure | None]":
-        """Return what a trial says of a version, or will say; one begins where there was none of
-        late."""
+        """Return the outcome of a version's preflight; one begins where there was none of late."""
         with self._lock:
             begun, future = self._known.get(manifest.digest, (0.0, None))
             if future is None or (
-                _has_failed(future) and time.monotonic() - begun > _retried_after(future)
+                _has_failed(future) and time.monotonic() - begun > _retry_after_s(future)
             ):
                 if self.settings.trial_s > 0:
-                    future = self._pool.submit(self._once, manifest)
+                    future = self._pool.submit(self._run, manifest)
                     self._wanted += 1
                 else:
                     future = Future()
@@ -77,7 +75,7 @@ class Trials:
             return future
 
     def check(self, manifest: Manifest) -> None:
-        """Wait for a version's trial.
+        """Wait for a version's preflight.
 
         Raises:
             BrokenArtifact: if it failed.
@@ -102,24 +100,24 @@ class Trials:
                 (self._folder / f"{digest}.trial").unlink(missing_ok=True)
 
     def rest(self) -> None:
-        """End the processes that wait for a trial, unless there will be one."""
+        """End the processes that wait for a preflight, unless there will be one."""
         with self._lock:
             idle, self._idle = ([], self._idle) if self._wanted > 0 else (self._idle, [])
         for process in idle:
             process.close()
 
     def close(self) -> None:
-        """Give up what is being tried; `ending` is set."""
+        """Give up what is running; `ending` is set."""
         self._pool.shutdown(cancel_futures=True)
         self._wanted = 0
         self.rest()
 
-    def _once(self, manifest: Manifest) -> Failure | None:
+    def _run(self, manifest: Manifest) -> Failure | None:
         try:
             return (
-                self._tried(manifest)
+                self._run_in_process(manifest)
                 if self._folder is None
-                else self._shared(self._folder, manifest)
+                else self._run_once(self._folder, manifest)
             )
         except OSError as error:
             return Failure(
@@ -131,25 +129,25 @@ class Trials:
             self.rest()
             self.news.set()
 
-    def _shared(self, folder: Path, manifest: Manifest) -> Failure | None:
-        """Return what another worker's trial said of late; try it where there was none."""
+    def _run_once(self, folder: Path, manifest: Manifest) -> Failure | None:
+        """Return the outcome of another worker's late preflight; run it where there was none."""
         said = folder / f"{manifest.digest}.trial"
         with said.with_suffix(".lock").open("w") as lock:
-            while not _locked(lock.fileno()):
+            while not _try_lock(lock.fileno()):
                 if self._ending.wait(LOOK_S):
                     raise GivenUp
             with suppress(OSError):
                 content = json.loads(said.read_bytes())
                 if content is None or time.time() - said.stat().st_mtime < RETRY_FAILED_S:
                     return None if content is None else Failure(**content)
-            failure = self._tried(manifest)
+            failure = self._run_in_process(manifest)
             with suppress(OSError):  # then each tries it for itself
                 draft = said.with_suffix(".draft")
                 draft.write_text(json.dumps(None if failure is None else asdict(failure)))
                 draft.rename(said)
             return failure
 
-    def _tried(self, manifest: Manifest) -> Failure | None:
+    def _run_in_process(self, manifest: Manifest) -> Failure | None:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         if process is None or not process.is_there:
@@ -177,13 +175,12 @@ def _has_failed(future: "Future[Failure | None]") -> bool:
     )
 
 
-def _retried_after(future: "Future[Failure | None]") -> float:
+def _retry_after_s(future: "Future[Failure | None]") -> float:
     is_unreachable = not future.cancelled() and isinstance(future.exception(), StoreUnreachable)
     return RETRY_UNREACHABLE_S if is_unreachable else RETRY_FAILED_S
 
 
-def _locked(handle: int) -> bool:
-    """Whether a lock could be taken."""
+def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,13 +1,14 @@
 """What training says: log records that a command prints as plain lines, and that nothing else
 prints."""
 
-from training.messages import log, printed
+from training import log
+from training.__main__ import print_messages
 
 
 def test_a_command_prints_messages_alone_and_a_quiet_one_none(capsys):
-    with printed():
+    with print_messages():
         log.info("published %s", "m")
-    with printed(is_quiet=True):
+    with print_messages(is_quiet=True):
         log.info("published quietly")
     log.info("published by nobody")
     assert capsys.readouterr() == ("published m\n", "")
