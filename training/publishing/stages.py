@@ -45,8 +45,7 @@ from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
-from training.evaluation.figures import Figure
-from training.evaluation.metrics import values
+from training.evaluation.figures import Figure, values
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.scoring import rows_per_draw_set
