@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float64
 from safetensors.numpy import save
 
-from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
     ENCODER,
     SCORES_VERSION,
@@ -33,6 +32,7 @@ from model_store.artifacts.manifest import (
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
+from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
