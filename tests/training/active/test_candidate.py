@@ -138,7 +138,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
 
 
 def test_a_candidate_of_wrong_labels_is_not_promoted(work):
-    from training.publishing.candidate import labels_tried
+    from training.active.candidate import labels_tried
 
     label(work, (work.truth + 1) % 10, key="team")
     assert candidate(work) == 0
@@ -181,6 +181,6 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     ("wanted", "labels"), [(-1.0, 0.0), (0.5, 5.0), (1.5, 15.0), (2.0, 20.0), (9.0, 20.0)]
 )
 def test_as_many_labels_are_as_good_as_first_reach_a_likelihood(wanted, labels):
-    from training.publishing.labels_saved import as_good
+    from training.active.labels_saved import as_good
 
     assert as_good([0, 10, 20], np.array([0.0, 1.0, 2.0]), wanted) == labels

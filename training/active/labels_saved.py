@@ -20,11 +20,11 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import NotFound
 from model_store.state.live import FEWEST
 from training import log
+from training.active.candidate import Known
 from training.data import Rows
 from training.evaluation.figures import Resamples, percentiles
 from training.fit import fit
 from training.provenance import Provenance
-from training.publishing.candidate import Known
 from training.versions import Parent, open_parent
 
 PARTS = (0.25, 0.5, 0.75, 1.0)  # of the control labels' number
