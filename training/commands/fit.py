@@ -15,10 +15,9 @@ from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
 from training.data.class_weights import class_weights
-from training.data.files import keep_recipe
 from training.data.findings import findings_of
 from training.data.near_duplicates import told
-from training.data.plan import plan_of
+from training.data.plan import keep_recipe, plan_of
 from training.data.targets import log_slope_of, transformed
 from training.data.text import plan_lines, short_report
 from training.facts import TrainingFacts
