@@ -25,11 +25,12 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.cells import number_example, number_of
-from model_store.sources.times import (
-    EXAMPLE,
+from model_store.sources.cells import (
     ISO,
+    TIME_EXAMPLE,
     date_example,
+    number_example,
+    number_of,
     phases,
     seconds_as_written,
     seconds_of,
@@ -241,7 +242,7 @@ def _time(written: str | None, cell: Any, field: str) -> float:
         if written is None
         else f", or as the training data had it, such as {date_example(written)!r}"
     )
-    expected = f"a date or time in ISO 8601, such as {EXAMPLE}{as_text}, or null"
+    expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}, or null"
     if type(cell) is not str:
         raise InvalidInput(field, expected, _kind_of(cell))
     try:

@@ -14,12 +14,11 @@ from model_store.errors import InvalidInput, StoreError
 from training import recipe as recipes
 from training.commands import folders
 from training.data import Dataset, load, split, split_sizes, with_classes_of
-from training.data.class_weights import class_weights
-from training.data.findings import findings_of
-from training.data.near_duplicates import told
+from training.data.description import plan_lines, short_report
+from training.data.findings import findings_of, near_duplicate_lines
 from training.data.plan import keep_recipe, plan_of
+from training.data.rows import class_weights
 from training.data.targets import log_slope_of, transformed
-from training.data.text import plan_lines, short_report
 from training.facts import TrainingFacts
 from training.recipe import Recipe
 from training.versions import Parent, open_parent, recipe_of
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     if parent is not None:
         data = with_classes_of(data, parent.classes)
     splits = split(data, split_sizes(recipe))
-    for line in told(splits, data.takes_ids):
+    for line in near_duplicate_lines(splits, data.takes_ids):
         print(f"! {line}")
 
     from training.fitting.augmentation import check_augmentation

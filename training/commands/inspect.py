@@ -9,11 +9,9 @@ from pathlib import Path
 from model_store.errors import InvalidInput
 from training.commands import folders
 from training.data import load, split, split_sizes
-from training.data.findings import Findings, findings_of
-from training.data.near_duplicates import told
-from training.data.picture import draw
+from training.data.description import draw, report
+from training.data.findings import Findings, findings_of, near_duplicate_lines
 from training.data.plan import name_of, plan_of
-from training.data.text import report
 from training.messages import unsaid
 from training.recipe import DataSection
 
@@ -54,6 +52,8 @@ def _across_splits(found: Findings, section: DataSection) -> list[str]:
     try:
         recipe = plan_of(found, section, None, None).recipe
         with unsaid():  # the data are read once more
-            return told(split(load(recipe, folders.data_root()), split_sizes(recipe)))
+            return near_duplicate_lines(
+                split(load(recipe, folders.data_root()), split_sizes(recipe))
+            )
     except InvalidInput:
         return []

@@ -18,11 +18,8 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
-from training.data.arrays import npz
-from training.data.bundled import digits
-from training.data.idx import idx
+from training.data.arrays import digits, idx, npz, path_below
 from training.data.images import images
-from training.data.paths import path_below
 from training.data.rows import (
     Dataset,
     Rows,

@@ -17,8 +17,8 @@ from model_store.artifacts.manifest import (
     TimeColumn,
 )
 from model_store.errors import InvalidInput
+from model_store.sources.cells import CYCLES_S, DAY_S
 from model_store.sources.columns import Categories, Numbers
-from model_store.sources.times import CYCLES_S, DAY_S
 from training.messages import log
 
 MAX_CATEGORIES = 256

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
@@ -20,7 +21,7 @@ MAX_SHOWN = 20
 class Rows:
     """Inputs, one row each, in the units of the source, and their class numbers or targets.
 
-    Pixels are kept as bytes; whoever computes with a batch makes it float32. `ids` are what their
+    Pixels are kept as bytes, and become float32 a batch at a time. `ids` are what their
     source calls the rows: values of a column, names of files, or numbers from 0.
     """
 
@@ -264,3 +265,36 @@ def _by_value(label: str) -> tuple[float, str]:
         return float(label), label
     except ValueError:
         return float("inf"), label
+
+
+def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
+    """Return each class's share of rows, given their class numbers."""
+    shares: np.ndarray = np.bincount(y, minlength=classes) / len(y)
+    return shares
+
+
+def class_weights(
+    wanted: Literal["balanced"] | dict[str, float],
+    classes: Sequence[str],
+    y: Int64[np.ndarray, "N"],
+) -> Float64[np.ndarray, "C"]:
+    """Return what a row of each class counts for in a fit, 1 on average over the rows.
+
+    `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not
+    in it.
+
+    Raises:
+        InvalidInput: if there is no such class.
+    """
+    shares = class_shares(y, len(classes))
+    if isinstance(wanted, str):
+        weights = 1.0 / shares
+    else:
+        unknown = [name for name in wanted if name not in classes]
+        if unknown:
+            raise InvalidInput(
+                "data.class_weights", f"some of {list(classes)[:MAX_SHOWN]}", repr(unknown[0])[:100]
+            )
+        weights = np.array([wanted.get(name, 1.0) for name in classes])
+    weighted: np.ndarray = weights / (shares @ weights)
+    return weighted

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
-from training.data.paths import path_below
+from training.data.arrays import path_below
 from training.messages import log
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST
 from training.data import Dataset, Rows, Splits, split, split_sizes
-from training.data.class_weights import class_weights
+from training.data.rows import class_weights
 from training.data.targets import log_slope_of, transformed
 from training.evaluation.comparison import difference
 from training.evaluation.figures import Figure

@@ -13,7 +13,7 @@ from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
 from training.calibration.categories import CategoriesWanted
 from training.data import Dataset, Rows, load, numbered_as
-from training.data.class_weights import class_shares
+from training.data.rows import class_shares
 from training.facts import RecalibrationFacts, TrainingFacts
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Exported, HeldOut, calibrate_exported, measure_calibrated
