@@ -26,7 +26,7 @@ from service.api.requests import (
 from service.api.schemas import PreviewAnswer, PreviewRequest, validate
 from service.context import context_of
 from service.errors import Unsupported
-from service.server.budget import Reservation, reservation_of
+from service.server.budget import Reservation
 
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
 TEXT_LETTERS = 1000  # of a text that are shown
@@ -45,8 +45,8 @@ async def postpreview_rows(request: Request) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     context = context_of(request)
     settings = context.settings
-    context.admission.refuse_overload(1, context.client(request))
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
+    call = context.begin(request)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
         raise Unsupported(f"Content-Type: expected one of {', '.join(ENDINGS)}, got another")
@@ -55,10 +55,10 @@ async def postpreview_rows(request: Request) -> Response:
     unused = asked.model_fields_set & {"num_samples", "priors", "seed"}
     if unused:
         raise InvalidInput(min(unused), "none of a preview", "one")
-    served = await context.served(asked)
+    served = await context.served(call, asked)
     spec = served.model.manifest.input
     pool = await context.threads.state(partial(open_rows, body, spec, "pool", ending))
-    reading = partial(preview_rows, pool, asked.rows, reservation_of(request.scope))
+    reading = partial(preview_rows, pool, asked.rows, call.reservation)
     answer = {
         "model": served.name,
         "version": served.version,
