@@ -1,4 +1,4 @@
-"""The encoding of columns, fitted on the training rows; `model_store.sources.columns` applies it."""
+"""Encodings of columns, fitted on the training rows; `model_store.sources.columns` applies them."""
 
 from collections import Counter
 from collections.abc import Mapping
