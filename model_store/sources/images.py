@@ -212,7 +212,7 @@ def _has_few_chunks(content: bytes) -> bool:
 
 
 def _png_size(header: bytes) -> int:
-    """Return the size of the pixels before compression: each row begins with a byte of its filter."""
+    """Return the size of the pixels before compression, a byte of the filter for each row too."""
     width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", header[:13])
     size = 0
     for x, y, step_x, step_y in ADAM7 if interlace else ((0, 0, 1, 1),):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -59,7 +59,7 @@ class Folder:
             for path in found
         ]
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> Any:
         return (self.path / name).open("rb")
 
 
@@ -72,7 +72,7 @@ class Zip:
     def names(self) -> list[str]:
         return self.file.namelist()
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> Any:
         return self.file.open(name)
 
 
