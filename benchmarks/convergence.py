@@ -25,6 +25,7 @@ from training import recipe as recipes
 from training.data import Dataset, load
 from training.evaluation.outliers import OutlierSource, uniform
 from training.fit import fit
+from training.fitting.steps import full_kl_weight
 from training.networks.model import BayesianModel
 from training.posteriors.normal import standard_noise
 from training.recipe import Recipe
@@ -97,7 +98,7 @@ def measure(recipe: Recipe, data: Dataset) -> Measured:
     return Measured(
         start=getattr(recipe.posterior, "initial_log_std", None),
         epochs=fitted.provenance.epochs,
-        bound=found["nll"] + run.full_kl_weight * found["kl"],
+        bound=found["nll"] + full_kl_weight(recipe.training, len(splits.train)) * found["kl"],
         kl=found["kl"],
         validation=fitted.provenance.validation_log_likelihood or 0.0,
         accuracy=(log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),

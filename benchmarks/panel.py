@@ -179,7 +179,7 @@ def fitted(
         low, high = tables.intervals(scores.mean, scores.std, COVERAGE).T
         covered = int(((low <= splits.test.y) & (splits.test.y <= high)).sum())
         error = quality["test_rmse"]
-    print(f"  stopped {run.stopped()}; {len(likelihoods)} test rows", flush=True)
+    print(f"  {result.provenance.epochs} epochs; {len(likelihoods)} test rows", flush=True)
     measured = Measured(quality["test_log_likelihood"], error, covered, seconds)
     return measured, recipe, data, len(splits.ranking)
 

@@ -20,6 +20,7 @@ from service.api import (
     labels,
     models,
     page,
+    pool_files,
     predict,
     problems,
     report,
@@ -110,7 +111,7 @@ def create_app(
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
-    own = (predict, acquire, jobs, labels, label_studio, models, report, health)
+    own = (predict, acquire, pool_files, jobs, labels, label_studio, models, report, health)
     routers = [r.router for r in (*own, open_inference, mlflow)]
     if settings.page:
         routers.append(page.router)

@@ -20,7 +20,7 @@ from training import log
 from training import recipe as recipes
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
-from training.data.class_weights import class_weights
+from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, log_slope_of, transformed
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained

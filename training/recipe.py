@@ -21,7 +21,7 @@ from pydantic import (
 from model_store.artifacts.manifest import LARGEST_ID, Name
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
-from model_store.sources.times import is_date_format
+from model_store.sources.cells import is_date_format
 from model_store.types import Task
 from training.folders import data_root
 

@@ -25,11 +25,12 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.cells import number_example, number_of
-from model_store.sources.times import (
-    EXAMPLE,
+from model_store.sources.cells import (
     ISO,
+    TIME_EXAMPLE,
     date_example,
+    number_example,
+    number_of,
     phases,
     seconds_as_written,
     seconds_of,
@@ -62,20 +63,16 @@ def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.
         if isinstance(column, TimeColumn):
             parts += [phases(values, cycle) for cycle in column.cycles]
         encoded = np.where(missing, 0.0, np.concatenate(parts, axis=1)).astype(np.float32)
-    return (
-        np.concatenate([encoded, missing.astype(np.float32)], axis=1)
-        if column.indicator
-        else encoded
-    )
+    if not column.indicator:
+        return encoded
+    return np.concatenate([encoded, missing.astype(np.float32)], axis=1)
 
 
 def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
     index = {category: i for i, category in enumerate(column.categories)}
     encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
-    encoded[
-        np.arange(len(values)),
-        [index.get(value, -1) if value is not None else -1 for value in values],
-    ] = 1.0
+    places = [-1 if value is None else index.get(value, -1) for value in values]
+    encoded[np.arange(len(values)), places] = 1.0
     return encoded
 
 
@@ -91,9 +88,8 @@ def from_objects(
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
-            raise InvalidInput(
-                f"{field}.{n}", "an object keyed by column, as the row before it", "something else"
-            )
+            expected = "an object keyed by column, as the row before it"
+            raise InvalidInput(f"{field}.{n}", expected, "something else")
         if row.keys() != names:
             _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
     return from_cells(
@@ -116,36 +112,25 @@ def from_cells(
     values: dict[str, Numbers | Categories] = {}
     for column in columns:
         cells = cells_of[column.name]
+        placed = enumerate(cells, start=first_row)
         if isinstance(cells, np.ndarray):
             values[column.name] = cells
         elif isinstance(column, NumericColumn | TimeColumn):
-            read: Callable[[Any, str], float]
-            if isinstance(column, NumericColumn):
-                read = partial(_number, column.written)
-            else:
-                read = partial(_time, column.written)
-            values[column.name] = np.array(
-                [
-                    read(cell, f"{field}.{n}.{column.name}")
-                    for n, cell in enumerate(cells, start=first_row)
-                ]
-            )
+            of_cell = _number if isinstance(column, NumericColumn) else _time
+            read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
+            numbers = [read(cell, f"{field}.{n}.{column.name}") for n, cell in placed]
+            values[column.name] = np.array(numbers)
         else:
-            values[column.name] = [
-                _category(cell, f"{field}.{n}.{column.name}")
-                for n, cell in enumerate(cells, start=first_row)
-            ]
+            name = column.name
+            values[name] = [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
         n, i = np.argwhere(~finite)[0].tolist()
         ends = np.cumsum([column_width(column) for column in columns])
         name = columns[int(np.searchsorted(ends, i, side="right"))].name
-        raise InvalidInput(
-            f"{field}.{first_row + n}.{name}",
-            "a number nearer to those of the training data",
-            "one too far away",
-        )
+        expected = "a number nearer to those of the training data"
+        raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "one too far away")
     return encoded
 
 
@@ -154,12 +139,12 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
     known."""
     if any(column.usual is None for column in columns):
         return None
-    values: dict[str, Numbers | Categories] = {}
-    for column in columns:
-        if isinstance(column, CategoricalColumn):
-            values[column.name] = [column.usual]
-        else:
-            values[column.name] = np.array([column.usual], dtype=np.float64)
+    values: dict[str, Numbers | Categories] = {
+        column.name: [column.usual]
+        if isinstance(column, CategoricalColumn)
+        else np.array([column.usual], dtype=np.float64)
+        for column in columns
+    }
     return encode(columns, values)[0]
 
 
@@ -208,9 +193,8 @@ def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
     absent = [name for name in ordered if name not in row]
     if absent:
-        raise InvalidInput(
-            f"{field}.{absent[0]}", "a value, or null where it is missing", "no such column"
-        )
+        expected = "a value, or null where it is missing"
+        raise InvalidInput(f"{field}.{absent[0]}", expected, "no such column")
     unknown = min(str(name) for name in row.keys() - names)
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
@@ -236,20 +220,16 @@ def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
 def _time(written: str | None, cell: Any, field: str) -> float:
     if cell is None:
         return float("nan")
-    as_text = (
-        ""
-        if written is None
-        else f", or as the training data had it, such as {date_example(written)!r}"
-    )
-    expected = f"a date or time in ISO 8601, such as {EXAMPLE}{as_text}, or null"
+    as_text = ""
+    if written is not None:
+        as_text = f", or as the training data had it, such as {date_example(written)!r}"
+    expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}, or null"
     if type(cell) is not str:
         raise InvalidInput(field, expected, _kind_of(cell))
     try:
-        return (
-            seconds_of(cell)
-            if written is None or ISO.fullmatch(cell)
-            else seconds_as_written(written, cell)
-        )
+        if written is None or ISO.fullmatch(cell):
+            return seconds_of(cell)
+        return seconds_as_written(written, cell)
     except (ValueError, OverflowError):
         raise InvalidInput(field, expected, "another string") from None
 

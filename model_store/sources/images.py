@@ -11,6 +11,9 @@ short: its decoder fills the rest.
 
 import io
 import math
+import struct
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,7 +21,6 @@ from PIL import Image, ImageFile
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
-from model_store.sources import jpeg, png
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
@@ -28,6 +30,19 @@ MAX_SCANS = 100  # of a JPEG file: encoders write up to a dozen
 BMP_RUN_LENGTHS = (1, 2)  # kinds of compression that are decoded a run at a time, in Python
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 SCANS_AT_ONCE = 10  # that count once: what a progressive image usually has
+JPEG_START = b"\xff\xd8"
+JPEG_SCAN = b"\xff\xda"  # starts a scan; coded pixels hold no such bytes
+JPEG_SEGMENTS = 1000  # at most before the first scan: cameras write a few dozen
+JPEG_PIXELS_A_BYTE = 512  # at most: 64 pixels have a bit or more in Huffman's code
+PNG_START = b"\x89PNG\r\n\x1a\n"
+PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+# Of Adam7's passes: first column and row, and steps (ISO/IEC 15948, section 8.2).
+ADAM7 = (
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+    *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+)
+PNG_PIECE = 1 << 23  # bytes that are inflated at a time
+PNG_CHUNKS = 20_000  # at most: encoders write pieces of 8 kB and more
 
 
 def open_image(
@@ -41,9 +56,9 @@ def open_image(
     """
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     scans = 1
-    if content.startswith(jpeg.SIGNATURE):
-        scans = jpeg.scans(content) or 0
-    if scans == 0 or (content.startswith(png.SIGNATURE) and not png.has_few_chunks(content)):
+    if content.startswith(JPEG_START):
+        scans = _jpeg_scans(content) or 0
+    if scans == 0 or (content.startswith(PNG_START) and not _has_few_chunks(content)):
         raise InvalidInput(field, expected, "something else")
     if scans > MAX_SCANS:
         raise InvalidInput(field, f"a JPEG file of at most {MAX_SCANS} scans", f"{scans}")
@@ -59,7 +74,8 @@ def open_image(
         raise InvalidInput(
             field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}"
         )
-    if image.format == "JPEG" and not jpeg.has_bytes_enough(content, image.width * image.height):
+    most = JPEG_PIXELS_A_BYTE * len(content)
+    if image.format == "JPEG" and image.width * image.height > most:
         raise _broken(image, field)
     if image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS:
         raise InvalidInput(field, "a BMP file of plain pixels", "one of run lengths")
@@ -71,7 +87,7 @@ def open_image(
 def decoded_pixels(image: ImageFile.ImageFile) -> int:
     """Return how many pixels decoding an image goes over, those of many scans more than once."""
     assert isinstance(image.fp, io.BytesIO)
-    scans = jpeg.scans(image.fp.getvalue()) if image.format == "JPEG" else None
+    scans = _jpeg_scans(image.fp.getvalue()) if image.format == "JPEG" else None
     return image.width * image.height * max(1, -(-(scans or 1) // SCANS_AT_ONCE))
 
 
@@ -117,7 +133,7 @@ def pixels(
     resized_pixels(image, spec, field)
     if image.format == "PNG":
         assert isinstance(image.fp, io.BytesIO)
-        if not png.has_all_pixels(image.fp.getvalue()):
+        if not has_all_pixels(image.fp.getvalue()):
             raise _broken(image, field)
     try:
         return as_row(image, shape, spec)
@@ -144,3 +160,71 @@ def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8
         converted = converted.crop((left, top, left + width, top + height))
     decoded = np.asarray(converted, dtype=np.uint8)
     return (decoded if spec.mode == "L" else decoded.transpose(2, 0, 1)).reshape(-1)
+
+
+def _jpeg_scans(content: bytes) -> int | None:
+    """Return how many scans a JPEG file has at most; None if it is not in order up to the first.
+
+    A progressive image comes in scans (ISO/IEC 10918-1, annex B), each of which may go over all its
+    pixels again and takes a few bytes: without a bound a small file keeps a processor busy for
+    minutes.
+    """
+    place = len(JPEG_START)
+    for _ in range(JPEG_SEGMENTS):
+        marker = content[place : place + 2]
+        if marker == JPEG_SCAN:
+            return content.count(JPEG_SCAN, place)
+        if marker == b"\xff\xff":  # a fill byte
+            place += 1
+        elif (
+            len(marker) == 2
+            and marker[0] == 0xFF
+            and marker[1] >= 0xC0
+            and not 0xD0 <= marker[1] <= 0xD9
+        ):
+            place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+        else:
+            return None
+    return None
+
+
+def has_all_pixels(content: bytes) -> bool:
+    """Return whether a PNG file's compressed data are as long as its pixels need; False if it is
+    not in order. Pillow takes a stream that ends early, but properly, for a whole one."""
+    missing: int | None = None
+    inflate = zlib.decompressobj()
+    try:
+        for kind, data in _png_chunks(content):
+            if kind == b"IHDR" and missing is None:
+                missing = _png_size(data)
+            while kind == b"IDAT" and data and not inflate.eof and missing is not None:
+                missing -= len(inflate.decompress(data, PNG_PIECE))
+                if missing <= 0:
+                    return True
+                data = inflate.unconsumed_tail
+    except (zlib.error, struct.error, KeyError):
+        return False
+    return False
+
+
+def _has_few_chunks(content: bytes) -> bool:
+    return not any(n >= PNG_CHUNKS for n, _ in enumerate(_png_chunks(content)))
+
+
+def _png_size(header: bytes) -> int:
+    """Return the size of the pixels before compression, a byte of the filter for each row too."""
+    width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", header[:13])
+    size = 0
+    for x, y, step_x, step_y in ADAM7 if interlace else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - x) // step_x), -(-(height - y) // step_y)
+        if columns > 0 and rows > 0:
+            size += rows * (1 + (columns * bits * PNG_CHANNELS[colour] + 7) // 8)
+    return size
+
+
+def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    place = len(PNG_START)
+    while place + 8 <= len(content):
+        length, kind = struct.unpack(">I4s", content[place : place + 8])
+        yield kind, content[place + 8 : place + 8 + length]
+        place += 12 + length

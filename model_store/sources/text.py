@@ -1,7 +1,7 @@
 """Text as rows of the ids of its tokens: one encoding for training and for the service.
 
-A tokenizer is the `tokenizer.json` of Hugging Face's `tokenizers` (extra `text`), read from the
-bytes that the manifest's SHA-256 is of: nothing is fetched. It adds its special tokens; longer text is truncated
+A tokenizer is the `tokenizer.json` of Hugging Face's `tokenizers`, read from the bytes that the
+manifest's SHA-256 is of: nothing is fetched. It adds its special tokens; longer text is truncated
 and shorter text is padded, as a model's `TextSpec` says. The same text always gives the same ids.
 """
 

@@ -18,6 +18,15 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def file_body(kind: type[Envelope], media_types: list[str]) -> dict[str, Any]:
+    """Describe a request whose body is a file, with its fields in the query."""
+    binary = {"type": "string", "format": "binary"}
+    content = {media_type: {"schema": binary} for media_type in media_types}
+    fields = kind.model_json_schema()["properties"].items()
+    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in fields]
+    return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
+
+
 def request_body(
     kind: type[Envelope], rows_field: str, takes_files: bool = False
 ) -> dict[str, Any]:

@@ -1,9 +1,121 @@
-"""Files of rows that requests name, in the operator's folder of pools."""
+"""`POST /acquire/preview`: rows of a file as the service reads them; and files of rows that requests
+name, in the operator's folder of pools."""
 
+import base64
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
+from model_store.sources.files import open_rows
+from model_store.sources.row_file import Part, RowFile
+from service.api.openapi import ERRORS, file_body
+from service.api.requests import (
+    FILE_ENDINGS,
+    JSON,
+    NPY,
+    read_body,
+    request_media_type,
+    text_fields,
+)
+from service.api.schemas import PreviewAnswer, PreviewRequest, validate
+from service.context import context_of
+from service.errors import Unsupported
+from service.server.budget import Reservation
+
+ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
+TEXT_LETTERS = 1000  # of a text that are shown
+ROWS_BYTES = 64 << 20  # of all rows that are shown
+NUMBER_BYTES = 12  # of a number as JSON, about
+
+router = APIRouter()
+
+
+@router.post(
+    "/acquire/preview",
+    responses={200: {"model": PreviewAnswer}, **ERRORS},
+    openapi_extra=file_body(PreviewRequest, list(ENDINGS)),
+)
+async def postpreview_rows(request: Request) -> Response:
+    """Show some rows of a file as the service reads them, before or after it is ranked."""
+    context = context_of(request)
+    settings = context.settings
+    call = context.begin(request)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    ending = ENDINGS.get(request_media_type(request))
+    if ending is None:
+        raise Unsupported(f"Content-Type: expected one of {', '.join(ENDINGS)}, got another")
+    fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
+    asked = validate(PreviewRequest, fields)
+    unused = asked.model_fields_set & {"num_samples", "priors", "seed"}
+    if unused:
+        raise InvalidInput(min(unused), "none of a preview", "one")
+    served = await context.served(call, asked)
+    spec = served.model.manifest.input
+    pool = await context.threads.state(partial(open_rows, body, spec, "pool", ending))
+    reading = partial(preview_rows, pool, asked.rows, call.reservation)
+    answer = {
+        "model": served.name,
+        "version": served.version,
+        "rows": pool.rows,
+        "read_as": pool.read_as,
+        "ignored_columns": pool.ignored,
+        "preview": await context.threads.state(reading),
+    }
+    return Response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), media_type=JSON)
+
+
+def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> list[dict[str, Any]]:
+    """Return rows as they are shown, up to `ROWS_BYTES` of them; a row that is not there is left
+    out."""
+    ids = pool.ids()
+    found: dict[int, Any] = {}
+    left, first, wanted = ROWS_BYTES, 0, sorted(set(rows))
+    for part in pool.parts() if wanted else ():
+        size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+        for row in wanted:
+            if first <= row < first + size:
+                shown, cost = _shown(part, row - first, pool.spec.text is not None)
+                left -= cost
+                if left < 0:
+                    break
+                reservation.reserve(2 * cost, "rows")
+                found[row] = shown
+        first += size
+        if first > wanted[-1] or left < 0:
+            break
+    return [
+        {"index": row, "id": str(row) if ids is None else ids[row], "row": found[row]}
+        for row in rows
+        if row in found
+    ]
+
+
+def _shown(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
+    """Return a row as JSON has it, of a file its base64, and about how many bytes that takes."""
+    if isinstance(part, dict):
+        cells = {name: _plain(values[row]) for name, values in part.items()}
+        return cells, sum(len(str(cell)) for cell in cells.values())
+    value = part[row]
+    if isinstance(value, np.ndarray):
+        return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
+    if isinstance(value, bytes) and not is_text:
+        return base64.b64encode(value).decode(), 2 * len(value)
+    text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)
+    text = text[:TEXT_LETTERS]
+    return text, len(text)
+
+
+def _plain(cell: Any) -> Any:
+    """Return a cell as JSON has it: of a number that is missing null."""
+    if isinstance(cell, float | np.floating):
+        return float(cell) if np.isfinite(cell) else None
+    return cell if isinstance(cell, int | str | None) else str(cell)
 
 
 def path_in(folder: Path | None, name: str, field: str) -> Path:

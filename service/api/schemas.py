@@ -278,6 +278,16 @@ class AcquireRequest(Envelope):
 LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
+class PreviewRequest(Envelope):
+    """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
+
+    rows: list[Annotated[int, Field(ge=0)]] = Field(
+        default=list(range(10)),
+        max_length=1000,
+        description="which rows to show, by index; those that the file has not are left out",
+    )
+
+
 class LabelEntry(BaseModel):
     """A label, or of a regression a target, and the row where it was not kept when it was
     acquired."""
@@ -423,6 +433,26 @@ class AcquireAnswer(BaseModel):
     finalists: int | None
     unknown_categories: dict[str, int]
     ranking: list[RankedRow]
+
+
+class PreviewRow(BaseModel):
+    """A row of a file: an object of a model of columns, a text of its beginning, an image file in
+    base64, else numbers."""
+
+    index: int
+    id: str
+    row: dict[str, Any] | list[float] | str
+
+
+class PreviewAnswer(BaseModel):
+    """The answer of /acquire/preview."""
+
+    model: str
+    version: str
+    rows: int
+    read_as: str
+    ignored_columns: list[str]
+    preview: list[PreviewRow]
 
 
 class JobAnswer(BaseModel):

@@ -36,6 +36,7 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/predict/jobs": "predict",
     "/acquire": "acquire",
     "/acquire/jobs": "acquire",
+    "/acquire/preview": "acquire",
     "/labels": "label",
     "/metrics": "metrics",
     "/invocations": "predict",

@@ -3,7 +3,7 @@
 import { askJson, Refused } from "./api.js";
 import { bytes, field, fill, h, notice, number, tabs, whenGiven } from "./dom.js";
 import { jobsOf } from "./jobs.js";
-import { ACCEPTED, poolAtService, poolOf } from "./pools/index.js";
+import { ACCEPTED, poolAtService, poolOf } from "./pools.js";
 import { shownRanking } from "./ranking.js";
 
 const LARGE_ROW_DRAWS = 1_000_000; // of a pool that is better ranked by a job
@@ -147,7 +147,7 @@ export async function show(view, app) {
   }
 
   async function sayPool() {
-    const rows = await pool.rows();
+    const rows = await pool.rows({ model: app.model, version: version.value });
     fill(poolSaid, `${pool.name}: ${rows === null ? "" : `${number(rows)} ${rows === 1 ? "row" : "rows"}, `}${bytes(pool.size)}.`);
   }
 
@@ -169,7 +169,7 @@ export async function show(view, app) {
       return;
     }
     const controller = (busy = new AbortController()), wanted = fields();
-    const rows = await asked.rows();
+    const rows = await asked.rows(wanted);
     const isLarge = rows === null ? asked.size > LARGE_BYTES : rows * (wanted.num_samples ?? 1) > LARGE_ROW_DRAWS;
     const isJob = how.value === "job" || (how.value === "" && isLarge);
     start.disabled = true;

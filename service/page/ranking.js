@@ -10,7 +10,7 @@ export async function shownRanking(answer, pool) {
   const first = ranking.slice(0, MOST_SHOWN);
   const shown = pool === null
     ? { kind: "none", why: "This page does not know the pool any more, so index and id alone are shown." }
-    : await pool.shown(first);
+    : await pool.shown(first, answer);
   const hidden = ranking.length > first.length ? `The first ${MOST_SHOWN} of ${number(ranking.length)} rows are shown; what is saved has all.` : null;
   const name = `${answer.model}-to-label`;
   const element = h("div", {},

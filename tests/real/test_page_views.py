@@ -11,9 +11,6 @@ import json
 import re
 import shutil
 import time
-import zipfile
-from datetime import date
-from decimal import Decimal
 
 import httpx
 import numpy as np
@@ -564,7 +561,7 @@ def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, servic
     press(driver, "Choose")
     assert "Choose the file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
     driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
-    until(driver, lambda: "3 rows" in text_of(driver, ".drop"))
+    until(driver, lambda: "wide.npy" in text_of(driver, ".drop"))
     press(driver, "Choose")
     said = until(
         driver,
@@ -577,133 +574,6 @@ def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, servic
         f"{service}/acquire", content=body, headers={"Content-Type": "application/x-npy"}
     )
     assert said == answer.json()["detail"]
-
-
-def test_arrays_of_all_kinds_are_read_where_they_lie(driver, service):
-    opened(driver, service)
-    source = """async ({ rowsOf }, base64, indices) => {
-      const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-      const plain = await rowsOf(new Blob([bytes]), indices, 1e9);
-      const streamed = await rowsOf(new Blob([bytes]).stream(), indices, 1e9);
-      return [plain, streamed].map(({ shape, rows }) => ({ shape, rows: indices.map((i) => rows.get(i)) }));
-    }"""
-    generator = np.random.default_rng(0)
-    for kind in (
-        "<f2",
-        "<f4",
-        ">f4",
-        "<f8",
-        "|i1",
-        "|u1",
-        "<i2",
-        ">i4",
-        "<u4",
-        "<i8",
-        "|b1",
-        "fortran",
-    ):
-        array = 100 * generator.random((3000, 4, 6))
-        array = np.asfortranarray(array) if kind == "fortran" else array.astype(kind)
-        indices = [2999, 0, 17, 1500]
-        for found in work(driver, "pools/npy.js", source, base64_of(npy(array)), indices):
-            assert found["shape"] == [3000, 4, 6]
-            np.testing.assert_array_equal(
-                found["rows"], array[indices].reshape(4, -1).astype(float)
-            )
-    for array in (np.ones((3, 4)), np.asfortranarray(np.ones((3, 4)))):
-        assert "short" in failure(driver, "pools/npy.js", source, base64_of(npy(array)[:-1]), [2])
-    halves = np.array([0, -0.0, 1.5, -65504, 6e-8, np.inf], dtype="<f2")
-    without = source.replace("=> {", "=> { delete DataView.prototype.getFloat16;", 1)
-    for found in work(driver, "pools/npy.js", without, base64_of(npy(halves)), list(range(5))):
-        np.testing.assert_array_equal(np.array(found["rows"])[:, 0], halves[:5].astype(float))
-
-
-PARQUET = """async ({ rowsOf, countOf }, base64, indices, spec) => {
-  const file = new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]);
-  const { kind, rows } = await rowsOf(file, indices, spec);
-  const asJson = (row) => (row instanceof Uint8Array ? String.fromCharCode(...row) : row);
-  return { kind, count: await countOf(file), rows: indices.map((index) => asJson(rows.get(index))) };
-}"""
-
-
-@pytest.mark.parametrize("codec", ["snappy", "zstd", "none"])
-def test_parquet_rows_are_read_where_they_lie(driver, service, codec):
-    opened(driver, service)
-    generator = np.random.default_rng(0)
-    rows, indices = 50, [49, 0, 17]
-    numbers = generator.random((rows, 6)).astype(np.float32)
-    blobs = [generator.bytes(30) for _ in range(rows)]
-
-    def read(table, **spec):
-        file = io.BytesIO()
-        parquet.write_table(pa.table(table), file, row_group_size=20, compression=codec)
-        spec = {"columns": [], "text": None, "image": None, "shape": [6], **spec}
-        return work(driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), indices, spec)
-
-    names = pa.array([f"row {i}" for i in range(rows)])
-    for column in (pa.array(list(numbers)), pa.array(list(numbers.reshape(rows, 2, 3).tolist()))):
-        found = read({"id": names, "x": column})
-        assert (found["kind"], found["count"]) == ("numbers", rows)
-        np.testing.assert_allclose(found["rows"], numbers[indices], rtol=1e-6)
-    found = read({"id": pa.array(range(rows)), **{f"c{i}": numbers[:, i] for i in range(6)}})
-    np.testing.assert_allclose(found["rows"], numbers[indices], rtol=1e-6)
-    as_structs = pa.array([{"bytes": blob, "path": "a.png"} for blob in blobs])
-    for column in (pa.array(blobs), as_structs):
-        found = read({"image": column, "note": names}, image={"mode": "L"})
-        assert found["kind"] == "files"
-        assert [row.encode("latin-1") for row in found["rows"]] == [blobs[i] for i in indices]
-    cells = {
-        "age": pa.array([None if i == 17 else i for i in range(rows)]),
-        "city": pa.array([f"Zürich {i}" for i in range(rows)]).dictionary_encode(),
-        "day": pa.array([date(2024, 5, 1 + i % 28) for i in range(rows)]),
-        "price": pa.array([Decimal(i) / 4 for i in range(rows)], pa.decimal128(9, 2)),
-    }
-    found = read({"other": names, **cells}, columns=[{"name": name} for name in cells])
-    assert found["rows"] == [
-        ["49", "Zürich 49", "2024-05-22", "12.25"],
-        ["0", "Zürich 0", "2024-05-01", "0"],
-        ["–", "Zürich 17", "2024-05-18", "4.25"],
-    ]
-    found = read({"words": names}, text={"column": "words"})
-    assert found["rows"] == ["row 49", "row 0", "row 17"]
-    spec = {"columns": [], "text": None, "image": None, "shape": [6]}
-    file = io.BytesIO()
-    parquet.write_table(pa.table({"x": list(numbers)}), file, compression="gzip")
-    assert "by gzip" in failure(
-        driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec
-    )
-    file = io.BytesIO()
-    parquet.write_table(pa.table({"words": names}), file)
-    assert "does not see" in failure(
-        driver, "pools/parquet.js", PARQUET, base64_of(file.getvalue()), [0], spec
-    )
-
-
-def test_zips_are_read_entry_by_entry(driver, service):
-    opened(driver, service)
-    contents = {"a/ä.txt": b"first " * 100, "b.txt": b"", "c.bin": bytes(range(256)) * 300}
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.comment = b"PK\x05\x06 is no end here"
-        for i, (name, content) in enumerate(contents.items()):
-            archive.writestr(
-                name, content, zipfile.ZIP_DEFLATED if i % 2 == 0 else zipfile.ZIP_STORED
-            )
-    source = """async (zip, base64, most) => {
-      const file = new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]);
-      const found = {};
-      for (const [name, entry] of await zip.entriesOf(file)) {
-        const bytes = await zip.bytesOf(await zip.contentOf(file, entry), most);
-        found[name] = btoa([...bytes].map((b) => String.fromCharCode(b)).join(''));
-      }
-      return found;
-    }"""
-    found = work(driver, "pools/zip.js", source, base64_of(file.getvalue()), 1 << 20)
-    assert found == {name: base64_of(content) for name, content in contents.items()}
-    failed = failure(driver, "pools/zip.js", source, base64_of(file.getvalue()), 1000)
-    assert "too large" in failed
-    failed = failure(driver, "pools/zip.js", source, base64_of(b"no zip " * 10), 1000)
-    assert "no zip file" in failed
 
 
 def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(driver, service, store):
@@ -749,33 +619,6 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     seen("live")
     assert seen("ask") == ["digits"]
     assert text_of(driver, "main h1") == "Ask digits"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_csv_rows_are_those_that_python_reads(driver, service, encoding, delimiter):
-    opened(driver, service)
-    rows = [
-        ["id", "text", "note"],
-        ["1", 'say "Grüße"', "a\nline"],
-        ["", "", ""],
-        ["2", f"x{delimiter}y", "é"],
-        ["3", "plain", ""],
-    ]
-    file = io.StringIO()
-    csv.writer(file, delimiter=delimiter, lineterminator="\r\n").writerows(rows)
-    text = re.sub(
-        "^2", "\r\n2", file.getvalue(), flags=re.MULTILINE
-    )  # an empty line, which is no row
-    assert (
-        list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))) == rows
-    )
-    source = """({ rowsOf }, base64, indices) => {
-      const { names, rows } = rowsOf(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)), indices);
-      return [names, ...indices.map((i) => rows.get(i))];
-    }"""
-    found = work(driver, "pools/csv.js", source, base64_of(text.encode(encoding)), [3, 0, 2])
-    assert found == [rows[0], rows[4], rows[1], rows[3]]
 
 
 def npy(array):

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int64, Num
 from torch import Tensor
 
 from training.data import Dataset
-from training.data.class_weights import class_weights
+from training.data.rows import class_weights
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,

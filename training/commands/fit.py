@@ -13,12 +13,9 @@ from training import log
 from training import recipe as recipes
 from training.commands import Commands, add_device, add_target, open_store, print_quality
 from training.data import load, split, split_sizes
-from training.data.files import keep_recipe
-from training.data.findings import Findings, findings_of
-from training.data.near_duplicates import told
-from training.data.picture import draw
-from training.data.plan import name_of, plan_of
-from training.data.text import plan_lines, report, short_report
+from training.data.description import draw, plan_lines, report, short_report
+from training.data.findings import Findings, findings_of, near_duplicate_lines
+from training.data.plan import keep_recipe, name_of, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
@@ -121,7 +118,7 @@ def _fit(options: argparse.Namespace) -> None:
     store = open_store()
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
-    for line in told(split(data, split_sizes(recipe)), data.takes_ids):
+    for line in near_duplicate_lines(split(data, split_sizes(recipe)), data.takes_ids):
         print(f"! {line}")
 
     # wrong recipes and data are answered before torch is there
@@ -203,7 +200,7 @@ def _across_splits(found: Findings, section: DataSection) -> list[str]:
     log.setLevel(logging.WARNING)  # the data are read once more
     try:
         recipe = plan_of(found, section, None, None).recipe
-        return told(split(load(recipe, data_root()), split_sizes(recipe)))
+        return near_duplicate_lines(split(load(recipe, data_root()), split_sizes(recipe)))
     except InvalidInput:
         return []
     finally:

@@ -1,12 +1,9 @@
-"""Data sources: one module a family, `rows` for what they give, and here the way from a recipe to
-its data.
+"""Data sources, and the way from a recipe to its data.
 
 | source | module |
 |---|---|
-| `digits` | `bundled` |
-| `idx:DIR` | `idx` |
+| `digits`, `idx:DIR`, `npz:FILE` | `arrays` |
 | `images:PATH` | `images` |
-| `npz:FILE` | `arrays` |
 | `csv:FILE`, `parquet:FILE`, `uci:DIR` | `tables` |
 """
 
@@ -18,11 +15,8 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
-from training.data.arrays import npz
-from training.data.bundled import digits
-from training.data.idx import idx
+from training.data.arrays import digits, idx, npz, path_below
 from training.data.images import images
-from training.data.paths import path_below
 from training.data.rows import (
     Dataset,
     Rows,
@@ -78,69 +72,61 @@ def load(
 ) -> Dataset:
     """Read a recipe's data, but for classes that it leaves out; relative paths are under `root`.
 
-    Columns of tables are encoded by what the recipe's training split says of them, so nothing of
-    the other splits is in the encoding: split by `split_sizes` of the same recipe. With `columns`,
-    they are encoded by these; text is, by a version's `tokenizer` (the file's content) if there is
-    one.
+    Columns of tables are encoded by the recipe's training split alone, so nothing of the other
+    splits is in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are
+    encoded by these; text is, by a version's `tokenizer` (the file's content) if there is one.
 
     Raises:
         InvalidInput: if there is no such source, its files are not as they should be, it is not of
             the recipe's task, or its rows are not what a detector of the flag looks at.
     """
-    source = recipe.data.source
-    kind, _, rest = source.partition(":")
-    if source != "digits" and (kind not in FROM_FILES or not rest):
-        raise InvalidInput("data.source", EXPECTED, repr(source))
-    if recipe.task == "regression" and kind in OF_CLASSES:
-        raise InvalidInput("task", f"classification, since `{kind}` has classes", "regression")
-    if recipe.task == "classification" and kind in OF_TARGETS:
-        raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
-    if recipe.data.target is not None and kind not in ("csv", "parquet"):
-        raise InvalidInput(
-            "data.target", f"none, since `{kind}` has no columns to choose from", "one"
-        )
     section = recipe.data
-    for key in ("group", "calibration_group", "time", "id"):
-        value = getattr(section, key)
-        if value is not None and kind not in ("csv", "parquet"):
-            raise InvalidInput(
-                f"data.{key}", f"none, since `{kind}` has no columns to choose from", "one"
-            )
-    if section.integers and kind not in ("npz", "parquet"):
-        expected = f"none, since rows of `{kind}` are no ids (`npz:` and `parquet:` may be)"
-        raise InvalidInput("data.integers", expected, "true")
-    if section.text is not None and kind not in ("csv", "parquet"):
-        raise InvalidInput(
-            "data.text", f"none, since `{kind}` has no columns to choose from", "one"
-        )
-    if section.image_size is not None and kind != "images":
-        raise InvalidInput(
-            "data.image_size", f"none, since rows of `{kind}` are not read from image files", "one"
-        )
-    texts = None if section.text is None else TextRows.of(section, root, tokenizer)
+    kind, _, rest = section.source.partition(":")
+    if section.source != "digits" and (kind not in FROM_FILES or not rest):
+        raise InvalidInput("data.source", EXPECTED, repr(section.source))
+    _refuse_mismatched(recipe, kind)
     if columns and kind not in OF_COLUMNS:
-        raise InvalidInput(
-            "data.source", f"a table with the columns {[c.name for c in columns][:20]}", f"`{kind}`"
-        )
+        expected = f"a table with the columns {[c.name for c in columns][:20]}"
+        raise InvalidInput("data.source", expected, f"`{kind}`")
+    texts = None if section.text is None else TextRows.of(section, root, tokenizer)
     if columns and kind != "uci":
-        kinds = {**recipe.data.columns, **{column.name: column.kind for column in columns}}
-        recipe = recipe.model_copy(
-            update={"data": recipe.data.model_copy(update={"columns": kinds})}
-        )
+        kinds = section.columns | {column.name: column.kind for column in columns}
+        section = section.model_copy(update={"columns": kinds})
+        recipe = recipe.model_copy(update={"data": section})
     data = (
         digits()
-        if source == "digits"
+        if section.source == "digits"
         else FROM_FILES[kind](path_below(root, rest), recipe, columns, texts)
     )
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
-        raise InvalidInput(
-            "serving.combined", f"no {of_images[0]}: rows are no images", f"rows of {data.shape}"
-        )
+        expected = f"no {of_images[0]}: rows are no images"
+        raise InvalidInput("serving.combined", expected, f"rows of {data.shape}")
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
-    return data if data.columns or data.text else leave_out(data, recipe.data.leave_out)
+    return data if data.columns or data.text else leave_out(data, section.leave_out)
+
+
+def _refuse_mismatched(recipe: Recipe, kind: str) -> None:
+    """Raise InvalidInput for what a recipe says that a source of this kind has not."""
+    section = recipe.data
+    if recipe.task == "regression" and kind in OF_CLASSES:
+        raise InvalidInput("task", f"classification, since `{kind}` has classes", "regression")
+    if recipe.task == "classification" and kind in OF_TARGETS:
+        raise InvalidInput("task", f"regression, since `{kind}` has real targets", "classification")
+    no_columns = f"none, since `{kind}` has no columns to choose from"
+    for key in ("target", "group", "calibration_group", "time", "id"):
+        if getattr(section, key) is not None and kind not in ("csv", "parquet"):
+            raise InvalidInput(f"data.{key}", no_columns, "one")
+    if section.integers and kind not in ("npz", "parquet"):
+        expected = f"none, since rows of `{kind}` are no ids (`npz:` and `parquet:` may be)"
+        raise InvalidInput("data.integers", expected, "true")
+    if section.text is not None and kind not in ("csv", "parquet"):
+        raise InvalidInput("data.text", no_columns, "one")
+    if section.image_size is not None and kind != "images":
+        expected = f"none, since rows of `{kind}` are not read from image files"
+        raise InvalidInput("data.image_size", expected, "one")
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:

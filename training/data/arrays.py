@@ -1,12 +1,17 @@
-"""`npz:FILE`: arrays `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`."""
+"""Files of arrays: `npz:FILE`, `idx:DIR` (MNIST's file format), and scikit-learn's `digits`."""
 
+import gzip
+import math
+import struct
+import zlib
+from io import BufferedIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from model_store.artifacts.manifest import LARGEST_ID
+from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
 from model_store.errors import InvalidInput
 from model_store.sources.npy import read_npz
 from training.data.rows import Dataset, Rows, class_numbers
@@ -15,8 +20,39 @@ from training.data.splitting import Keys, hold_out
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
+DIGITS_TEST_FRACTION = 0.2
+MAX_IDX_BYTES = 1 << 32
+READ_BYTES = 1 << 20
+IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # and their axes
 WHOLE = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
+
+
+def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
+    """Return the path of a file of data, which is below the data folder if it is relative.
+
+    Raises:
+        InvalidInput: if it is in the current folder instead.
+    """
+    path = root / rest
+    if not path.exists() and Path(rest).exists():
+        expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
+        got = f"{rest!r} of the current folder (DUBITO_DATA=. looks there)"
+        raise InvalidInput(field, expected, got)
+    return path
+
+
+def digits() -> Dataset:
+    """Return scikit-learn's bundled digits: 1,797 handwritten digits of 8x8 pixels from 0 to 16
+    (UCI, 1998)."""
+    from sklearn.datasets import load_digits  # a slow import that other sources do not need
+
+    bunch = load_digits()
+    numbers = np.arange(len(bunch.data))
+    rows = Rows(bunch.data.astype(np.float32), bunch.target.astype(np.int64), numbers)
+    train, test = hold_out(len(rows), DIGITS_TEST_FRACTION)
+    classes = tuple(map(str, bunch.target_names))
+    return Dataset(rows.take(train), rows.take(test), (8, 8), classes, 0.0, 16.0)
 
 
 def npz(path: Path, task: str, section: "DataSection") -> Dataset:
@@ -33,59 +69,38 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
 
 
 def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Return arrays as rows, as `npz` does of those in a file.
-
-    Raises:
-        InvalidInput: naming the array that is missing or not as it should be.
-    """
+    """Return arrays as rows, as `npz` does of those in a file."""
     if set(arrays) == set(WHOLE):
-        _check_lengths(arrays["x"], arrays["y"], "x", "y")
-        keys = (
-            Keys(np.unique(arrays["y"], return_inverse=True)[1])
-            if section.is_stratified and task != "regression"
-            else None
-        )
-        train, test = hold_out(len(arrays["y"]), section.test_fraction, keys)
-        ids = train
-        parts = {
-            f"{name}_{part}": arrays[name][i]
-            for name in WHOLE
-            for part, i in (("train", train), ("test", test))
-        }
+        x, y = arrays["x"], arrays["y"]
+        _check_lengths(x, y, "x", "y")
+        is_stratified = section.is_stratified and task != "regression"
+        keys = Keys(np.unique(y, return_inverse=True)[1]) if is_stratified else None
+        ids, test = hold_out(len(y), section.test_fraction, keys)
+        arrays = {"x_train": x[ids], "y_train": y[ids], "x_test": x[test], "y_test": y[test]}
+        names = {"x_train": "x", "x_test": "x"}
     elif set(arrays) == set(SPLIT):
-        parts, ids = arrays, np.arange(len(arrays["y_train"]))
+        ids, names = np.arange(len(arrays["y_train"])), {name: name for name in SPLIT}
     else:
-        raise InvalidInput(
-            "data.source",
-            f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}",
-            f"{sorted(arrays)}"[:200],
-        )
-    names = {name: name[0] if set(arrays) == set(WHOLE) else name for name in SPLIT}
+        expected = f"arrays {' and '.join(WHOLE)}, or {', '.join(SPLIT)}"
+        raise InvalidInput("data.source", expected, f"{sorted(arrays)}"[:200])
     for part in ("train", "test"):
-        _check_lengths(parts[f"x_{part}"], parts[f"y_{part}"], f"x_{part}", f"y_{part}")
-    shape = parts["x_train"].shape[1:]
-    if parts["x_test"].shape[1:] != shape:
-        raise InvalidInput(
-            "x_test", f"rows of shape {shape} as in x_train", f"{parts['x_test'].shape[1:]}"
-        )
-    x, x_test = (
-        numbers(parts["x_train"], names["x_train"]),
-        numbers(parts["x_test"], names["x_test"]),
-    )
+        x_part, y_part = f"x_{part}", f"y_{part}"
+        _check_lengths(arrays[x_part], arrays[y_part], x_part, y_part)
+    shape, test_shape = arrays["x_train"].shape[1:], arrays["x_test"].shape[1:]
+    if test_shape != shape:
+        raise InvalidInput("x_test", f"rows of shape {shape} as in x_train", f"{test_shape}")
+    x, x_test = (numbers(arrays[name], names[name]) for name in ("x_train", "x_test"))
     classes: tuple[str, ...] = ()
     if task == "regression":
-        y, y_test = _targets(parts["y_train"], "y_train"), _targets(parts["y_test"], "y_test")
+        y, y_test = (_targets(arrays[name], name) for name in ("y_train", "y_test"))
     else:
-        labels, test_labels = (
-            _labels(parts["y_train"], "y_train"),
-            _labels(parts["y_test"], "y_test"),
-        )
+        labels, test_labels = (_labels(arrays[name], name) for name in ("y_train", "y_test"))
         y, y_test, classes = class_numbers(labels, test_labels, "y")
     least, most = float(x.min()), float(x.max())
     if section.integers:
         largest = None if section.vocabulary is None else section.vocabulary - 1
-        for part in ("train", "test"):
-            check_ids(parts[f"x_{part}"], names[f"x_{part}"], largest)
+        for name in ("x_train", "x_test"):
+            check_ids(arrays[name], names[name], largest)
         least, most = 0.0, max(most, float(x_test.max())) if largest is None else float(largest)
     rows = Rows(x, y, ids), Rows(x_test, y_test)
     return Dataset(*rows, shape, classes, least, most, takes_ids=section.integers)
@@ -99,11 +114,7 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> No
 
 
 def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
-    """Return flat rows of finite numbers in float32; bytes stay bytes.
-
-    Raises:
-        InvalidInput: naming the array whose numbers are not such.
-    """
+    """Return flat rows of finite numbers in float32; bytes stay bytes."""
     if x.dtype.kind not in "fiu":
         raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
     flat = x.reshape(len(x), -1)
@@ -120,11 +131,7 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
 
 
 def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
-    """Check that an array of numbers is of whole ones, from 0 to the largest id.
-
-    Raises:
-        InvalidInput: naming the array, and the first row where they are not.
-    """
+    """Raise InvalidInput unless an array is of whole numbers from 0 to the largest id."""
     largest = LARGEST_ID if largest is None else largest
     flat = x.reshape(len(x), -1)
     is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
@@ -144,3 +151,79 @@ def _labels(y: np.ndarray, name: str) -> list[str]:
     if y.dtype.kind not in "iuU":
         raise InvalidInput(name, "integer or string labels", f"dtype {y.dtype.str[:20]}")
     return [str(label) for label in y.tolist()]
+
+
+def idx(folder: Path) -> Dataset:
+    """Read MNIST's four files from a folder: train and t10k, images and labels, gzipped or not."""
+    if not folder.is_dir():
+        got = f"{str(folder)!r}, which is not a folder"
+        raise InvalidInput("data.source", "a folder of IDX files", got)
+    (images, labels), (test_images, test_labels) = (
+        [read_idx(find_idx(folder, f"{split}-{kind}"), n) for kind, n in IDX_FILES.items()]
+        for split in ("train", "t10k")
+    )
+    for split, x, y in (("train", images, labels), ("t10k", test_images, test_labels)):
+        if len(x) != len(y):
+            expected = f"as many {split} labels as images ({len(x)})"
+            raise InvalidInput("data.source", expected, f"{len(y)} labels")
+    shape, test_shape = images.shape[1:], test_images.shape[1:]
+    if test_shape != shape:
+        expected = f"t10k images of shape {shape} as in train"
+        raise InvalidInput("data.source", expected, f"{test_shape}")
+    found, classes = np.unique(labels).tolist(), int(labels.max()) + 1
+    if classes < 2 or len(found) < classes:
+        expected = "labels of two classes or more, numbered from 0 without gaps"
+        raise InvalidInput("data.source", expected, f"labels {found[:20]}")
+    if test_labels.max() >= classes:
+        got = str(int(test_labels.max()))
+        raise InvalidInput("data.source", f"t10k labels below {classes}", got)
+    rows, test_rows = (
+        Rows(x.reshape(len(x), -1).astype(np.float32), y.astype(np.int64))
+        for x, y in ((images, labels), (test_images, test_labels))
+    )
+    names, grey = tuple(map(str, range(classes))), ImageSpec(mode="L")
+    return Dataset(rows, test_rows, shape, names, 0.0, 255.0, image=grey)
+
+
+def find_idx(folder: Path, stem: str) -> Path:
+    """Return the path of an IDX file, plain or gzipped."""
+    for name in (stem, f"{stem}.gz"):
+        if (folder / name).is_file():
+            return folder / name
+    raise InvalidInput("data.source", f"{stem} or {stem}.gz in {str(folder)!r}", "neither")
+
+
+def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
+    """Read an IDX file of unsigned bytes with `ndim` axes."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as unzipped:
+                return _read_idx(unzipped, ndim, path.name)
+        with path.open("rb") as file:
+            return _read_idx(file, ndim, path.name)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(
+            path.name, "a readable IDX file, plain or gzipped", str(error) or "its end"
+        ) from None
+
+
+def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
+    header = file.read(4 + 4 * ndim)
+    magic = bytes([0, 0, 8, ndim])
+    if len(header) < 4 + 4 * ndim or header[:4] != magic:
+        raise InvalidInput(
+            name, f"an IDX header of unsigned bytes and {ndim} axes", f"bytes {header[:4].hex()}"
+        )
+    shape = struct.unpack(f">{ndim}I", header[4:])
+    size = math.prod(shape)
+    if not 0 < size <= MAX_IDX_BYTES:
+        raise InvalidInput(
+            name, f"between 1 and {MAX_IDX_BYTES} bytes of data", f"a header of shape {shape}"
+        )
+    content = bytearray()  # grows with what is there, not with what the header promises
+    while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
+        content += piece
+    if len(content) != size:
+        came = "more" if len(content) > size else f"{len(content)}"
+        raise InvalidInput(name, f"{size} bytes of data, as shape {shape} in its header says", came)
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -22,11 +22,21 @@ from pyarrow import compute, types
 
 from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberWriting, Thousands
 from model_store.errors import InvalidInput
-from model_store.sources.cells import BOOLEANS, COMMA_NUMBER, MISSING, is_number, number_of, sign_of
+from model_store.sources.cells import (
+    BOOLEANS,
+    COMMA_NUMBER,
+    ISO,
+    MISSING,
+    TIME_EXAMPLE,
+    is_number,
+    number_of,
+    seconds_as_written,
+    seconds_of,
+    sign_of,
+)
 from model_store.sources.columns import Categories, Columns, Numbers, category_text
 from model_store.sources.csv import CsvTable
 from model_store.sources.parquet import read_table
-from model_store.sources.times import EXAMPLE, ISO, seconds_as_written, seconds_of
 from training import log
 
 if TYPE_CHECKING:
@@ -402,7 +412,7 @@ def _times(
         if is_wanted:
             row, bad = _first_bad(values, date_format)
             written = f" ({date_format!r})" if date_format else ""
-            expected = f"dates or times, such as {EXAMPLE}{written}"
+            expected = f"dates or times, such as {TIME_EXAMPLE}{written}"
             raise InvalidInput(f"column {name}", expected, f"{bad[:SHOWN]!r} in row {row}")
         return None
     first, *others = read.values()

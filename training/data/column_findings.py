@@ -1,13 +1,16 @@
 """What each column of a table is taken for, and what about it a person should know."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from pyarrow import types
 
+from model_store.sources.cells import is_number
 from model_store.sources.columns import Numbers, category_text
-from training.data.cells import MOSTLY, as_text, with_times
+from training.data.cells import MOSTLY, as_text, floats_of, is_numeric, with_times
 from training.data.columns import FREQUENT, MAX_CATEGORIES
 
 Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
@@ -21,9 +24,7 @@ DRESSED = re.compile(
 SHOWN_VALUES = 4
 WORDS_OF_TEXT = 4  # on average, of values that are nearly all different
 LEAK_ROWS = 5_000
-LEAK = (
-    0.99  # of what one column says of the target, from which on it may be the target in other words
-)
+LEAK = 0.99  # share of the target that a column determines, from which on it may be the target
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,64 +42,41 @@ class ColumnFinding:
     is_id: bool = False  # it tells the rows apart, by its name or since it numbers them
 
 
-def find(table: Any, name: str, date_format: str | None, told: str | None = None) -> ColumnFinding:
-    """Return what a column of an Arrow table, whose texts of numbers are numbers, is taken for.
-
-    With a kind that a recipe tells, that is what it is taken for.
-    """
-    import pyarrow as pa
-    from pyarrow import types
-
+def find(table: Any, name: str, date_format: str | None, told: Any = None) -> ColumnFinding:
+    """Return what a column of an Arrow table, whose texts of numbers are numbers, is taken for: the
+    kind that a recipe tells, or that its values speak for."""
     column = table.column(name)
-    rows = len(column)
-    missing = column.null_count / max(1, rows)
-    only, times = with_times(
-        table.select([name]), {name}, {} if told in (None, "time") else {name: "-"}, date_format
-    )
+    missing = column.null_count / max(1, len(column))
+    kinds = {} if told in (None, "time") else {name: "-"}
+    timed, times = with_times(table.select([name]), {name}, kinds, date_format)
     if name in times:
-        seconds = only.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
-        spans = [str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in _ends(seconds)]
-        return ColumnFinding(
-            name, "time", f"dates or times, {spans[0]} to {spans[1]}", missing, seconds
-        )
-    of = column.type
-    if types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of):
-        numbers = (
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        )
-        return _of_numbers(name, numbers, told)
-    if not (types.is_boolean(of) or as_text(column) is not None):
-        return ColumnFinding(
-            name, "ignored", f"type {of} is none of numbers, categories or dates", missing, []
-        )
+        seconds = floats_of(timed.column(name))
+        ends = (0.0, 0.0) if np.isnan(seconds).all() else (np.nanmin(seconds), np.nanmax(seconds))
+        first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
+        return ColumnFinding(name, "time", f"dates or times, {first} to {last}", missing, seconds)
+    if is_numeric(column.type):
+        return _of_numbers(name, floats_of(column), told)
     texts = as_text(column)
-    values = [
-        None if v is None else category_text(v)
-        for v in (column if texts is None else texts).to_pylist()
-    ]
-    return _of_text(name, values, told)
+    if not (types.is_boolean(column.type) or texts is not None):
+        why = f"type {column.type} is none of numbers, categories or dates"
+        return ColumnFinding(name, "ignored", why, missing, [])
+    cells = (column if texts is None else texts).to_pylist()
+    return _of_text(name, [None if c is None else category_text(c) for c in cells], told)
 
 
-def _of_numbers(name: str, numbers: Numbers, told: str | None) -> ColumnFinding:
+def _of_numbers(name: str, numbers: Numbers, told: Any) -> ColumnFinding:
     present = numbers[np.isfinite(numbers)]
     missing = float(np.isnan(numbers).mean()) if len(numbers) else 0.0
     distinct = np.unique(present)
-    if len(distinct) < 2 and told is None:
-        why = (
-            "no value in any row"
-            if len(distinct) == 0
-            else f"the same in every row ({distinct[0]:g})"
-        )
+    if told is None and len(distinct) < 2:
+        why = f"the same in every row ({distinct[0]:g})" if len(distinct) else "no value in any row"
         return ColumnFinding(name, "ignored", why, missing, numbers)
-    notes, why, kind = (
-        [],
-        f"numbers, {distinct[0]:g} to {distinct[-1]:g}" if len(distinct) else "numbers",
-        "numeric",
-    )
+    why = f"numbers, {distinct[0]:g} to {distinct[-1]:g}" if len(distinct) else "numbers"
+    kind: Kind = "numeric"
+    notes = []
     if np.isinf(numbers).any():
-        notes.append(
-            f"infinity in row {int(np.argmax(np.isinf(numbers)))}: such a cell stops a fit"
-        )
+        row = int(np.argmax(np.isinf(numbers)))
+        notes.append(f"infinity in row {row}: such a cell stops a fit")
     is_whole = bool((present == np.round(present)).all())
     if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
         steps = np.diff(present)
@@ -117,78 +95,67 @@ def _of_numbers(name: str, numbers: Numbers, told: str | None) -> ColumnFinding:
         notes.append(
             f"a heavy tail: its furthest value is {tail:.0f} interquartile ranges from the median"
         )
-    taken: Kind = told if told in ("numeric", "categorical", "ignored") else kind  # type: ignore[assignment]
+    if told in ("numeric", "categorical", "ignored"):
+        kind = told
     is_id = kind == "ignored" and len(present) == len(numbers)
-    return ColumnFinding(
-        name, taken, why if told is None else "as told", missing, numbers, notes, tail, is_id
-    )
+    why = why if told is None else "as told"
+    return ColumnFinding(name, kind, why, missing, numbers, notes, tail, is_id)
 
 
 def tail_of(present: Numbers) -> float:
     """Return how many interquartile ranges the furthest value is away from the median; 0 where
     these are 0."""
-    quartiles = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
-    spread = quartiles[2] - quartiles[0]
-    return float(np.abs(present - quartiles[1]).max() / spread) if spread > 0 else 0.0
+    low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
+    return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
 
-def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFinding:
-    present = [value for value in values if value is not None]
-    missing = 1.0 - len(present) / max(1, len(values))
-    counts: dict[str, int] = {}
-    for value in present:
-        counts[value] = counts.get(value, 0) + 1
+def _of_text(name: str, values: list[str | None], told: Any) -> ColumnFinding:
+    counts = Counter(value for value in values if value is not None)
+    present = counts.total()
+    missing = 1.0 - present / max(1, len(values))
     if told is not None:
-        return ColumnFinding(name, told, "as told", missing, values)  # type: ignore[arg-type]
+        return ColumnFinding(name, told, "as told", missing, values)
     if len(counts) < 2:
-        why = (
-            f"the same in every row ({next(iter(counts))[:40]!r})"
-            if counts
-            else "no value in any row"
-        )
+        why = "no value in any row"
+        if counts:
+            why = f"the same in every row ({next(iter(counts))[:40]!r})"
         return ColumnFinding(name, "ignored", why, missing, values)
-    words = [value for value in counts if not _is_number(value)]
+    words = {value for value in counts if not is_number(value)}
     odd = sum(counts[value] for value in words)
-    if 0 < odd <= (1.0 - MOSTLY) * len(present) + 1e-9:
-        cells = [
-            f"{v[:30]!r} in row {n}"
-            for n, v in enumerate(values)
-            if v is not None and not _is_number(v)
-        ]
-        shown = ", ".join(cells[:SHOWN_VALUES]) + (
-            f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > 4 else ""
-        )
+    if 0 < odd <= (1.0 - MOSTLY) * present + 1e-9:
+        cells = [f"{v[:30]!r} in row {n}" for n, v in enumerate(values) if v in words]
+        shown = ", ".join(cells[:SHOWN_VALUES])
+        more = f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > SHOWN_VALUES else ""
         listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
-        why = f"numbers but for {shown}: data.missing_values = [{listed}] reads these as missing"
+        reads = f"data.missing_values = [{listed}] reads these as missing"
+        why = f"numbers but for {shown}{more}: {reads}"
         return ColumnFinding(name, "refused", why, missing, values)
     notes = []
     if all(DRESSED.fullmatch(value.strip()) for value in counts):
         notes.append(
             f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have "
-            "several signs: "
-            "data.decimal and data.thousands say which"
+            "several signs: data.decimal and data.thousands say which"
         )
-    frequent = sum(count >= FREQUENT for count in counts.values())
-    if (len(counts) > MAX_CATEGORIES and frequent == 0) or (
-        len(counts) == len(present) >= FEWEST_ROWS
-    ):
-        why = f"an id or free text: {len(counts)} different values in {len(present)} rows"
+    is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < FREQUENT
+    if is_rare or len(counts) == present >= FEWEST_ROWS:
+        why = f"an id or free text: {len(counts)} different values in {present} rows"
         mean_words = float(np.mean([len(value.split()) for value in counts]))
         if mean_words >= WORDS_OF_TEXT:
-            why = f"free text of {mean_words:.0f} words on average; data.text reads it, for a network of your own"
+            reads = "data.text reads it, for a network of your own"
+            why = f"free text of {mean_words:.0f} words on average; {reads}"
         is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
         return ColumnFinding(name, "ignored", why, missing, values, notes, is_id=is_id)
     if len(counts) > MAX_CATEGORIES:
         notes.append(f"{len(counts)} categories: only the most frequent are told apart")
-    elif len(counts) > len(present) / 2:
+    elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
     if len({value.strip().lower() for value in counts}) < len(counts):
         notes.append("some categories differ in spaces or capitals alone")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
 
 
-def leaks(finding: ColumnFinding, target: np.ndarray, is_regression: bool) -> str | None:
-    """Return what to say of a column that alone determines the target almost; None of others.
+def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
+    """Return what to say of a column that alone almost determines the target; None of others.
 
     A small tree of this column alone is fitted on one half of the rows and measured on the other.
     """
@@ -197,12 +164,11 @@ def leaks(finding: ColumnFinding, target: np.ndarray, is_regression: bool) -> st
     y = target.astype(np.float64)
     if is_regression and len(y):
         y = y / (np.abs(y).max() or 1.0)  # so that no square overflows
-    values = finding.values
     if isinstance(values, list):
         codes = {value: i for i, value in enumerate(sorted({v for v in values if v is not None}))}
         if len(codes) > MAX_CATEGORIES:
             return None
-        x = np.array([-1 if value is None else codes[value] for value in values], dtype=np.float64)
+        x = np.array([codes.get(value, -1) for value in values], dtype=np.float64)
     else:
         x = np.where(np.isfinite(values), values, np.nan)
     order = np.random.default_rng(0).permutation(len(y))[:LEAK_ROWS]
@@ -211,33 +177,15 @@ def leaks(finding: ColumnFinding, target: np.ndarray, is_regression: bool) -> st
         return None
     fitted, measured = order[:half], order[half:]
     make = DecisionTreeRegressor if is_regression else DecisionTreeClassifier
-    tree = make(max_leaf_nodes=64, min_samples_leaf=3, random_state=0).fit(
-        x[fitted, None], y[fitted]
-    )
-    said = tree.predict(x[measured, None])
+    tree = make(max_leaf_nodes=64, min_samples_leaf=3, random_state=0)
+    predicted = tree.fit(x[fitted, None], y[fitted]).predict(x[measured, None])
     if is_regression:
         base = float(np.var(y[measured]))
-        share = 1.0 - float(np.mean((said - y[measured]) ** 2)) / base if base > 0 else 0.0
-        return (
-            f"alone it explains {100 * share:.1f} % of the target's variance"
-            if share > LEAK
-            else None
-        )
-    share = float(np.mean(said == y[measured]))
+        share = 1.0 - float(np.mean((predicted - y[measured]) ** 2)) / base if base > 0 else 0.0
+        said = f"alone it explains {100 * share:.1f} % of the target's variance"
+        return said if share > LEAK else None
+    share = float(np.mean(predicted == y[measured]))
     base = float(np.max(np.unique(y[measured], return_counts=True)[1]) / len(measured))
     if share < LEAK or base > LEAK - 0.05:
         return None
     return f"alone it gives the right class in {100 * share:.1f} % of the rows"
-
-
-def _ends(seconds: Numbers) -> tuple[float, float]:
-    present = seconds[~np.isnan(seconds)]
-    return (float(present.min()), float(present.max())) if len(present) else (0.0, 0.0)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text

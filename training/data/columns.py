@@ -1,4 +1,4 @@
-"""The encoding of columns, fitted on the training rows; `model_store.sources.columns` applies it."""
+"""Encodings of columns, fitted on the training rows; `model_store.sources.columns` applies them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from model_store.artifacts.manifest import (
     TimeColumn,
 )
 from model_store.errors import InvalidInput
+from model_store.sources.cells import CYCLES_S, DAY_S
 from model_store.sources.columns import Categories, Numbers
-from model_store.sources.times import CYCLES_S, DAY_S
 from training import log
 
 MAX_CATEGORIES = 256

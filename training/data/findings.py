@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT
+from training.data.arrays import SPLIT, path_below
 from training.data.cells import csv_table, index_column, parquet_table, values_of
-from training.data.column_findings import ColumnFinding, find, leaks
+from training.data.column_findings import ColumnFinding, find, leak_of
+from training.data.columns import present, take
 from training.data.images import looked_at
-from training.data.paths import path_below
+from training.data.rows import Rows, Splits
+from training.data.tables import check_names
 from training.recipe import DataSection
 
 MOST_CLASSES_OF_NUMBERS = 10  # whole numbers with more different values are a target of regression
@@ -23,6 +26,14 @@ FEW = 10  # rows of a class below which it is named
 DUPLICATE_ROWS = 200_000  # rows that are compared
 CLOSE_STEPS = 1000.0  # of float32 that a target's standard deviation should have
 DIGITS = 3  # of numbers that are compared, in standard deviations
+MOST_PIXELS = 64  # of a side of images that are larger, or of several sizes
+NEAR_DIGITS = 3  # of numbers of rows that are compared, in standard deviations of all of them
+CHUNK_ROWS = 1024
+TOLD_SHARE = 0.01  # of a split's rows from which on, and more than one, duplicates are worth a word
+ADVICE = (
+    "calibration and test rows that the fit has seen look surer than new ones will; data.group "
+    "keeps what belongs together in one split"
+)
 KINDS = ("csv", "parquet", "npz", "images")
 
 
@@ -53,104 +64,83 @@ class Findings:
 
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Look at a source, up to its rows' target; nothing of it is refused that can be said instead.
+    """Look at a source, up to its rows' target; what can be said instead is not refused.
 
     Raises:
         InvalidInput: if it cannot be read, or has no such column.
     """
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
-        raise InvalidInput(
-            "--data", "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER", repr(section.source)
-        )
+        expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
+        raise InvalidInput("--data", expected, repr(section.source))
     path = path_below(root, rest)
     if kind == "images":
         return _of_images(section, path)
     if kind == "npz":
         return _of_arrays(section, path, task)
-    return _of_table(
-        section,
-        csv_table(path, None, section) if kind == "csv" else parquet_table(path, None, section),
-        task,
-    )
+    read = csv_table if kind == "csv" else parquet_table
+    return _of_table(section, read(path, None, section), task)
 
 
 def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
     names, notes = list(table.column_names), []
-    asked = {section.target, section.group, section.time, *section.columns}
-    index = index_column(names, {name for name in asked if name})
+    keys = {"--target": section.target, "--group": section.group, "--time": section.time}
+    index = index_column(names, {name for name in (*keys.values(), *section.columns) if name})
     if index is not None:
         notes.append(f"column {index!r} is left out: pandas' unnamed index")
         names.remove(index)
-    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
-    if repeated:
-        expected = "columns with different names"
-        raise InvalidInput(
-            "data.source", expected, f"{repeated[0]!r} twice or without a name"[:100]
-        )
-    for key, name in (
-        ("--target", section.target),
-        ("--group", section.group),
-        ("--time", section.time),
-    ):
+    check_names(names)
+    for key, name in keys.items():
         if name is not None and name not in names:
             raise InvalidInput(key, f"one of the columns {names[:20]}", repr(name)[:100])
-    keyed = {
-        name
-        for name in (section.target, section.group, section.time)
-        if name and name not in section.columns
-    }
+    keyed = set(keys.values()) - set(section.columns)
     columns = [
         find(table, name, section.date_format, section.columns.get(name))
         for name in names
         if name not in keyed
     ]
-    rows = table.num_rows
-    warnings: list[str] = []
-    if section.target is None:
-        why = "no target is named (--target COLUMN)"
-        return Findings(section.source, rows, None, why, columns, notes=notes, warnings=warnings)
-    target = find(table, section.target, section.date_format)
-    is_there = _present(target.values)
-    if not is_there.all():
-        notes.append(
-            f"{rows - int(is_there.sum())} rows have no value of {section.target} and are dropped"
-        )
-    task, why = (task, "as told") if task else task_of(target.values, section.target)
-    if target.kind in ("time", "refused") and task == "regression":
-        raise InvalidInput(
-            f"column {section.target}", "numbers or classes as the target", target.why
-        )
     found = Findings(
         section.source,
-        int(is_there.sum()),
-        task,
-        why,
+        table.num_rows,
+        None,
+        "no target is named (--target COLUMN)",
         columns,
         section.target,
         notes=notes,
-        warnings=warnings,
     )
-    if task == "regression":
-        values = values_of(table.column(section.target), section.target, "numeric")
-        assert isinstance(values, np.ndarray)
-        found = replace(found, targets=values[is_there])
-        warnings += _close_targets(values[is_there])
+    return found if section.target is None else _with_target(found, section, table, task)
+
+
+def _with_target(found: Findings, section: DataSection, table: Any, task: Task | None) -> Findings:
+    """Return what is found of the rows that have a target."""
+    name = section.target
+    assert name is not None
+    target = find(table, name, section.date_format)
+    kept = np.flatnonzero(present(target.values))
+    if len(kept) < found.rows:
+        found.notes.append(f"{found.rows - len(kept)} rows have no value of {name} and are dropped")
+    task, why = (task, "as told") if task else task_of(target.values, name)
+    found = replace(found, rows=len(kept), task=task, why=why)
+    is_regression = task == "regression"
+    if target.kind in ("time", "refused") and is_regression:
+        raise InvalidInput(f"column {name}", "numbers or classes as the target", target.why)
+    kind = "numeric" if is_regression else "categorical"
+    values: Any = take(values_of(table.column(name), name, kind), kept)
+    if is_regression:
+        found, y = replace(found, targets=values, warnings=_close_targets(values)), values
     else:
-        labels = values_of(table.column(section.target), section.target, "categorical")
-        kept = [str(labels[i]) for i in np.flatnonzero(is_there).tolist()]
-        found = replace(found, classes=dict(Counter(kept).most_common()), labels=kept)
-    y = found.targets if found.labels is None else np.unique(found.labels, return_inverse=True)[1]
-    assert y is not None
-    for column in found.used:
-        values_there = _taken(column.values, is_there)
-        leak = leaks(
-            ColumnFinding(column.name, column.kind, "", 0.0, values_there), y, task == "regression"
-        )
-        if leak is not None:
-            warnings.append(f"column {column.name} may hold the target in other words: {leak}")
-    warnings += _duplicates([_taken(column.values, is_there) for column in found.used], y)
-    return replace(found, warnings=warnings + _of_classes(found.classes))
+        counts = dict(Counter(values).most_common())
+        found = replace(found, classes=counts, labels=values)
+        y = np.unique(values, return_inverse=True)[1]
+    features = {column.name: take(column.values, kept) for column in found.used}
+    leaks = {feature: leak_of(values, y, is_regression) for feature, values in features.items()}
+    warnings = [
+        f"column {feature} may hold the target in other words: {leak}"
+        for feature, leak in leaks.items()
+        if leak is not None
+    ]
+    warnings += _duplicates(list(features.values()), len(y)) + _rare(found.classes)
+    return replace(found, warnings=found.warnings + warnings)
 
 
 def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
@@ -166,74 +156,68 @@ def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
     found = Findings(section.source, len(x), task, why, shape=x.shape[1:], has_test=has_test)
     if task == "regression":
         return replace(found, targets=np.asarray(values, dtype=np.float64))
-    classes = dict(Counter(str(v) for v in y.tolist()).most_common())
-    return replace(found, classes=classes, warnings=_of_classes(classes))
+    classes = dict(Counter(map(str, y.tolist())).most_common())
+    return replace(found, classes=classes, warnings=_rare(classes))
 
 
 def _of_images(section: DataSection, path: Path) -> Findings:
     classes, sizes, is_grey, has_test = looked_at(path)
     notes, size = [], None
-    if len(sizes) > 1 or max(next(iter(sizes))) > MOST_PIXELS:
-        widths, heights = (np.median([s[i] for s in sizes.elements()]) for i in (0, 1))
+    width, height = next(iter(sizes))
+    if len(sizes) > 1 or max(width, height) > MOST_PIXELS:
+        widths, heights = (float(np.median([s[i] for s in sizes.elements()])) for i in (0, 1))
         scale = min(1.0, MOST_PIXELS / max(widths, heights))
-        size = (max(8, round(float(heights * scale))), max(8, round(float(widths * scale))))
+        height, width = size = max(8, round(heights * scale)), max(8, round(widths * scale))
         notes.append(
-            f"images of {len(sizes)} sizes are resized to {size[1]} x {size[0]} (width x height)"
+            f"images of {len(sizes)} sizes are resized to {width} x {height} (width x height)"
         )
-    width, height = next(iter(sizes)) if size is None else (size[1], size[0])
-    shape = (height, width) if is_grey else (3, height, width)
-    why = "folders are classes"
-    found = Findings(
-        section.source, sum(classes.values()), "classification", why, shape=shape, classes=classes
+    return Findings(
+        section.source,
+        sum(classes.values()),
+        "classification",
+        "folders are classes",
+        shape=(height, width) if is_grey else (3, height, width),
+        classes=classes,
+        image_size=size,
+        has_test=has_test,
+        notes=notes,
+        warnings=_rare(classes),
     )
-    return replace(
-        found, image_size=size, has_test=has_test, notes=notes, warnings=_of_classes(classes)
-    )
-
-
-MOST_PIXELS = 64  # of a side of images that are larger, or of several sizes
 
 
 def task_of(values: Any, name: str) -> tuple[Task, str]:
     """Return the task that a target's values speak for, and why."""
     if isinstance(values, list):
         return "classification", f"{name} is not of numbers"
-    present = values[np.isfinite(values)]
-    distinct = np.unique(present)
-    if (present == np.round(present)).all() and len(distinct) <= MOST_CLASSES_OF_NUMBERS:
-        return (
-            "classification",
-            f"{name} has {len(distinct)} different whole numbers (--task regression says "
-            "otherwise)",
-        )
-    return (
-        "regression",
-        f"{name} has {len(distinct)} different numbers (--task classification says otherwise)",
-    )
+    finite = values[np.isfinite(values)]
+    distinct = len(np.unique(finite))
+    if (finite == np.round(finite)).all() and distinct <= MOST_CLASSES_OF_NUMBERS:
+        why = f"{name} has {distinct} different whole numbers (--task regression says otherwise)"
+        return "classification", why
+    why = f"{name} has {distinct} different numbers (--task classification says otherwise)"
+    return "regression", why
 
 
-def _of_classes(classes: dict[str, int]) -> list[str]:
+def _rare(classes: dict[str, int]) -> list[str]:
     few = [f"{label!r} ({count})" for label, count in classes.items() if count < FEW]
     return [f"classes with fewer than {FEW} rows: {', '.join(few[:10])}"] if few else []
 
 
-def _duplicates(columns: list[Any], y: np.ndarray) -> list[str]:
+def _duplicates(columns: list[Any], rows: int) -> list[str]:
     """Return what to say of rows that are alike in all columns, numbers up to thousandths of a
     standard deviation."""
-    if not columns or not len(y):
+    if not columns or not rows:
         return []
     codes = []
     for values in columns:
-        if isinstance(values, np.ndarray):
-            scale = np.nanstd(values[np.isfinite(values)]) or 1.0
-            rounded = np.round(
-                np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf) / scale, DIGITS
-            )
-            codes.append(np.unique(rounded[:DUPLICATE_ROWS], return_inverse=True)[1])
+        keys: Any
+        if isinstance(values, list):
+            keys = [value or "" for value in values[:DUPLICATE_ROWS]]
         else:
-            codes.append(
-                np.unique([v or "" for v in values[:DUPLICATE_ROWS]], return_inverse=True)[1]
-            )
+            scale = np.nanstd(values[np.isfinite(values)]) or 1.0
+            finite = np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+            keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
+        codes.append(np.unique(keys, return_inverse=True)[1])
     _, inverse, counts = np.unique(
         np.stack(codes, 1), axis=0, return_inverse=True, return_counts=True
     )
@@ -242,17 +226,15 @@ def _duplicates(columns: list[Any], y: np.ndarray) -> list[str]:
         return []
     share = alike / len(inverse)
     told = f"{alike} rows ({100 * share:.2g} %) are nearly the same as another in all columns"
-    more = (
-        ": where that is one thing seen twice, name what tells things apart by --group COLUMN"
-        if share > 0.05
-        else ""
-    )
-    return [told + more]
+    if share > 0.05:
+        told += ": where that is one thing seen twice, name what tells things apart by "
+        told += "--group COLUMN"
+    return [told]
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
-    """Say that targets differ by little more than float32, in which they are fitted, can tell
-    apart."""
+    """Return what to say of targets that differ by little more than the steps of float32, in which
+    they are fitted."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
     if not len(finite):
         return []
@@ -261,20 +243,44 @@ def _close_targets(y: np.ndarray) -> list[str]:
         return []
     return [
         f"targets are fitted in float32, in steps of {step:.2g} so far from 0, and their standard "
-        "deviation is "
-        f"{spread:.2g}: subtract what all have in common"
+        f"deviation is {spread:.2g}: subtract what all have in common"
     ]
 
 
-def _present(values: Any) -> np.ndarray:
-    return (
-        ~np.isnan(values)
-        if isinstance(values, np.ndarray)
-        else np.array([v is not None for v in values], dtype=bool)
-    )
+def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
+    """Return how many rows of each other split are nearly the same as a training row, in all their
+    numbers.
+
+    Of ids, which are not near to each other, they are the same.
+    """
+    scale = 1.0 if takes_ids else _scale(splits.train.x)
+    seen = set(_keys(splits.train, scale))
+    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    return {name: sum(key in seen for key in _keys(rows, scale)) for name, rows in others.items()}
 
 
-def _taken(values: Any, is_there: np.ndarray) -> Any:
-    if isinstance(values, np.ndarray):
-        return values[is_there]
-    return [value for value, there in zip(values, is_there.tolist(), strict=True) if there]
+def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
+    """Return a line if a split has more than a few such rows."""
+    counts = near_duplicates(splits, takes_ids)
+    many = [
+        f"{count} of {len(getattr(splits, name))} {name}"
+        for name, count in counts.items()
+        if count > max(1.0, TOLD_SHARE * len(getattr(splits, name)))
+    ]
+    return [f"rows nearly the same as a training row: {', '.join(many)}; {ADVICE}"] if many else []
+
+
+def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
+    spread = float(np.std(x[:CHUNK_ROWS].astype(np.float64)))
+    return 10.0**NEAR_DIGITS / spread if spread > 0 else 1.0
+
+
+def _keys(rows: Rows, scale: float) -> list[int]:
+    """Return a number for each row, the same of rows that are alike."""
+    keys = []
+    for first in range(0, len(rows), CHUNK_ROWS):
+        chunk = (
+            np.round(rows.x[first : first + CHUNK_ROWS].astype(np.float64) * scale) + 0.0
+        )  # no -0
+        keys += [hash(row.tobytes()) for row in chunk]
+    return keys

@@ -6,6 +6,7 @@ a share of the images is held out. Files of other kinds and hidden ones are pass
 folder without any image: a class would vanish. Pixels are kept as bytes.
 """
 
+import math
 import zipfile
 import zlib
 from collections import Counter
@@ -13,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
+from PIL.ImageFile import ImageFile
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
@@ -31,29 +33,34 @@ Pixels = UInt8[np.ndarray, "N I"]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
+UNREADABLE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    RuntimeError,
+    NotImplementedError,
+)
 MAX_IMAGE_BYTES = 1 << 26
 MAX_DATA_BYTES = 1 << 34
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of a folder."""
+    """Files of a folder, at most three folders down."""
 
     path: Path
 
     def names(self) -> list[str]:
-        """Return the names of its files and, with a slash at their end, folders, at most three
-        folders down."""
+        """Return the names of files and, with a slash at their end, folders."""
         found = [path for depth in range(1, 5) for path in self.path.glob("/".join("*" * depth))]
         return [
             path.relative_to(self.path).as_posix() + ("/" if path.is_dir() else "")
             for path in found
         ]
 
-    def read(self, name: str) -> bytes:
-        """Return a file's content, up to one byte more than an image may have."""
-        with (self.path / name).open("rb") as file:
-            return file.read(MAX_IMAGE_BYTES + 1)
+    def open(self, name: str) -> Any:
+        return (self.path / name).open("rb")
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,10 @@ class Zip:
     file: zipfile.ZipFile
 
     def names(self) -> list[str]:
-        """Return the names of its members; those of folders have a slash at their end."""
         return self.file.namelist()
 
-    def read(self, name: str) -> bytes:
-        """Return a member's content, up to one byte more than an image may have."""
-        with self.file.open(name) as member:
-            return member.read(MAX_IMAGE_BYTES + 1)
+    def open(self, name: str) -> Any:
+        return self.file.open(name)
 
 
 def images(path: Path, section: "DataSection") -> Dataset:
@@ -81,107 +85,84 @@ def images(path: Path, section: "DataSection") -> Dataset:
     Raises:
         InvalidInput: naming the file that is broken or of another size, or what is missing.
     """
-    with _opened(path) as files:
-        found = _labelled(files.names())
-        if not found["train"]:
-            expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
-            raise InvalidInput("data.source", expected, "none")
-        first = next(iter(found["train"]))
-        shape, spec = _shape(files, [*found["train"], *found["test"]], first, section)
-        x = {part: _pixels(files, list(names), shape, spec) for part, names in found.items()}
-    if found["test"]:
-        y, y_test, classes = class_numbers(
-            list(found["train"].values()), list(found["test"].values()), "data.source: folders"
-        )
-        train, test = Rows(x["train"], y, np.array([*found["train"]])), Rows(x["test"], y_test)
-    else:
-        y, _, classes = class_numbers(list(found["train"].values()), [], "data.source: folders")
-        kept, held_out = hold_out(
-            len(y), section.test_fraction, Keys(y) if section.is_stratified else None
-        )
-        rows = Rows(x["train"], y, np.array([*found["train"]]))
-        train, test = rows.take(kept), rows.take(held_out)
+    with _files(path) as files:
+        found = _training_images(files, path)
+        names = list(found["train"])
+        shape, spec = _shape(files, [*names, *found["test"]], section)
+        x = {part: _pixels(files, list(labels), shape, spec) for part, labels in found.items()}
+    labels, test_labels = (list(found[part].values()) for part in SPLIT_NAMES)
+    y, y_test, classes = class_numbers(labels, test_labels, "data.source: folders")
+    train, test = Rows(x["train"], y, np.array(names)), Rows(x["test"], y_test)
+    if not test_labels:
+        keys = Keys(y) if section.is_stratified else None
+        kept, held_out = hold_out(len(y), section.test_fraction, keys)
+        train, test = train.take(kept), train.take(held_out)
     return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
 
 
 def some_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, most: int, seed: int
 ) -> Pixels:
-    """Read at most so many images, a random choice by seed of `test/CLASS/*`, or else of
-    `train/CLASS/*`.
-
-    They are brought to `shape`, (H, W) or (3, H, W), as `spec` says.
-
-    Raises:
-        InvalidInput: naming the file that is broken, or what is missing.
-    """
-    with _opened(path) as files:
-        found = _labelled(files.names())
+    """Read at most `most` images, a random choice by seed of `test/CLASS/*`, or else of
+    `train/CLASS/*`; they are brought to `shape`, (H, W) or (3, H, W), as `spec` says."""
+    with _files(path) as files:
+        found = _image_classes(files.names())
         names = [*(found["test"] or found["train"])]
         if not names:
-            raise InvalidInput(
-                "data.source", f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}", "none"
-            )
+            expected = f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}"
+            raise InvalidInput("data.source", expected, "none")
         order = np.random.default_rng(seed).permutation(len(names))[:most]
         return _pixels(files, [names[i] for i in order], shape, spec)
 
 
 def looked_at(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
     """Return how many training images each class has, how many images each size (width, height)
-    has, whether all are grey, and whether there are test images, by their headers alone.
-
-    Raises:
-        InvalidInput: naming the file that is no image, or what is missing.
-    """
-    with _opened(path) as files:
-        found = _labelled(files.names())
-        if not found["train"]:
-            expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
-            raise InvalidInput("data.source", expected, "none")
+    has, whether all are grey, and whether there are test images, by their headers alone."""
+    with _files(path) as files:
+        found = _training_images(files, path)
         sizes: Counter[tuple[int, int]] = Counter()
         is_grey = True
         for name in [*found["train"], *found["test"]]:
-            image = open_image(_content(files, name), _field(name), TRAINING_FORMATS)
+            image = _open(files, name)
             sizes[image.size] += 1
             is_grey = is_grey and image.mode in GREY_MODES
-        return (
-            dict(Counter(found["train"].values()).most_common()),
-            sizes,
-            is_grey,
-            bool(found["test"]),
-        )
+    classes = dict(Counter(found["train"].values()).most_common())
+    return classes, sizes, is_grey, bool(found["test"])
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Folder | Zip]:
+def _files(path: Path) -> Iterator[Folder | Zip]:
     if path.is_dir():
         yield Folder(path)
         return
     try:
         with zipfile.ZipFile(path) as file:
             yield Zip(file)
-    except zipfile.BadZipFile as error:
-        raise InvalidInput(
-            "data.source", f"a folder or zip file, {str(path)!r}", str(error)
-        ) from None
-    except OSError as error:
-        raise InvalidInput(
-            "data.source", f"a folder or zip file, {str(path)!r}", error.strerror or "no such file"
-        ) from None
+    except (zipfile.BadZipFile, OSError) as error:
+        reason = error.strerror or "no such file" if isinstance(error, OSError) else str(error)
+        expected = f"a folder or zip file, {str(path)!r}"
+        raise InvalidInput("data.source", expected, reason) from None
 
 
-def _labelled(names: list[str]) -> dict[str, dict[str, str]]:
+def _training_images(files: Folder | Zip, path: Path) -> dict[str, dict[str, str]]:
+    """Return `_image_classes`, of which some must be for training."""
+    found = _image_classes(files.names())
+    if not found["train"]:
+        expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
+        raise InvalidInput("data.source", expected, "none")
+    return found
+
+
+def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
     """Return for train and test each image's name and its class, by name; folders of classes alone
     are `train`.
 
     Raises:
         InvalidInput: naming a class's folder that has no image.
     """
-    paths = [PurePosixPath(name) for name in sorted(names)]
-    is_folder = dict(zip(paths, (name.endswith("/") for name in sorted(names)), strict=True))
-    paths = [
-        path for path in paths if not any(part.startswith((".", "__MACOSX")) for part in path.parts)
-    ]
+    is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
+    hidden = (".", "__MACOSX")
+    paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]
     outer = _outer(path for path in paths if not is_folder[path])
     paths = [path for path in paths if len(path.parts) > outer]
     has_parts = any(path.parts[outer] in SPLIT_NAMES for path in paths)
@@ -192,19 +173,15 @@ def _labelled(names: list[str]) -> dict[str, dict[str, str]]:
         part = path.parts[outer] if has_parts else "train"
         if part not in found or len(path.parts) < depth:
             continue
-        if len(path.parts) > depth or is_folder[path]:
-            folders.add((part, path.parts[depth - 1]))
-        if (
-            len(path.parts) == depth + 1
-            and not is_folder[path]
-            and path.name.lower().endswith(SUFFIXES)
-        ):
-            found[part][str(path)] = path.parts[depth - 1]
+        label, is_file = path.parts[depth - 1], not is_folder[path]
+        if len(path.parts) > depth or not is_file:
+            folders.add((part, label))
+        if len(path.parts) == depth + 1 and is_file and path.name.lower().endswith(SUFFIXES):
+            found[part][str(path)] = label
     for part, label in sorted(folders):
         if found[part] and label not in found[part].values():
-            raise InvalidInput(
-                f"data.source: folder {label!r}", f"images ({'|'.join(SUFFIXES)})", "none"
-            )
+            images = f"images ({'|'.join(SUFFIXES)})"
+            raise InvalidInput(f"data.source: folder {label!r}", images, "none")
     return found
 
 
@@ -221,33 +198,31 @@ def _outer(files: Iterable[PurePosixPath]) -> int:
 
 
 def _shape(
-    files: Folder | Zip, names: list[str], first: str, section: "DataSection"
+    files: Folder | Zip, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
     """Return the shape of all images and how they are decoded, from their headers."""
-    size: tuple[int, int] | None = None
-    image_size = section.image_size
-    grey = True
+    first: tuple[int, int] | None = None
+    is_grey = True
     for name in names:
-        image = open_image(_content(files, name), _field(name), TRAINING_FORMATS)
-        grey = grey and image.mode in GREY_MODES
-        size = size or image.size
-        if image_size is None and image.size != size:
-            raise InvalidInput(
-                _field(name),
-                f"an image of {size[0]} x {size[1]} pixels as {first} (or `image_size` in the "
-                "recipe)",
-                f"{image.width} x {image.height}",
+        image = _open(files, name)
+        is_grey = is_grey and image.mode in GREY_MODES
+        first = first or image.size
+        if section.image_size is None and image.size != first:
+            expected = (
+                f"an image of {first[0]} x {first[1]} pixels as {names[0]} (or `image_size` in the "
+                "recipe)"
             )
-    assert size is not None
-    height, width = image_size or (size[1], size[0])
-    shape = (height, width) if grey else (3, height, width)
-    numbers = len(names) * int(np.prod(shape))
-    if numbers > MAX_DATA_BYTES:
-        raise InvalidInput("data.source", f"at most {MAX_DATA_BYTES} bytes of pixels", f"{numbers}")
+            raise InvalidInput(_field(name), expected, f"{image.width} x {image.height}")
+    assert first is not None
+    height, width = section.image_size or (first[1], first[0])
+    shape = (height, width) if is_grey else (3, height, width)
+    size = len(names) * math.prod(shape)
+    if size > MAX_DATA_BYTES:
+        raise InvalidInput("data.source", f"at most {MAX_DATA_BYTES} bytes of pixels", f"{size}")
     is_cut = section.image_fit == "crop"
     return shape, ImageSpec(
-        mode="L" if grey else "RGB",
-        resize=image_size is not None,
+        mode="L" if is_grey else "RGB",
+        resize=section.image_size is not None,
         fit=section.image_fit,
         shorter=(section.image_resize or section.longer_side) if is_cut else None,
         interpolation=section.image_interpolation,
@@ -257,31 +232,22 @@ def _shape(
 def _pixels(
     files: Folder | Zip, names: list[str], shape: tuple[int, ...], spec: ImageSpec
 ) -> UInt8[np.ndarray, "N I"]:
-    x = np.empty((len(names), int(np.prod(shape))), dtype=np.uint8)
+    x = np.empty((len(names), math.prod(shape)), dtype=np.uint8)
     for n, name in enumerate(names):
-        field = _field(name)
-        x[n] = pixels(
-            open_image(_content(files, name), field, TRAINING_FORMATS), shape, spec, field
-        )
+        x[n] = pixels(_open(files, name), shape, spec, _field(name))
     return x
 
 
-def _content(files: Folder | Zip, name: str) -> bytes:
+def _open(files: Folder | Zip, name: str) -> ImageFile:
     try:
-        content = files.read(name)
-    except (
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-        NotImplementedError,
-    ) as error:
+        with files.open(name) as file:
+            content = file.read(MAX_IMAGE_BYTES + 1)
+    except UNREADABLE as error:
         reason = (str(error) or "its end").splitlines()[0][:200]
         raise InvalidInput(_field(name), "a readable file", reason) from None
     if len(content) > MAX_IMAGE_BYTES:
         raise InvalidInput(_field(name), f"at most {MAX_IMAGE_BYTES} bytes", "more")
-    return content
+    return open_image(content, _field(name), TRAINING_FORMATS)
 
 
 def _field(name: str) -> str:

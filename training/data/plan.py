@@ -4,8 +4,11 @@ lists them).
 Defaults were chosen on validation rows of a panel of public sets (docs/results/panel.md).
 """
 
+import json
+import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +16,21 @@ import numpy as np
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.errors import InvalidInput
-from training.data.column_findings import tail_of
+from training.data.column_findings import ColumnFinding, tail_of
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
-from training.recipe import DataSection, Recipe, validate
+from training.recipe import DataSection, Recipe, load, validate
 
 FEWEST_ROWS = 20  # of a set that a recipe is made for
-STEP_S, MULTIPLICATIONS_A_SECOND = (
-    0.004,
-    3e9,
-)  # what a step takes beside its products, and these, on one core
+STEP_S = 0.004  # of a step without its products, on one core
+MULTIPLICATIONS_A_SECOND = 3e9
 LONGEST_S = 75.0  # of a fit's steps
 FEWEST_STEPS, MOST_STEPS = 600, 20_000
 # interquartile ranges from a target's median to its furthest value; of 10,000 Gaussian ones 3
 HEAVY_TARGET = 10.0
+SPLITS = ("validation", "reference", "ranking")
+RECIPE_WIDTH = 60  # of a line before its reason
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
@@ -50,75 +53,23 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         raise InvalidInput("--target", "the name of a column", "none")
     if found.rows < FEWEST_ROWS:
         raise InvalidInput("data.source", f"at least {FEWEST_ROWS} rows", f"{found.rows}")
-    reasons: dict[str, str] = {}
-    is_image = found.source.startswith("images:")
-    width = _width(found)
-    rows = (
-        found.rows
-        if found.has_test
-        else found.rows - round(default_test_fraction(found.rows) * found.rows)
-    )
-    sizes = {split: default_rows(split, rows) for split in ("validation", "reference", "ranking")}
+    reasons = {"task": found.why}
+    test = 0 if found.has_test else round(default_test_fraction(found.rows) * found.rows)
+    rows = found.rows - test
+    sizes = {split: default_rows(split, rows) for split in SPLITS}
     train = rows - sum(sizes.values())
     content: dict[str, Any] = {
         "name": name or name_of(found.source),
         "task": found.task,
         "seed": seed or 0,
+        "data": _data(found, section, rows, sizes, reasons),
     }
-    reasons["task"] = found.why
-    data = section.model_dump(exclude_defaults=True)
-    if not found.has_test:
-        data["test_fraction"] = default_test_fraction(found.rows)
-        reasons["data.test_fraction"] = "a fifth of the rows, at most 10,000"
-    for split, size in sizes.items():
-        data[split] = share_of(size, rows)
-        reasons[f"data.{split}"] = f"{size} of {rows} rows"
-    data["columns"] = {
-        **section.columns,
-        **{c.name: "ignored" for c in found.columns if c.kind == "ignored"},
-    }
-    reasons["data.columns"] = "; ".join(
-        f"{c.name}: {c.why}" for c in found.columns if c.kind == "ignored"
-    )
-    ids = [c.name for c in found.columns if c.is_id]
-    if ids and section.id is None:
-        data["id"] = ids[0]
-        reasons["data.id"] = "explanations name training rows by it"
-    if found.image_size is not None:
-        data["image_size"] = list(found.image_size)
-        reasons["data.image_size"] = "images are of several sizes, or large"
-    content["data"] = {key: value for key, value in data.items() if value or value == 0}
-    convolved = is_image and min(found.shape[-2:]) >= CONVOLVED_SIDE
     batch = 32 if train < 5_000 else 64 if train < 50_000 else 256
-    units = 0
-    if convolved:
-        content |= {
-            "method": "dropout",
-            "network": {"kind": "gal-cnn"},
-            "posterior": {"prior_std": 1.0},
-        }
-        reasons["network"] = "convolutions, since rows are images"
-        reasons["method"] = "masks of units: the cheapest posterior of a network of convolutions"
-        side = min(found.shape[-2:])
-        multiplications = float(
-            side * side * 16 * 32 * (17 if len(found.shape) == 2 else 20)
-            + 32 * 128 * side * side / 4
-        )
-        content["training"] = {"learning_rate": 1e-3}
-        samples = 1
+    is_image = found.source.startswith("images:")
+    if is_image and min(found.shape[-2:]) >= CONVOLVED_SIDE:
+        multiplications = _plan_convolutions(found, content, reasons)
     else:
-        if found.task == "classification":
-            units, samples = 100, 1
-            posterior: dict[str, Any] = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
-            content |= {"method": "bhn-realnvp", "training": {"learning_rate": 1e-2}}
-        else:
-            units, samples = 128, 10
-            posterior = {"rate": 0.1, "prior_std": 0.3}
-            content |= {"method": "dropout-alpha", "training": {"learning_rate": 3e-3}}
-        content |= {"network": {"hidden": [units, units]}, "posterior": posterior}
-        reasons["network"] = "two hidden layers"
-        reasons["method"] = "tried on a panel of public sets (docs/results/panel.md)"
-        multiplications = float(width * units + units * units + units * max(2, len(found.classes)))
+        multiplications = _plan_layers(found, content, reasons)
     if found.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}
         reasons["likelihood.noise"] = "a row's noise is learned beside its mean"
@@ -127,7 +78,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
             content["data"]["target_transform"] = "auto"
             reasons["data.target_transform"] = why
     steps = max(1, train // min(batch, max(1, train)))
-    step_s = STEP_S + 3 * multiplications * batch * samples / MULTIPLICATIONS_A_SECOND
+    step_s = STEP_S + 3 * multiplications * batch / MULTIPLICATIONS_A_SECOND
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
     content["training"] |= {"batch_rows": batch, "max_epochs": max(1, most // steps)}
     reasons["training.batch_rows"] = f"of {train} training rows"
@@ -135,6 +86,68 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         f"{most} steps, about {most * step_s:.0f} s on one core; fewer if it levels off"
     )
     return Plan(validate(content, "plan"), reasons, _too_few(sizes["ranking"]))
+
+
+def _data(
+    found: Findings,
+    section: DataSection,
+    rows: int,
+    sizes: dict[str, int],
+    reasons: dict[str, str],
+) -> dict[str, Any]:
+    data = section.model_dump(exclude_defaults=True)
+    if not found.has_test:
+        data["test_fraction"] = default_test_fraction(found.rows)
+        reasons["data.test_fraction"] = "a fifth of the rows, at most 10,000"
+    for split, size in sizes.items():
+        data[split] = share_of(size, rows)
+        reasons[f"data.{split}"] = f"{size} of {rows} rows"
+    ignored = [column for column in found.columns if column.kind == "ignored"]
+    data["columns"] = section.columns | dict.fromkeys((c.name for c in ignored), "ignored")
+    reasons["data.columns"] = "; ".join(f"{column.name}: {column.why}" for column in ignored)
+    ids = [column.name for column in found.columns if column.is_id]
+    if ids and section.id is None:
+        data["id"] = ids[0]
+        reasons["data.id"] = "explanations name training rows by it"
+    if found.image_size is not None:
+        data["image_size"] = list(found.image_size)
+        reasons["data.image_size"] = "images are of several sizes, or large"
+    return {key: value for key, value in data.items() if value or value == 0}
+
+
+def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
+    """Plan a network of convolutions; return the multiplications of a row."""
+    content |= {
+        "method": "dropout",
+        "network": {"kind": "gal-cnn"},
+        "posterior": {"prior_std": 1.0},
+        "training": {"learning_rate": 1e-3},
+    }
+    reasons["network"] = "convolutions, since rows are images"
+    reasons["method"] = "masks of units: the cheapest posterior of a network of convolutions"
+    pixels = min(found.shape[-2:]) ** 2
+    return float(pixels * 16 * 32 * (17 if len(found.shape) == 2 else 20) + 32 * 128 * pixels / 4)
+
+
+def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
+    """Plan a network of two hidden layers; return the multiplications of a row, over its draws."""
+    if found.task == "classification":
+        units, samples, method, learning_rate = 100, 1, "bhn-realnvp", 1e-2
+        posterior = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
+    else:
+        units, samples, method, learning_rate = 128, 10, "dropout-alpha", 3e-3
+        posterior = {"rate": 0.1, "prior_std": 0.3}
+    content |= {
+        "method": method,
+        "network": {"hidden": [units, units]},
+        "posterior": posterior,
+        "training": {"learning_rate": learning_rate},
+    }
+    reasons["network"] = "two hidden layers"
+    reasons["method"] = "tried on a panel of public sets (docs/results/panel.md)"
+    width = math.prod(found.shape) if found.shape else sum(map(_width, found.used))
+    outputs = max(2, len(found.classes))
+    return float(samples * (width * units + units * units + units * outputs))
 
 
 def name_of(source: str) -> str:
@@ -145,7 +158,7 @@ def name_of(source: str) -> str:
 
 
 def share_of(size: int, rows: int) -> float:
-    """Return the shortest share that comes to so many of so many rows."""
+    """Return the shortest share of `rows` rows that comes to `size`."""
     for digits in range(1, 9):
         share = round(size / rows, digits)
         if 0 < share < 0.5 and round(share * rows) == size:
@@ -153,13 +166,8 @@ def share_of(size: int, rows: int) -> float:
     return size / rows
 
 
-def _width(found: Findings) -> int:
-    if found.shape:
-        width = 1
-        for side in found.shape:
-            width *= side
-        return width
-    return sum(min(65, len(set(c.values))) if isinstance(c.values, list) else 3 for c in found.used)
+def _width(column: ColumnFinding) -> int:
+    return min(65, len(set(column.values))) if isinstance(column.values, list) else 3
 
 
 def _why_transform(targets: np.ndarray | None) -> str | None:
@@ -180,13 +188,81 @@ def _why_transform(targets: np.ndarray | None) -> str | None:
 
 
 def _too_few(ranking: int) -> list[str]:
-    """Return what the numbers of rows do not bear."""
-    said = []
     smallest = 1 / (ranking + 1)
-    if smallest > DEFAULT_FPR:
-        said.append(
-            f"{ranking} ranking rows: no flag can be kept at a rate below {smallest:.3g}, so "
-            "requests must name an "
-            f"`fpr` of that or more (the default is {DEFAULT_FPR:g}, which takes 19 rows)"
-        )
-    return said
+    if smallest <= DEFAULT_FPR:
+        return []
+    return [
+        f"{ranking} ranking rows: no flag can be kept at a rate below {smallest:.3g}, so requests "
+        f"must name an `fpr` of that or more (the default is {DEFAULT_FPR:g}, which takes 19 rows)"
+    ]
+
+
+def recipe_text(plan: Plan) -> str:
+    """Return a recipe as TOML that is read as the same recipe."""
+    content = plan.recipe.model_dump(exclude_defaults=True, exclude_none=True)
+    content["posterior"] = plan.recipe.posterior.model_dump(exclude_none=True)
+    content["training"] = plan.recipe.training.model_dump(exclude_none=True)
+    content.setdefault("task", plan.recipe.task)
+    content.setdefault("seed", plan.recipe.seed)
+    tables = {key: value for key, value in content.items() if isinstance(value, dict)}
+    lines = [
+        "# Made of the data by the rules of docs/your-data.md. Change what you know better.",
+        "",
+    ]
+    lines += [
+        _line(key, value, plan.reasons.get(key))
+        for key, value in content.items()
+        if key not in tables
+    ]
+    for table, values in tables.items():
+        reason = plan.reasons.get(table)
+        lines += ["", f"[{table}]" + (f"  # {reason}" if reason else "")]
+        lines += [
+            _line(key, value, plan.reasons.get(f"{table}.{key}")) for key, value in values.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def keep_recipe(plan: Plan, path: Path) -> Recipe:
+    """Write a recipe where nothing or the same recipe is, and return it as it is read.
+
+    Raises:
+        InvalidInput: if another file is there, or none can be written.
+    """
+    text = recipe_text(plan)
+    if path.exists():
+        if load(path) != plan.recipe:
+            expected = "a path where no other recipe is (`fit RECIPE` fits the one that is there)"
+            raise InvalidInput("--recipe-out", expected, str(path))
+        return load(path)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(
+            "--recipe-out", "a path that can be written", f"{path}: {error.strerror}"
+        ) from None
+    return load(path)
+
+
+def _line(key: str, value: Any, reason: str | None) -> str:
+    line = f"{_key(key)} = {_value(value)}"
+    if not reason:
+        return line
+    said = "".join(c if c.isprintable() else "?" for c in " ".join(reason.split()))
+    return f"{line:<{RECIPE_WIDTH}}  # {said}"
+
+
+def _key(key: str) -> str:
+    is_bare = key.replace("_", "").replace("-", "").isascii() and key.replace("_", "").isalnum()
+    return key if is_bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    """Return a value as TOML, which writes strings, numbers and lists as JSON does."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(inner)}" for k, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value).replace("\x7f", "\\u007f")

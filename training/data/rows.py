@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
@@ -20,23 +21,19 @@ MAX_SHOWN = 20
 class Rows:
     """Inputs, one row each, in the units of the source, and their class numbers or targets.
 
-    Pixels are kept as bytes; whoever computes with a batch makes it float32. `ids` are what their
+    Pixels are kept as bytes, and become float32 a batch at a time. `ids` are what their
     source calls the rows: values of a column, names of files, or numbers from 0.
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = (
-        None  # numbers of the groups that they belong to, where that is known
-    )
+    groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.x)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
-        """Return the rows of these numbers, in their order."""
         ids, groups = (None if of is None else of[index] for of in (self.ids, self.groups))
         return Rows(self.x[index], self.y[index], ids, groups)
 
@@ -73,7 +70,7 @@ class Dataset:
 
     @property
     def input(self) -> InputSpec:
-        """What a manifest says of a row."""
+        """What a manifest says about a row."""
         return InputSpec(
             shape=self.shape,
             dtype="int32" if self.takes_ids else "float32",
@@ -87,7 +84,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Return a SHA-256 over all rows, so that a run knows its data again."""
+        """Return a SHA-256 over all rows, by which a run recognises its data."""
         spec = self.input.model_dump(
             exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)}
         )
@@ -134,21 +131,15 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
     validation, reference, ranking, train = (
         data.train.take(part) for part in sizes.split(len(data.train), keys)
     )
-    absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))
+    absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
-        shown = [data.classes[c] for c in absent[:MAX_SHOWN]]
-        counts = [
-            int((data.train.y == c).sum() + (data.test.y == c).sum()) for c in absent[:MAX_SHOWN]
-        ]
-        raise InvalidInput(
-            "data.source",
-            "training rows of every class",
-            f"none of {shown}, which have {counts} rows",
-        )
+        names = [data.classes[c] for c in absent]
+        every = np.concatenate([data.train.y, data.test.y])
+        got = f"none of {names}, which have {[int((every == c).sum()) for c in absent]} rows"
+        raise InvalidInput("data.source", "training rows of every class", got)
     if not data.classes and np.ptp(train.y) == 0:
-        raise InvalidInput(
-            "data.target", "training targets that differ", f"{float(train.y[0])} alone"
-        )
+        got = f"{float(train.y[0])} alone"
+        raise InvalidInput("data.target", "training targets that differ", got)
     return Splits(train, validation, reference, ranking, data.test)
 
 
@@ -164,9 +155,8 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
     if not names:
         return data
     kept = classes_without(data.classes, names)
-    number = np.array(
-        [kept.index(name) if name in kept else -1 for name in data.classes], dtype=np.int64
-    )
+    places = [kept.index(name) if name in kept else -1 for name in data.classes]
+    number = np.array(places, dtype=np.int64)
 
     def inside(rows: Rows) -> Rows:
         y = number[rows.y]
@@ -183,16 +173,11 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the classes that are left.
-
-    Raises:
-        InvalidInput: if there is no such class, or fewer than two are left.
-    """
+    """Return the classes that are left, two or more."""
     unknown = [name for name in names if name not in classes]
     if unknown:
-        raise InvalidInput(
-            "data.leave_out", f"some of {list(classes)[:MAX_SHOWN]}", f"{unknown[:MAX_SHOWN]}"
-        )
+        expected = f"some of {list(classes)[:MAX_SHOWN]}"
+        raise InvalidInput("data.leave_out", expected, f"{unknown[:MAX_SHOWN]}")
     kept = [name for name in classes if name not in names]
     if len(kept) < 2:
         raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
@@ -207,11 +192,8 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
     """
     vanished = [name for name in classes if name not in data.classes]
     if vanished:
-        raise InvalidInput(
-            "data.source",
-            f"rows of every class of {list(classes)[:MAX_SHOWN]}",
-            f"none of {vanished}",
-        )
+        expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
+        raise InvalidInput("data.source", expected, f"none of {vanished}")
     return _renumbered(data, [*classes, *(name for name in data.classes if name not in classes)])
 
 
@@ -252,10 +234,8 @@ def class_numbers(
         "".join(classes).encode()
     except UnicodeEncodeError:
         raise InvalidInput(field, "labels that are text", "a lone surrogate in one") from None
-    number = {label: i for i, label in enumerate(classes)}
-    y, y_test = (
-        np.array([number[label] for label in labels], dtype=np.int64) for labels in (train, test)
-    )
+    place = {label: i for i, label in enumerate(classes)}
+    y, y_test = (np.array([place[one] for one in part], dtype=np.int64) for part in (train, test))
     return y, y_test, tuple(classes)
 
 
@@ -264,3 +244,35 @@ def _by_value(label: str) -> tuple[float, str]:
         return float(label), label
     except ValueError:
         return float("inf"), label
+
+
+def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
+    """Return each class's share of rows, given their class numbers."""
+    shares: np.ndarray = np.bincount(y, minlength=classes) / len(y)
+    return shares
+
+
+def class_weights(
+    wanted: Literal["balanced"] | dict[str, float],
+    classes: Sequence[str],
+    y: Int64[np.ndarray, "N"],
+) -> Float64[np.ndarray, "C"]:
+    """Return what a row of each class counts for in a fit, 1 on average over the rows.
+
+    `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not
+    in it.
+
+    Raises:
+        InvalidInput: if there is no such class.
+    """
+    shares = class_shares(y, len(classes))
+    if isinstance(wanted, str):
+        weights = 1.0 / shares
+    else:
+        unknown = [name for name in wanted if name not in classes]
+        if unknown:
+            expected = f"some of {list(classes)[:MAX_SHOWN]}"
+            raise InvalidInput("data.class_weights", expected, repr(unknown[0])[:100])
+        weights = np.array([wanted.get(name, 1.0) for name in classes])
+    weighted: np.ndarray = weights / (shares @ weights)
+    return weighted

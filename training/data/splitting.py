@@ -32,15 +32,13 @@ class Keys:
     times: Float64[np.ndarray, "N"] | None = None
 
     def take(self, index: Index) -> "Keys":
-        """Return the keys of some rows."""
-        return Keys(
-            *(None if key is None else key[index] for key in (self.labels, self.groups, self.times))
-        )
+        keys = (self.labels, self.groups, self.times)
+        return Keys(*(None if key is None else key[index] for key in keys))
 
 
 @dataclass(frozen=True)
 class SplitSizes:
-    """How many training rows are held out, for what: a number of rows, a share of them, or None for
+    """How many training rows are held out for what: a number of rows, a share of them, or None for
     the default.
 
     `seed` says which rows. `is_stratified` splits have each class by its share of the rows.
@@ -53,35 +51,27 @@ class SplitSizes:
     is_stratified: bool = False
 
     def rows(self, rows: int) -> tuple[int, int, int]:
-        """Return how many of so many training rows validate, are the reference, and rank.
+        """Return how many of `rows` training rows validate, are the reference, and rank.
 
         Raises:
             InvalidInput: if fewer than half of the rows would be left for training.
         """
-        sizes = {
-            name: default_rows(name, rows)
-            if size is None
-            else size
-            if isinstance(size, int)
-            else round(size * rows)
-            for name, size in (
-                ("validation", self.validation),
-                ("reference", self.reference),
-                ("ranking", self.ranking),
-            )
-        }
+        sizes = {name: self._size(name, rows) for name in DEFAULTS}
         for name, size in sizes.items():
             if size < 1:
-                raise InvalidInput(
-                    f"data.{name}", f"a share of {rows} training rows that leaves some", "none"
-                )
-        if sum(sizes.values()) > rows // 2:
-            raise InvalidInput(
-                "data.validation_rows + reference_rows + ranking_rows",
-                f"at most half of the {rows} training rows",
-                str(sum(sizes.values())),
-            )
+                expected = f"a share of {rows} training rows that leaves some"
+                raise InvalidInput(f"data.{name}", expected, "none")
+        held_out = sum(sizes.values())
+        if held_out > rows // 2:
+            field = "data.validation_rows + reference_rows + ranking_rows"
+            raise InvalidInput(field, f"at most half of the {rows} training rows", f"{held_out}")
         return sizes["validation"], sizes["reference"], sizes["ranking"]
+
+    def _size(self, name: str, rows: int) -> int:
+        size: int | float | None = getattr(self, name)
+        if size is None:
+            return default_rows(name, rows)
+        return size if isinstance(size, int) else round(size * rows)
 
     def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
         """Return the numbers of the validation, reference, ranking and, last, the remaining
@@ -95,47 +85,35 @@ class SplitSizes:
         sizes = self.rows(rows)
         rng = np.random.default_rng(self.seed)
         if keys.times is not None:
-            order = _by_time(keys.times, rng)
-            held_out = order[rows - sum(sizes) :]
-            calibration = rng.permutation(held_out[sizes[0] :])
-            parts = [
-                held_out[: sizes[0]],
-                *np.split(calibration, [sizes[1]]),
-                order[: rows - sum(sizes)],
-            ]
-        elif keys.groups is not None:
-            parts = []
-            left = np.arange(rows)
+            train, held_out = np.split(_by_time(keys.times, rng), [rows - sum(sizes)])
+            validation, calibration = np.split(held_out, [sizes[0]])
+            return [validation, *np.split(rng.permutation(calibration), [sizes[1]]), train]
+        if keys.groups is not None:
+            parts, left = [], np.arange(rows)
             for name, size in zip(DEFAULTS, sizes, strict=True):
                 taken = _groups(keys.groups[left], size, rng, name)
                 parts.append(left[taken])
                 left = left[~taken]
-            parts.append(left)
-        elif self.is_stratified and keys.labels is not None:
-            order = _by_class(keys.labels, rng)
-            order, held_out = _apart(order, sum(sizes), rng)
+            return [*parts, left]
+        if self.is_stratified and keys.labels is not None:
+            train, held_out = _apart(_by_class(keys.labels, rng), sum(sizes), rng)
             held_out, ranking = _apart(held_out, sizes[2], rng)
             validation, reference = _apart(held_out, sizes[1], rng)
-            parts = [rng.permutation(part) for part in (validation, reference, ranking, order)]
-        else:
-            parts = np.split(rng.permutation(rows), np.cumsum(sizes))
-        return parts
+            return [rng.permutation(part) for part in (validation, reference, ranking, train)]
+        return np.split(rng.permutation(rows), np.cumsum(sizes))
 
 
 def default_rows(split: str, rows: int) -> int:
-    """Return how many of so many training rows a split has if nothing else is said."""
+    """Return the default size of a split of `rows` training rows."""
     share, least, small_share, most = DEFAULTS[split]
     size = max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
     if split == "validation":  # of few rows, what calibration leaves of their half
-        size = max(
-            1,
-            min(size, rows // 2 - default_rows("reference", rows) - default_rows("ranking", rows)),
-        )
+        left = rows // 2 - default_rows("reference", rows) - default_rows("ranking", rows)
+        size = max(1, min(size, left))
     return size
 
 
 def default_test_fraction(rows: int) -> float:
-    """Return the share of rows that are held out for test if nothing else is said."""
     return min(DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS / max(rows, 1))
 
 
@@ -153,11 +131,8 @@ def hold_out(
     keys = keys or Keys()
     size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)
     if not 0 < size < rows:
-        raise InvalidInput(
-            "data.test_fraction",
-            f"a share of {rows} rows that leaves some on both sides",
-            f"{size}",
-        )
+        expected = f"a share of {rows} rows that leaves some on both sides"
+        raise InvalidInput("data.test_fraction", expected, f"{size}")
     rng = np.random.default_rng(TEST_SEED)
     if keys.times is not None:
         order = _by_time(keys.times, rng)
@@ -203,11 +178,8 @@ def _apart(
 def _groups(
     groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str
 ) -> np.ndarray:
-    """Return which rows are of groups that, in random order, fit into `size` rows together.
-
-    Raises:
-        InvalidInput: if no group does.
-    """
+    """Return which rows are of groups that, in random order, fit into `size` rows together; refuse
+    rows of which no group does."""
     numbers, counts = np.unique(groups, return_counts=True)
     taken, rows = [], 0
     for i in rng.permutation(len(numbers)).tolist():
@@ -218,7 +190,6 @@ def _groups(
         expected = (
             f"groups of at most {size} rows, some of which the {split} split can have to itself"
         )
-        raise InvalidInput(
-            "data.group", expected, f"{len(numbers)} groups of {counts.min()} rows or more"
-        )
+        got = f"{len(numbers)} groups of {counts.min()} rows or more"
+        raise InvalidInput("data.group", expected, got)
     return np.isin(groups, taken)

@@ -1,10 +1,9 @@
 """Targets with heavy tails, transformed for the fit: `data.target_transform`.
 
 A transform is made of the training rows' targets alone; that none is negative, that some are 0 and
-that all are whole are taken of all rows, as facts about what a target can be.
+that all are whole follow from all rows, as properties of what a target can be.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -19,7 +18,7 @@ from model_store.scores.transforms import (
     log_slope,
     to_fitted,
 )
-from training.data.rows import Dataset, Rows, Splits
+from training.data.rows import Dataset, Splits
 
 KNOTS = 41  # of a rank transform: one for each tenth or so of a standard deviation
 ROWS_A_KNOT = 5
@@ -28,11 +27,7 @@ KINDS = ("none", "log", "rank")
 
 
 def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
-    """Return the transform of a kind for a regression's training rows; of `none` None.
-
-    Raises:
-        InvalidInput: if the targets do not bear it.
-    """
+    """Return the transform of a kind for a regression's training rows; of `none` None."""
     if kind == "none":
         return None
     every = np.concatenate([data.train.y, data.test.y]).astype(np.float64)
@@ -42,7 +37,7 @@ def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
 
 
 def kinds_for(data: Dataset) -> tuple[str, ...]:
-    """Return the kinds of transform that a data set's targets bear."""
+    """Return the kinds of transform that suit a data set's targets."""
     is_negative = any((rows.y < 0).any() for rows in (data.train, data.test) if len(rows))
     return tuple(kind for kind in KINDS if kind != "log" or not is_negative)
 
@@ -57,14 +52,15 @@ def transformed(splits: Splits, transform: Transform | None) -> Splits:
     transformed.
 
     Those of the other splits stay as they are: they calibrate and measure what is answered, in the
-        target's units.
+    target's units.
     """
     if transform is None:
         return splits
-    parts = {
-        name: _transformed(getattr(splits, name), transform) for name in ("train", "validation")
-    }
-    return replace(splits, **parts)
+    train, validation = (
+        replace(rows, y=checked_fitted(transform, rows.y).astype(np.float32))
+        for rows in (splits.train, splits.validation)
+    )
+    return replace(splits, train=train, validation=validation)
 
 
 def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
@@ -82,14 +78,9 @@ def checked_fitted(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))
         least = 0.0 if not isinstance(transform, LogTransform) else -transform.offset
-        raise InvalidInput(
-            "data.target", f"targets above {least:g}, since their logarithm was fitted", f"{y[n]:g}"
-        )
+        expected = f"targets above {least:g}, since their logarithm was fitted"
+        raise InvalidInput("data.target", expected, f"{y[n]:g}")
     return z
-
-
-def _transformed(rows: Rows, transform: Transform) -> Rows:
-    return replace(rows, y=checked_fitted(transform, rows.y).astype(np.float32))
 
 
 def _log(
@@ -99,17 +90,14 @@ def _log(
     lower quartile of the positive ones: a multiple of the target has the same multiple of c.
     """
     if (every < 0).any():
-        raise InvalidInput(
-            FIELD, "`none` or `rank`, since a logarithm takes no negative target", "'log'"
-        )
+        expected = "`none` or `rank`, since a logarithm takes no negative target"
+        raise InvalidInput(FIELD, expected, "'log'")
     if not (every == 0).any():
         return LogTransform(offset=0.0)
     if is_counted:
         return LogTransform(offset=1.0)
-    positive = train[train > 0]
-    return LogTransform(
-        offset=float(np.quantile(positive if len(positive) else every[every > 0], 0.25))
-    )
+    positive = train[train > 0] if (train > 0).any() else every[every > 0]
+    return LogTransform(offset=float(np.quantile(positive, 0.25)))
 
 
 def _rank(train: Float64[np.ndarray, "N"], least: float | None) -> RankTransform:
@@ -124,20 +112,15 @@ def _rank(train: Float64[np.ndarray, "N"], least: float | None) -> RankTransform
     rows = len(train)
     furthest = -NormalDist().inv_cdf(0.5 / rows)
     grid = np.linspace(-furthest, furthest, KNOTS)
-    ranks = [
-        rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()
-    ]  # of the rows in order, from 0
+    # Of the rows in order, from 0.
+    ranks = np.array([rows * NormalDist().cdf(score) - 0.5 for score in grid.tolist()])
     kept = [0]
     for knot in range(1, KNOTS - 1):
-        if ranks[knot] - ranks[kept[-1]] >= ROWS_A_KNOT and ranks[-1] - ranks[knot] >= ROWS_A_KNOT:
+        if min(ranks[knot] - ranks[kept[-1]], ranks[-1] - ranks[knot]) >= ROWS_A_KNOT:
             kept.append(knot)
     kept.append(KNOTS - 1)
-    shares = np.clip(np.array(ranks)[kept] / (rows - 1), 0.0, 1.0)
+    shares = np.clip(ranks[kept] / (rows - 1), 0.0, 1.0)
     scores = grid[kept]
     distinct, of = np.unique(np.quantile(train, shares), return_inverse=True)
     means = np.bincount(of, weights=scores) / np.bincount(of)
-    return RankTransform(values=_floats(distinct), scores=_floats(means), least=least)
-
-
-def _floats(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
+    return RankTransform(values=tuple(distinct.tolist()), scores=tuple(means.tolist()), least=least)

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
 from training import log
-from training.data.paths import path_below
+from training.data.arrays import path_below
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -30,16 +30,8 @@ class TextRows:
 
     @classmethod
     def of(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
-        """Read the recipe's tokenizer, or take a version's.
-
-        Raises:
-            InvalidInput: naming the key, if there is no such file, or it is no tokenizer that rows
-                can be made by.
-        """
-        from model_store.sources.text import (
-            TextEncoder,
-            text_spec,
-        )  # slow to import, and for text alone
+        """Read the recipe's tokenizer, or take a version's."""
+        from model_store.sources.text import TextEncoder, text_spec  # slow, and for text alone
 
         assert section.text is not None
         content = _content(section, root) if tokenizer is None else tokenizer
@@ -50,14 +42,12 @@ class TextRows:
             expected, _, got = one_line(error).removeprefix("expected ").partition(", got ")
             raise InvalidInput("data.tokenizer", expected, got) from None
         if encoder.vocabulary > LARGEST_ID + 1:
-            raise InvalidInput(
-                "data.tokenizer", f"ids up to {LARGEST_ID}", f"{encoder.vocabulary - 1}"
-            )
+            largest = f"{encoder.vocabulary - 1}"
+            raise InvalidInput("data.tokenizer", f"ids up to {LARGEST_ID}", largest)
         return cls(encoder, content)
 
     @property
     def spec(self) -> TextSpec:
-        """How text is truncated and padded."""
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
@@ -77,12 +67,8 @@ class TextRows:
                 raise InvalidInput(field, "text that the tokenizer takes", "other text") from None
             cut += is_cut
         if cut:
-            log.info(
-                "%d of %d texts are longer than %d tokens, and cut",
-                cut,
-                len(texts),
-                self.spec.max_tokens,
-            )
+            most = self.spec.max_tokens
+            log.info("%d of %d texts are longer than %d tokens, and cut", cut, len(texts), most)
         return x
 
 
@@ -93,6 +79,5 @@ def _content(section: "DataSection", root: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
-        raise InvalidInput(
-            "data.tokenizer", f"a tokenizer.json at {path}", error.strerror or "an error"
-        ) from None
+        reason = error.strerror or "an error"
+        raise InvalidInput("data.tokenizer", f"a tokenizer.json at {path}", reason) from None

@@ -46,9 +46,8 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import encode
 from model_store.sources.images import as_row
 from model_store.sources.npy import read_npz
-from training.data.arrays import check_ids, numbers
+from training.data.arrays import check_ids, find_idx, numbers, read_idx
 from training.data.cells import csv_table, parquet_table, values_of
-from training.data.idx import find_idx, read_idx
 from training.data.images import some_images
 from training.data.texts import TextRows
 from training.recipe import DataSection

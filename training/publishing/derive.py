@@ -16,7 +16,7 @@ from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
 from training.data import Dataset, Rows, load, numbered_as, split, split_sizes
-from training.data.class_weights import class_shares
+from training.data.rows import class_shares
 from training.data.targets import transformed
 from training.export.graphs import runtime_of
 from training.fit import Fitted, temper

@@ -27,7 +27,7 @@ from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoriesWanted
 from training.data import Dataset, Rows, Splits
-from training.data.class_weights import class_shares
+from training.data.rows import class_shares
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fitted_detectors, fold

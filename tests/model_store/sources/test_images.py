@@ -1,6 +1,7 @@
 """Images as rows of pixels, and files that are none."""
 
 import io
+import struct
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
+from model_store.sources import images
 from model_store.sources.images import MAX_SCANS, decoded_pixels, in_proportion, open_image, pixels
 from tests.support.images import (
     bmp_of_runs,
@@ -350,3 +352,41 @@ def test_a_jpeg_far_too_short_for_its_pixels_is_refused_and_one_of_a_single_colo
     said[size : size + 4] = bytes([0x16, 0, 0x16, 0])  # 5632 x 5632
     with pytest.raises(InvalidInput, match="a whole JPEG image"):
         open_image(bytes(said), "inputs.2")
+
+
+PATTERN = np.array(  # ISO/IEC 15948, section 8.2: which pass each pixel of eight by eight comes in
+    [
+        [1, 6, 4, 6, 2, 6, 4, 6],
+        [7, 7, 7, 7, 7, 7, 7, 7],
+        [5, 6, 5, 6, 5, 6, 5, 6],
+        [7, 7, 7, 7, 7, 7, 7, 7],
+        [3, 6, 4, 6, 3, 6, 4, 6],
+        [7, 7, 7, 7, 7, 7, 7, 7],
+        [5, 6, 5, 6, 5, 6, 5, 6],
+        [7, 7, 7, 7, 7, 7, 7, 7],
+    ]
+)
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type: table 11.1
+
+
+@pytest.mark.parametrize("colour", SAMPLES)
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_the_pixels_of_every_size_take_the_bytes_of_their_rows_and_filters(colour, interlaced):
+    for width in range(1, 18):
+        for height in range(1, 18):
+            passes = (
+                np.tile(PATTERN, (3, 3))[:height, :width]
+                if interlaced
+                else np.ones((height, width))
+            )
+            rows = [row for n in np.unique(passes) for row in (passes == n).sum(axis=1) if row > 0]
+            for bits in (1, 8):
+                expected = sum(1 + -(-int(row) * bits * SAMPLES[colour] // 8) for row in rows)
+                header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, int(interlaced))
+                assert images._png_size(header) == expected
+
+
+def test_a_file_of_as_many_chunks_as_may_be_is_read_and_of_one_more_is_not():
+    empty = struct.pack(">I4sI", 0, b"tEXt", 0)
+    assert images._has_few_chunks(images.PNG_START + 20_000 * empty)
+    assert not images._has_few_chunks(images.PNG_START + 20_001 * empty)

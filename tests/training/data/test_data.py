@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import Dataset, Rows, SplitSizes, digits, leave_out, load, split
-from training.data.idx import read_idx
+from training.data.arrays import read_idx
 
 
 def idx_bytes(array, shape=None, magic=None):

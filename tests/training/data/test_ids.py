@@ -19,7 +19,7 @@ from tests.support.refusals import refused
 from tests.support.texts import VOCABULARY, tokenizer, write_reviews
 from training.__main__ import main
 from training.data import load, split, split_sizes
-from training.data.near_duplicates import near_duplicates
+from training.data.findings import near_duplicates
 from training.data.texts import TextRows
 from training.evaluation.outliers import OutlierSource, crossed, random_ids, shuffled_ids
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES

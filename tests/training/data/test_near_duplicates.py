@@ -8,7 +8,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, Splits, load
-from training.data.near_duplicates import near_duplicates, told
+from training.data.findings import near_duplicate_lines, near_duplicates
 
 RNG = np.random.default_rng(0)
 CLASSES = ["a", "b", "c", "d"]
@@ -30,9 +30,9 @@ def splits(dtype=np.float32):
 def test_copies_of_training_rows_are_counted_by_split(dtype):
     made = splits(dtype)
     assert near_duplicates(made) == {"validation": 5, "reference": 0, "ranking": 1, "test": 20}
-    (line,) = told(made)
+    (line,) = near_duplicate_lines(made)
     assert "5 of 20 validation, 20 of 20 test" in line
-    assert told(Splits(made.train, *[made.reference] * 4)) == []
+    assert near_duplicate_lines(Splits(made.train, *[made.reference] * 4)) == []
 
 
 def write(folder, copies):

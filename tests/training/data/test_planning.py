@@ -10,10 +10,9 @@ from PIL import Image
 from tests.support.environment import working_in
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data.files import keep_recipe, recipe_text
+from training.data.description import report, short_report
 from training.data.findings import findings_of, task_of
-from training.data.plan import name_of, plan_of, share_of
-from training.data.text import report, short_report
+from training.data.plan import keep_recipe, name_of, plan_of, recipe_text, share_of
 from training.recipe import DataSection, load
 
 ROWS = 300

@@ -11,7 +11,7 @@ from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data.class_weights import class_shares, class_weights
+from training.data.rows import class_shares, class_weights
 from training.networks.likelihoods import Categorical
 from training.versions import open_parent
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from model_store.sources.times import phases, seconds_of, seconds_since
+from model_store.sources.cells import phases, seconds_of, seconds_since
 
 DAY = 24 * 60 * 60
 

@@ -1,0 +1,118 @@
+"""POST /acquire/preview: rows of files as /acquire reads them."""
+
+import base64
+import io
+import json
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+NPY = "application/x-npy"
+
+
+def preview(client, content, media_type, rows=None, **query):
+    if rows is not None:
+        query["rows"] = json.dumps(rows)
+    headers = {"Content-Type": media_type}
+    return client.post("/acquire/preview", params=query, content=content, headers=headers)
+
+
+def as_npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def as_npz(array):
+    file = io.BytesIO()
+    np.savez_compressed(file, x=array, ids=np.array([f"r{i}" for i in range(len(array))]))
+    return file.getvalue()
+
+
+def as_parquet(array):
+    file = io.BytesIO()
+    ids = [f"r{i}" for i in range(len(array))]
+    parquet.write_table(pa.table({"id": ids, "x": list(array), "note": ids}), file)
+    return file.getvalue()
+
+
+FORMATS = {
+    NPY: as_npy,
+    "application/x-npz": as_npz,
+    "application/vnd.apache.parquet": as_parquet,
+}
+
+
+@pytest.mark.parametrize("media_type", FORMATS)
+def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits_rows, media_type):
+    rows = np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64)
+    answer = preview(client, FORMATS[media_type](rows), media_type, [17, 0, 99]).json()
+    assert (answer["model"], answer["rows"]) == ("digits", 20)
+    assert [row["index"] for row in answer["preview"]] == [17, 0]
+    assert [row["row"] for row in answer["preview"]] == rows[[17, 0]].tolist()
+    named = ["17", "0"] if media_type == NPY else ["r17", "r0"]
+    assert [row["id"] for row in answer["preview"]] == named
+    is_parquet = "parquet" in media_type
+    assert answer["ignored_columns"] == (["note"] if is_parquet else [])
+
+
+def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_rows):
+    content = as_npy(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
+    found = preview(client, content, NPY).json()["preview"]
+    assert [row["index"] for row in found] == list(range(10))
+    assert preview(client, content, NPY, []).json()["preview"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type", "query", "status", "said"),
+    [
+        (b"rubbish", NPY, {}, 422, "pool: expected a whole npy file of numbers"),
+        (as_npy(np.zeros((3, 65))), NPY, {}, 422, "pool: expected an array of shape"),
+        (b"a,b\n1,2\n", "text/csv", {}, 422, "a CSV file for a model of columns or text"),
+        (b"{}", "application/json", {}, 415, "Content-Type"),
+        (as_npy(np.zeros((3, 64))), NPY, {"model": "no"}, 404, "no"),
+        (as_npy(np.zeros((3, 64))), NPY, {"rows": [-1]}, 422, "rows.0"),
+        (as_npy(np.zeros((3, 64))), NPY, {"rows": [0] * 1001}, 422, "rows"),
+        (as_npy(np.zeros((3, 64))), NPY, {"seed": 7}, 422, "seed: expected none of a preview"),
+        (as_npy(np.zeros((3, 64))), NPY, {"pool_file": "a.npy"}, 422, "pool_file"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(client, content, media_type, query, status, said):
+    answer = preview(client, content, media_type, **query)
+    assert answer.status_code == status, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
+    from model_store.artifacts.manifest import (
+        CategoricalColumn,
+        ImageSpec,
+        InputSpec,
+        NumericColumn,
+    )
+    from model_store.sources.files import open_rows
+    from service.api.pool_files import preview_rows
+    from service.server.budget import ByteBudget, Reservation
+
+    reservation = Reservation(ByteBudget(1 << 30))
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.png", b"one")
+        file.writestr("b.png", b"two")
+    spec = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
+    pool = open_rows(archive.getvalue(), spec, "pool", ".zip")
+    (row,) = preview_rows(pool, [1], reservation)
+    assert (row["id"], base64.b64decode(row["row"])) == ("b.png", b"two")
+    columns = (
+        NumericColumn(name="age", mean=0.0, std=1.0, indicator=False),
+        CategoricalColumn(name="city", categories=("Oslo",)),
+    )
+    spec = InputSpec(shape=(3,), minimum=-9.0, maximum=9.0, columns=columns)
+    pool = open_rows(b"city;age\nOslo;1,5\nRome;\n", spec, "pool", ".csv")
+    assert [row["row"] for row in preview_rows(pool, [0, 1], reservation)] == [
+        {"age": 1.5, "city": "Oslo"},
+        {"age": None, "city": "Rome"},
+    ]
