@@ -1,5 +1,7 @@
-"""Answers of the Open Inference Protocol: a tensor for each array of an answer, in JSON or after it
-as bytes."""
+"""Answers of the Open Inference Protocol, and what they will hold: models' descriptions.
+
+An answer has a tensor for each array, in JSON or after it as bytes.
+"""
 
 from typing import Any
 
@@ -7,20 +9,28 @@ import numpy as np
 import orjson
 from jaxtyping import Bool, Int64
 
+from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
+from model_store.scores.regression import MIXTURE_SCORE_NAMES
 from model_store.sources.columns import unknown_categories
 from model_store.types import Steps
+from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, judged_by, row_arrays
 from service.engine.decision import DecisionOptions, decide
 from service.engine.jobs import Job, Predicted
-from service.integrations.open_inference.requests import HEADER_LENGTH, SAMPLES, InferRequest
-from service.integrations.open_inference.tensors import bytes_of, datatype_of
+from service.integrations.open_inference.requests import (
+    GROUPS,
+    HEADER_LENGTH,
+    INPUT,
+    InferRequest,
+    is_by_group,
+)
+from service.integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
 from service.predicting import ToExplain
 
-CLASSES = (
-    "classes"  # the names of probabilities' columns: the same for all rows, so on request alone
-)
+PLATFORM = "dubito"
+CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone
 # What people look at first comes first.
 FIRST = (
     "label",
@@ -33,6 +43,27 @@ FIRST = (
     "prediction_set",
     "abstain",
 )
+# The order of a model's description; what is not named here comes last.
+DESCRIBED = (
+    "label",
+    "probabilities",
+    "prediction_set",
+    "mean",
+    *Scores.error_names,
+    "expected_entropy",
+    "bald_corrected",
+    *MIXTURE_SCORE_NAMES,
+    "interval",
+    "median",
+    "flag",
+    "p_value",
+    "num_samples",
+    "category",
+    "detectors",
+    "abstain",
+    "standard_error",
+)
+Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
 
 
 class AsTensors:
@@ -65,20 +96,10 @@ class AsTensors:
         )
         decision = decide(prediction, options)
         manifest = job.served.model.manifest
-        arrays = dict(row_arrays(manifest, prediction, decision, predicted.num_samples))
-        on_request: dict[str, np.ndarray] = {}
+        rows = (manifest, prediction, decision, predicted.num_samples, predicted.samples)
+        arrays = dict(row_arrays(*rows))
         if manifest.classes is not None and self._wants(CLASSES):
-            on_request[CLASSES] = np.array(manifest.classes)
-        if predicted.samples is not None:
-            samples = predicted.samples.transpose(1, 0, 2)
-            if isinstance(prediction.scores, Scores):
-                on_request[SAMPLES] = samples
-            else:
-                on_request |= {
-                    f"{SAMPLES}.mean": samples[..., 0],
-                    f"{SAMPLES}.std": samples[..., 1],
-                }
-        arrays |= on_request
+            arrays[CLASSES] = np.array(manifest.classes)
         outputs = self.asked.outputs
         if outputs is None:
             names = [
@@ -177,3 +198,85 @@ def _json_items(flat: np.ndarray) -> bytes:
     if flat.dtype.kind == "U":
         return orjson.dumps(flat.tolist())[1:-1]
     return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def tensor(name: str, datatype: str, *shape: int) -> Described:
+    """Return the description of a tensor with a row for each of the request's."""
+    return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
+
+
+def model_inputs(manifest: Manifest) -> list[Described]:
+    """Return the tensors that a model takes. A model of images also takes files, and one of text
+    also ids."""
+    spec = manifest.input
+    if spec.columns:
+        inputs = []
+        for column in spec.columns:
+            is_number = isinstance(column, NumericColumn)
+            inputs.append(tensor(column.name, "FP64" if is_number else BYTES))
+    elif spec.text is not None:
+        inputs = [tensor(INPUT, BYTES)]
+    else:
+        inputs = [tensor(INPUT, "INT32" if spec.takes_ids else "FP32", *spec.shape)]
+    if is_by_group(manifest):
+        inputs.append({**tensor(GROUPS, BYTES), "parameters": {"optional": True}})
+    return inputs
+
+
+def model_outputs(manifest: Manifest) -> list[Described]:
+    """Return the tensors that a model gives, those that it gives on request at the end."""
+    fields = sorted(
+        BY_TASK[manifest.task],
+        key=lambda field: (
+            DESCRIBED.index(field.name) if field.name in DESCRIBED else len(DESCRIBED)
+        ),
+    )
+    outputs = [
+        tensor(name, datatype, *shape)
+        for field in fields
+        for name, datatype, shape in field.tensors(manifest)
+    ]
+    if manifest.classes is not None:
+        outputs.append({"name": CLASSES, "datatype": BYTES, "shape": [len(manifest.classes)]})
+    return outputs
+
+
+def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
+    """Return a model's description: what the protocol has, and its classes or its target."""
+    about = (
+        {"target": manifest.target} if manifest.classes is None else {"classes": manifest.classes}
+    )
+    return {
+        "name": manifest.name,
+        "versions": versions,
+        "platform": PLATFORM,
+        "inputs": model_inputs(manifest),
+        "outputs": model_outputs(manifest),
+        "parameters": {"method": manifest.method, "task": manifest.task},
+        **about,
+    }
+
+
+def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
+    """Return the same as Triton's configuration of a model, which has no axis of rows."""
+
+    def triton(described: Described, type_field: str = "data_type") -> Described:
+        datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
+        return {
+            "name": described["name"],
+            type_field: f"TYPE_{datatype}",
+            "dims": described["shape"][1:] or [1],
+        }
+
+    return {
+        "name": manifest.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": max_rows,
+        "input": [triton(described) for described in model_inputs(manifest)],
+        "output": [
+            triton(described)
+            for described in model_outputs(manifest)
+            if described["name"] != CLASSES
+        ],
+    }

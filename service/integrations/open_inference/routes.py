@@ -23,15 +23,14 @@ from service.api.requests import JSON, parse_json, read_body, read_inflated
 from service.api.responses import response
 from service.context import Context, context_of
 from service.errors import NotReady
-from service.integrations.open_inference.answers import AsTensors
-from service.integrations.open_inference.metadata import model_metadata, triton_config
+from service.integrations.open_inference.answers import AsTensors, model_metadata, triton_config
 from service.integrations.open_inference.requests import (
     HEADER_LENGTH,
     InferRequest,
     header_length,
     read_infer,
+    rows_of,
 )
-from service.integrations.open_inference.rows import rows_of
 from service.models.models import HOW_TO_PUBLISH, Models
 from service.predicting import Asked, begin, in_steps, predict
 from service.server.budget import reservation_of
