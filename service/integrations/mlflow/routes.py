@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
 from service import VERSION
+from service.api.health import refuse_unready
 from service.api.predict import AsJson
 from service.api.requests import JSON, read_body, request_media_type
 from service.api.responses import response
 from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
-from service.integrations.open_inference.routes import refuse_unready
 from service.pools.files import open_pool
 from service.predicting import Asked, begin, in_steps, predict
 from service.server.budget import reservation_of

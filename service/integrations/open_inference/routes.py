@@ -17,7 +17,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION
-from service.api.health import BEING_TRIED
+from service.api.health import refuse_unready
 from service.api.parameters import envelope_of
 from service.api.requests import JSON, parse_json, read_body, read_inflated
 from service.api.responses import response
@@ -31,7 +31,7 @@ from service.integrations.open_inference.requests import (
     read_infer,
     rows_of,
 )
-from service.models.models import HOW_TO_PUBLISH, Models
+from service.models.models import Models
 from service.predicting import Asked, begin, in_steps, predict
 from service.server.budget import reservation_of
 from service.telemetry.records import record_of
@@ -154,15 +154,6 @@ async def _read(
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
     return Asked(client, begun, envelope, served, rows), infer
-
-
-def refuse_unready(context: Context) -> None:
-    """Raise NotReady unless there is a model to predict with."""
-    models = context.models
-    if context.ending.is_set():
-        raise NotReady("the service is about to end")
-    if not any(models.latest(name) for name in models.names()):
-        raise NotReady(BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH)
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
