@@ -43,7 +43,7 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
     serving = context.serving()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
-        otherwise = BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH
+        otherwise = BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH
         raise NotReady("; ".join(broken if is_told_why else ()) or otherwise)
     return serving
 

@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 import orjson
-from jaxtyping import Bool, Int64
 
 from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MIXTURE_SCORE_NAMES
-from model_store.sources.columns import unknown_categories
-from model_store.types import Steps
+from model_store.types import Pause
 from service.api.predictions import BY_TASK
-from service.api.responses import NUMBERS_AT_ONCE, judged_by, row_arrays
-from service.engine.decision import DecisionOptions, decide
-from service.engine.jobs import Job, Predicted
+from service.api.responses import NUMBERS_AT_ONCE, Answer, judged_by
 from service.integrations.open_inference.requests import (
     GROUPS,
     HEADER_LENGTH,
@@ -27,7 +23,6 @@ from service.integrations.open_inference.requests import (
     is_by_group,
 )
 from service.integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
-from service.predicting import ToExplain
 
 PLATFORM = "dubito"
 CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone
@@ -66,11 +61,9 @@ DESCRIBED = (
 Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
 
 
-class AsTensors:
-    """How the answer to one request is written. `header_length` is known once it is, where tensors
+class TensorEncoder:
+    """Writes the answer to one request. `header_length` is known once it is written, where tensors
     are bytes."""
-
-    as_arrays = False  # tensors in JSON take as much as any
 
     def __init__(self, asked: InferRequest, request_id: str) -> None:
         """Begin; an answer has the id of its request, or `request_id` where that has none."""
@@ -78,26 +71,13 @@ class AsTensors:
         self.request_id = asked.id or request_id
         self.header_length: int | None = None
 
-    def write(
-        self,
-        job: Job,
-        predicted: Predicted,
-        options: DecisionOptions,
-        groups: Int64[np.ndarray, "N"] | None,
-        _: ToExplain | None,
-    ) -> Steps[tuple[list[bytes], Bool[np.ndarray, "N"]]]:
+    def __call__(self, answer: Answer, pause: Pause) -> list[bytes]:
         """Return an answer.
 
         Raises:
             InvalidInput: naming an output that there is none of.
         """
-        prediction = (
-            predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
-        )
-        decision = decide(prediction, options)
-        manifest = job.served.model.manifest
-        rows = (manifest, prediction, decision, predicted.num_samples, predicted.samples)
-        arrays = dict(row_arrays(*rows))
+        manifest, arrays = answer.results.manifest, answer.arrays()
         if manifest.classes is not None and self._wants(CLASSES):
             arrays[CLASSES] = np.array(manifest.classes)
         outputs = self.asked.outputs
@@ -113,24 +93,25 @@ class AsTensors:
                 if name not in arrays:
                     expected = f"one of {', '.join(arrays)}, which this answer has"
                     raise InvalidInput(f"outputs.{n}.name", expected, "another")
-        unknown = unknown_categories(job.x, manifest.input.columns)
         head = {
-            "model_name": job.served.name,
-            "model_version": job.served.version,
+            "model_name": manifest.name,
+            "model_version": manifest.version,
             "id": self.request_id,
-            "parameters": parameters_of(predicted, options, unknown),
+            "parameters": parameters_of(answer),
         }
-        parts = yield from self._parts(
-            head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}
+        return self._parts(
+            head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}, pause
         )
-        return parts, decision.flag
 
     def _wants(self, name: str) -> bool:
         return self.asked.outputs is not None and name in self.asked.outputs
 
     def _parts(
-        self, head: dict[str, Any], outputs: dict[str, tuple[np.ndarray, bool | None]]
-    ) -> Steps[list[bytes]]:
+        self,
+        head: dict[str, Any],
+        outputs: dict[str, tuple[np.ndarray, bool | None]],
+        pause: Pause,
+    ) -> list[bytes]:
         """Return an answer in parts: its JSON, and then the tensors that are wanted as bytes."""
         text = [orjson.dumps(head)[:-1], b',"outputs":[']
         contents: list[bytes] = []
@@ -156,7 +137,7 @@ class AsTensors:
                     text += [b","] if first else []
                     text.append(_json_items(flat[first : first + NUMBERS_AT_ONCE]))
                     if len(flat) > NUMBERS_AT_ONCE:
-                        yield
+                        pause()
                 text.append(b"]}")
         text.append(b"]}")
         header = b"".join(text)
@@ -164,7 +145,7 @@ class AsTensors:
             return [header]
         self.header_length = len(header)
         if sum(map(len, contents)) > NUMBERS_AT_ONCE:
-            yield
+            pause()
         return [b"".join([header, *contents])]
 
     @property
@@ -173,17 +154,15 @@ class AsTensors:
         return {} if self.header_length is None else {HEADER_LENGTH: str(self.header_length)}
 
 
-def parameters_of(
-    predicted: Predicted, options: DecisionOptions, unknown: dict[str, int]
-) -> dict[str, Any]:
+def parameters_of(answer: Answer) -> dict[str, Any]:
     """Return what an answer says of all rows: numbers, or JSON as strings. What does not apply is
     left out."""
-    settle = None if options.rule is None else options.rule.tolerance
+    options, unknown = answer.options, answer.unknown
     said = {
-        "seed": predicted.seed,
-        "num_samples": predicted.num_samples,
+        "seed": answer.seed,
+        "num_samples": answer.results.num_samples,
         **judged_by(options),
-        "settle": settle,
+        "settle": None if options.rule is None else options.rule.tolerance,
     }
     parameters: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if options.priors is not None:
@@ -225,12 +204,9 @@ def model_inputs(manifest: Manifest) -> list[Described]:
 
 def model_outputs(manifest: Manifest) -> list[Described]:
     """Return the tensors that a model gives, those that it gives on request at the end."""
-    fields = sorted(
-        BY_TASK[manifest.task],
-        key=lambda field: (
-            DESCRIBED.index(field.name) if field.name in DESCRIBED else len(DESCRIBED)
-        ),
-    )
+    last = len(DESCRIBED)
+    order = {name: place for place, name in enumerate(DESCRIBED)}
+    fields = sorted(BY_TASK[manifest.task], key=lambda field: order.get(field.name, last))
     outputs = [
         tensor(name, datatype, *shape)
         for field in fields

@@ -13,11 +13,13 @@ from starlette.datastructures import Headers
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
 from model_store.errors import InvalidInput
-from model_store.types import Steps
+from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
-from service.api.parameters import fields_of
-from service.api.requests import SMALL_JSON_BYTES, Cells, Rows, parse_json
+from service.api.options import fields_of
+from service.api.requests import SMALL_JSON_BYTES, parse_json
+from service.api.rows import Cells, Rows
 from service.api.schemas import kind_of
+from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import (
     ARRAY_BYTES,
@@ -30,8 +32,6 @@ from service.integrations.open_inference.tensors import (
     shape_of,
     strings_of_json,
 )
-from service.pools.csv_file import reader_of
-from service.server.budget import Reservation
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
@@ -82,8 +82,8 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 
 
 def read_infer(
-    body: bytes | bytearray, length: int | None, max_json: int, reservation: Reservation
-) -> Steps[InferRequest]:
+    body: bytes | bytearray, length: int | None, max_json: int, call: Call
+) -> InferRequest:
     """Return a request as it was read, given how many bytes of it are JSON, None if all.
 
     Raises:
@@ -96,16 +96,13 @@ def read_infer(
             f"body: expected at most {max_json} bytes of JSON, got more; tensors may follow it as "
             "bytes"
         )
-    if len(text) > SMALL_JSON_BYTES:
-        content = yield from _large(text, reservation)
-    else:
-        content = parse_json(text)
+    content = _large(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
     if not content.keys() <= FIELDS:
         raise InvalidInput("body", f"no fields but {', '.join(sorted(FIELDS))}", "another one")
     is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
     where = "outputs" if is_passed_on else "inputs"
     after = memoryview(body)[len(text) :]
-    tensors = yield from _tensors(content.get(where), where, after, reservation)
+    tensors = _tensors(content.get(where), where, after, call)
     parameters = {} if is_passed_on else _object(content.get("parameters"), "parameters")
     outputs = None if is_passed_on else _outputs(content.get("outputs"))
     fields, binary_output = _options(parameters)
@@ -116,21 +113,21 @@ def read_infer(
     )
 
 
-def _large(text: bytes | bytearray, reservation: Reservation) -> Steps[dict[str, Any]]:
+def _large(text: bytes | bytearray, call: Call) -> dict[str, Any]:
     """Return what long JSON holds, taken apart tensor by tensor."""
     nested = text.count(b"[") + text.count(b"{")
     if nested > MAX_NESTED:
         raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
     items = text.count(b",") + nested + text.count(b'"') // 2
-    reservation.reserve(JSON_NUMBER_BYTES * items, "body")
-    yield
-    content, tensors = yield from take_apart(text, "inputs", MAX_TENSORS)
-    yield
+    call.reservation.reserve(JSON_NUMBER_BYTES * items, "body")
+    call.pause()
+    content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
+    call.pause()
     if tensors is not None:
         content["inputs"] = []
         for block in tensors.parsed():
             content["inputs"] += block
-            yield
+            call.pause()
     return content
 
 
@@ -148,9 +145,7 @@ def _id(given: Any) -> str | None:
     return given or None
 
 
-def _tensors(
-    given: Any, where: str, after: memoryview, reservation: Reservation
-) -> Steps[list[Tensor]]:
+def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tensor]:
     """Return the tensors of a request, whose bytes follow each other in `after`."""
     if not isinstance(given, list) or not given:
         raise InvalidInput(
@@ -158,14 +153,14 @@ def _tensors(
         )
     if len(given) > MAX_TENSORS:
         raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
-    reservation.acquire(TENSOR_BYTES * len(given))
+    call.reservation.acquire(TENSOR_BYTES * len(given))
     tensors = []
     for n, item in enumerate(given):
-        tensor, after = _tensor(item, f"{where}.{n}", after, reservation)
+        tensor, after = _tensor(item, f"{where}.{n}", after, call)
         tensors.append(tensor)
         given[n] = None  # its data in JSON are let go of
         if tensor.size > SMALL_JSON_BYTES:
-            yield
+            call.pause()
     if len(after):
         raise InvalidInput(
             "body", "as many bytes after the JSON as its tensors say", f"{len(after)} more"
@@ -175,9 +170,7 @@ def _tensors(
     return tensors
 
 
-def _tensor(
-    item: Any, place: str, after: memoryview, reservation: Reservation
-) -> tuple[Tensor, memoryview]:
+def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tensor, memoryview]:
     """Return a tensor, and the bytes after its own."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
@@ -214,7 +207,7 @@ def _tensor(
         if datatype == BYTES:
             return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
         array = array_of_bytes(own, datatype, shape, place)
-    reservation.acquire(ARRAY_BYTES * array.size)
+    call.reservation.acquire(ARRAY_BYTES * array.size)
     return Tensor(place, name, datatype, shape, array), after
 
 
@@ -288,12 +281,8 @@ def _whole(given: Any) -> int | None:
 
 
 def rows_of(
-    tensors: list[Tensor],
-    manifest: Manifest,
-    max_rows: int,
-    is_passed_on: bool,
-    reservation: Reservation,
-) -> Steps[tuple[Rows, list[str] | None]]:
+    tensors: list[Tensor], manifest: Manifest, max_rows: int, is_passed_on: bool, call: Call
+) -> tuple[Rows, list[str] | None]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
     Of an answer that is passed on, tensors that the model does not take are passed over.
@@ -302,14 +291,14 @@ def rows_of(
         InvalidInput: naming the tensor that is absent, of the wrong shape or not of the model's.
         TooLarge: if there are more rows than there may be.
     """
-    tensors, groups = yield from _without_groups(tensors, manifest, reservation)
+    tensors, groups = _without_groups(tensors, manifest, call)
     spec = manifest.input
     if spec.columns:
-        rows: Rows = yield from _cells(tensors, spec, max_rows, is_passed_on, reservation)
+        rows: Rows = _cells(tensors, spec, max_rows, is_passed_on, call)
     else:
         tensor = _only(tensors, is_passed_on)
         _check_rows(tensor, max_rows)
-        rows = yield from _rows(tensor, spec, reservation)
+        rows = _rows(tensor, spec, call)
     return rows, groups
 
 
@@ -321,8 +310,8 @@ def is_by_group(manifest: Manifest) -> bool:
 
 
 def _without_groups(
-    tensors: list[Tensor], manifest: Manifest, reservation: Reservation
-) -> Steps[tuple[list[Tensor], list[str] | None]]:
+    tensors: list[Tensor], manifest: Manifest, call: Call
+) -> tuple[list[Tensor], list[str] | None]:
     """Return the tensors of rows, and the groups."""
     given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
     if given is None or not is_by_group(manifest):
@@ -331,7 +320,7 @@ def _without_groups(
         raise InvalidInput(
             f"{given.place}.datatype", f"{BYTES}, the group of each row", given.datatype
         )
-    values = yield from given.values(reservation)
+    values = given.values(call)
     groups = ["" if value is None else _text(value, given.place) for value in values]
     return [tensor for tensor in tensors if tensor is not given], groups
 
@@ -353,7 +342,7 @@ def _check_rows(tensor: Tensor, max_rows: int) -> None:
         )
 
 
-def _rows(tensor: Tensor, spec: InputSpec, reservation: Reservation) -> Steps[Rows]:
+def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
     if tensor.datatype == BYTES:
         if spec.image is None and spec.text is None:
             raise InvalidInput(
@@ -362,7 +351,7 @@ def _rows(tensor: Tensor, spec: InputSpec, reservation: Reservation) -> Steps[Ro
         _check_one_each(tensor)
         if spec.image is None:
             _refuse_base64(tensor)
-        return (yield from tensor.values(reservation))
+        return tensor.values(call)
     if tensor.datatype == BOOL:
         raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BOOL)
     assert tensor.array is not None
@@ -388,12 +377,8 @@ def _check_one_each(tensor: Tensor) -> None:
 
 
 def _cells(
-    tensors: list[Tensor],
-    spec: InputSpec,
-    max_rows: int,
-    is_passed_on: bool,
-    reservation: Reservation,
-) -> Steps[Cells]:
+    tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: Call
+) -> Cells:
     """Return the cells of a table."""
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
@@ -416,17 +401,17 @@ def _cells(
             raise InvalidInput(
                 f"{tensor.place}.shape", f"{count} rows, as the tensors before it", f"{tensor.size}"
             )
-        reservation.reserve(CELL_BYTES * count, "inputs")
+        call.reservation.reserve(CELL_BYTES * count, "inputs")
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
-            values = yield from tensor.values(reservation)
-            read = reader_of(column, spec.missing_values)
+            values = tensor.values(call)
+            read = cell_reader(column, spec.missing_values)
             cells[column.name] = [
                 None if value is None else read(_text(value, tensor.place)) for value in values
             ]
         else:
             cells[column.name] = _numbers(tensor, column)
-        yield
+        call.pause()
     return Cells(cells, count)
 
 

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
-from model_store.types import at_once
-from service.api import requests
-from service.api.requests import rows_array
+from service.api import rows as reading
+from service.api.rows import rows_array
+from service.call import Call
 from service.server.budget import ByteBudget, Reservation
 
 SPEC = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
@@ -26,11 +26,11 @@ def png(pixels):
 @pytest.mark.parametrize("kind", ["files", "nested", "flat"])
 @pytest.mark.parametrize("rows_at_once", [1, 2, 5, 22, 23, 24])
 def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
-    monkeypatch.setattr(requests, "NUMBERS_AT_ONCE", 6 * rows_at_once)
+    monkeypatch.setattr(reading, "NUMBERS_AT_ONCE", 6 * rows_at_once)
     rows = {
         "files": [png(pixels) for pixels in PIXELS],
         "nested": PIXELS.tolist(),
         "flat": PIXELS.reshape(23, 6).tolist(),
     }[kind]
-    x = at_once(rows_array(rows, SPEC, "inputs", 1 << 20, Reservation(ByteBudget(1 << 30))))
+    x = rows_array(rows, SPEC, "inputs", 1 << 20, Call(Reservation(ByteBudget(1 << 30))))
     assert x.tolist() == PIXELS.reshape(23, 6).tolist()
