@@ -18,7 +18,7 @@ from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.trials import TrialProcess
 from service.auth import new_key
 from service.auth.key_file import KeyRing
-from service.integrations.label_studio import sync
+from service.integrations.label_studio import studio
 from service.server.listening import cannot_listen
 from service.server.memory import keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
@@ -76,7 +76,7 @@ def run(command: str, arguments: list[str]) -> int:
         return 0
     settings = read_settings()
     if command == "label-studio":
-        sync.run(arguments, settings)
+        studio.run(arguments, settings)
         return 0
     if command == "cluster":
         from service.integrations.ray import command as cluster

@@ -13,7 +13,7 @@ from fastapi import Request
 from jaxtyping import Float32
 from prometheus_client import generate_latest
 
-from model_store.errors import InvalidInput, StateUnusable
+from model_store.errors import StateUnusable
 from model_store.inference.trials import TrialProcess
 from model_store.sources.columns import Columns, OddCells, odd_cells
 from model_store.sources.row_file import RowFile
@@ -31,7 +31,6 @@ from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import SLICE_BYTES, Threads
 from service.errors import PastDeadline
-from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.preflights import Preflights
@@ -81,7 +80,6 @@ class Context:
         self.threads = Threads()
         self._state: Database | None = None
         self._opening_state = threading.Lock()
-        self._label_studio: LabelStudio | None = None
 
     def metrics_page(self) -> bytes:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
@@ -116,25 +114,6 @@ class Context:
     def labelled(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label. Makes no database where there is none."""
         return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
-
-    def fetched(self, url: str) -> bytes:
-        """Return a file of Label Studio, of the one origin that the settings name; from a worker
-        thread.
-
-        Raises:
-            InvalidInput: if it is of another origin, or is not there.
-        """
-        if self.settings.label_studio_url is None:
-            raise InvalidInput(
-                "tasks",
-                "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin",
-                "a URL",
-            )
-        if self._label_studio is None:
-            self._label_studio = LabelStudio(
-                self.settings.label_studio_url, self.settings.label_studio_secret()
-            )
-        return self._label_studio.fetch(url)
 
     def close_state(self) -> None:
         with self._opening_state:

@@ -1,28 +1,20 @@
-"""Each call as steps: what is sent, and what is made of the answers. Both clients do these and
-nothing more."""
+"""Each call of the clients as steps: what is sent, and what is made of the answers.
+
+Both clients do these steps and nothing more. A call takes the limits of its client first.
+"""
 
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote
 
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
+from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
 from dubito.predictions import Predictions, joined, predictions_of
-from dubito.results import (
-    Job,
-    LabelFigures,
-    LabelsKept,
-    Model,
-    Ranking,
-    job_of,
-    label_figures_of,
-    labels_kept_of,
-    model_of,
-    ranking_of,
-)
+from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking, ranking_of, record
 from dubito.rows import (
     MEDIA_TYPES,
     NPZ,
@@ -50,15 +42,27 @@ Progress = Callable[[float], object]
 def predict(
     limits: Limits,
     inputs: RowsLike,
-    deadline_s: float | None,
-    part_rows: int | None,
-    on_progress: Progress | None,
-    options: Mapping[str, Any],
+    *,
+    deadline_s: float | None = None,
+    part_rows: int | None = None,
+    on_progress: Progress | None = None,
+    **options: Unpack[PredictOptions],
 ) -> Steps[Predictions]:
-    """Predict rows, in parts where there are many, all under the same draws of one version.
+    """Predict rows: how uncertain, why, and whether each is unlike the data.
 
-    The first part's answer says the seed and the version of the others. With `fdr` there is one
-    part: it decides the flags of all rows together.
+    Many rows go in parts, all under the same draws of one version: the seed and version that the
+    first part was answered with, which the result states. With `fdr` they go in one request, since
+    it decides all flags together; `predict_job` takes more.
+
+    Args:
+        inputs: an array (N, ...) in the units of the training data; a DataFrame, or a list of
+            objects keyed by column; a list of strings, of PIL images, or of files as `bytes` or
+            paths.
+        deadline_s: seconds that the whole call may take, all parts, pauses and tries together; the
+            service is told what is left.
+        part_rows: most rows of a part: 1000, or 100 with `explain`.
+        on_progress: called with the share of the rows that are predicted.
+        options: see `PredictOptions`.
     """
     limits, rows, asked = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
     groups = asked.pop("groups", None)
@@ -75,11 +79,8 @@ def predict(
         except InvalidInput as error:
             raise _counted_from(part.start, error) from None
         answered.append(predictions_of(answer.content))
-        asked |= {
-            "model": answered[0].model,
-            "version": answered[0].version,
-            "seed": answered[0].seed,
-        }
+        first = answered[0]
+        asked |= {"model": first.model, "version": first.version, "seed": first.seed}
         if on_progress is not None:
             on_progress(part.stop / len(rows))
     return joined(answered)
@@ -87,84 +88,116 @@ def predict(
 
 def acquire(
     limits: Limits,
-    pool: RowsLike | Path | None,
-    k: int,
-    deadline_s: float | None,
-    options: Mapping[str, Any],
+    pool: RowsLike | Path | None = None,
+    *,
+    k: int = 10,
+    pool_file: str | None = None,
+    deadline_s: float | None = None,
+    **options: Unpack[AcquireOptions],
 ) -> Steps[Ranking]:
-    """Rank a pool in one request.
+    """Rank a pool in one request: which k rows' labels would teach the model most.
 
-    An answer that was lost is asked for again, but not with `keep`: other rows might be set aside
-        the second time.
+    `acquire_job` takes more rows. An answer that was lost is asked for again, but not with `keep`:
+    other rows might be set aside the second time.
+
+    Args:
+        pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
+            files.
+        k: how many rows to return.
+        pool_file: in place of `pool`: the name of a file in the operator's folder.
+        deadline_s: as for `predict`.
+        options: see `AcquireOptions`.
     """
-    asked = {"k": k, **_options(options)}
+    asked = {"k": k, **_options({**options, "pool_file": pool_file})}
     made = _posted("/acquire", "pool", pool, asked)
     answer = yield from send(made, limits.within(deadline_s), is_repeatable=not asked.get("keep"))
     return ranking_of(answer.json())
 
 
 def predict_job(
-    limits: Limits, inputs: RowsLike | Path | None, options: Mapping[str, Any]
+    limits: Limits,
+    inputs: RowsLike | Path | None = None,
+    *,
+    inputs_file: str | None = None,
+    ids: Sequence[str] | None = None,
+    **options: Unpack[PredictJobOptions],
 ) -> Steps[Job]:
-    """Have a job predict rows, a file, or the operator's `inputs_file`."""
-    return (yield from _job(limits, _posted("/predict/jobs", "inputs", inputs, _options(options))))
+    """Have the service predict rows, or a file of them; `predictions` waits for the result.
+
+    Args:
+        inputs: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
+            files.
+        inputs_file: in its place: the name of a file in the operator's folder.
+        ids: a different name for each row, which the result repeats.
+        options: see `PredictJobOptions`.
+    """
+    asked = _options({**options, "inputs_file": inputs_file, "ids": ids})
+    return (yield from _begin(limits, _posted("/predict/jobs", "inputs", inputs, asked)))
 
 
 def acquire_job(
-    limits: Limits, pool: RowsLike | Path | None, k: int, options: Mapping[str, Any]
+    limits: Limits,
+    pool: RowsLike | Path | None = None,
+    *,
+    k: int = 10,
+    pool_file: str | None = None,
+    **options: Unpack[AcquireOptions],
 ) -> Steps[Job]:
-    """Have a job rank a pool, a file, or the operator's `pool_file`."""
-    return (
-        yield from _job(
-            limits, _posted("/acquire/jobs", "pool", pool, {"k": k, **_options(options)})
-        )
-    )
+    """Have the service rank a pool, with the arguments of `acquire`; `ranking` waits for it."""
+    asked = {"k": k, **_options({**options, "pool_file": pool_file})}
+    return (yield from _begin(limits, _posted("/acquire/jobs", "pool", pool, asked)))
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
-    """List the jobs that the key asked for."""
-    answer = yield from _get(limits, "/jobs")
-    return [job_of(content) for content in answer["jobs"]]
+    """List the jobs that this key asked for, the latest first."""
+    return [record(Job, content) for content in (yield from _get(limits, "/jobs"))["jobs"]]
 
 
-def job(limits: Limits, name: str) -> Steps[Job]:
+def job(limits: Limits, job: Job | str) -> Steps[Job]:
     """Say how far a job is."""
-    return job_of((yield from _get(limits, f"/jobs/{quote(name, safe='')}")))
+    return record(Job, (yield from _get(limits, _path(job))))
 
 
-def cancel(limits: Limits, name: str) -> Steps[Job]:
+def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
     """Cancel a job; one that is over stays as it is."""
-    request = Request("POST", f"/jobs/{quote(name, safe='')}/cancel")
-    return job_of((yield from send(lambda _: request, limits, is_repeatable=True)).json())
+    request = Request("POST", f"{_path(job)}/cancel")
+    return record(Job, (yield from send(lambda _: request, limits, is_repeatable=True)).json())
 
 
-def delete(limits: Limits, name: str) -> Steps[Job]:
+def delete(limits: Limits, job: Job | str) -> Steps[Job]:
     """Delete a job that is over, with its result."""
-    request = Request("DELETE", f"/jobs/{quote(name, safe='')}")
-    return job_of((yield from send(lambda _: request, limits, is_repeatable=False)).json())
+    request = Request("DELETE", _path(job))
+    return record(Job, (yield from send(lambda _: request, limits, is_repeatable=False)).json())
 
 
 def wait(
-    limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None
+    limits: Limits,
+    job: Job | str,
+    *,
+    deadline_s: float | None = None,
+    on_progress: Progress | None = None,
 ) -> Steps[Job]:
-    """Wait until a job is done.
+    """Wait until a job is done, and return it.
+
+    Args:
+        job: the job, or its id.
+        deadline_s: seconds to wait at most; the job goes on.
+        on_progress: called now and then with the share that is done, from 0 to 1.
 
     Raises:
         JobFailed: if it fails or is cancelled.
-        DeadlineExceeded: if it is not over in time; it goes on.
+        DeadlineExceeded: if it is not over in time.
     """
     limits, look = limits.within(deadline_s), FIRST_LOOK_S
     while True:
-        found = yield from job(limits, name)
+        found = record(Job, (yield from _get(limits, _path(job))))
         if on_progress is not None:
             on_progress(found.progress)
         if found.state == "done":
             return found
         if found.is_over:
-            raise JobFailed(
-                found.id,
-                f"job {found.id} is {found.state}" + (f": {found.error}" if found.error else ""),
-            )
+            why = f": {found.error}" if found.error else ""
+            raise JobFailed(found.id, f"job {found.id} is {found.state}{why}")
         if limits.ends - time.monotonic() <= look:
             raise DeadlineExceeded(
                 f"job {found.id} is {found.state}, and goes on: {found.progress:.0%} done"
@@ -174,39 +207,58 @@ def wait(
 
 
 def predictions(
-    limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None
+    limits: Limits,
+    job: Job | str,
+    *,
+    deadline_s: float | None = None,
+    on_progress: Progress | None = None,
 ) -> Steps[Predictions]:
-    """Wait for a job of predictions, and return its result."""
-    return predictions_of((yield from _result(limits, name, "predict", deadline_s, on_progress)))
+    """Wait for a job of `predict_job`, given it or its id, and return its result; see `wait`."""
+    limits = limits.within(deadline_s)
+    return predictions_of((yield from _result(limits, job, "predict", on_progress)))
 
 
 def ranking(
-    limits: Limits, name: str, deadline_s: float | None, on_progress: Progress | None
+    limits: Limits,
+    job: Job | str,
+    *,
+    deadline_s: float | None = None,
+    on_progress: Progress | None = None,
 ) -> Steps[Ranking]:
-    """Wait for a job that ranks, and return its result."""
-    return ranking_of(
-        json.loads((yield from _result(limits, name, "acquire", deadline_s, on_progress)))
-    )
+    """Wait for a job of `acquire_job`, given it or its id, and return its result; see `wait`."""
+    limits = limits.within(deadline_s)
+    return ranking_of(json.loads((yield from _result(limits, job, "acquire", on_progress))))
 
 
 def models(limits: Limits) -> Steps[list[Model]]:
-    """List the models."""
-    return [model_of(content) for content in (yield from _get(limits, "/models"))["models"]]
+    """List the published models."""
+    return [record(Model, content) for content in (yield from _get(limits, "/models"))["models"]]
 
 
 def model(limits: Limits, name: str) -> Steps[Model]:
-    """Describe a model, with its manifest."""
-    return model_of((yield from _get(limits, f"/models/{quote(name, safe='')}")))
+    """Describe a model; `raw` also has its manifest, the drift of its rows and links to its
+    evaluation report."""
+    return record(Model, (yield from _get(limits, f"/models/{quote(name, safe='')}")))
 
 
 def add_labels(
     limits: Limits,
     labels: Mapping[str, str | float],
-    model: str | None,
-    inputs: Mapping[str, Any] | None,
-    replace: bool,
+    *,
+    model: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    replace: bool = False,
 ) -> Steps[LabelsKept]:
-    """Send labels by the rows' ids, all in one request; the same again change nothing."""
+    """Send labels, or of a regression targets, all in one request: all are kept, or none.
+
+    The same again change nothing.
+
+    Args:
+        labels: by the rows' ids: a class as a string, or a target as a number.
+        model: may be left out where the service has one.
+        inputs: by the same ids, the rows that were not kept when they were acquired.
+        replace: whether a label may take the place of another.
+    """
     inputs = {} if inputs is None else inputs
     for field, given in (("labels", labels), ("inputs", inputs)):
         if not hasattr(given, "items"):
@@ -218,37 +270,39 @@ def add_labels(
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
         entry = {"id": name_of(name, "labels"), field: plain(value, f"labels.{name}")}
-        entries.append(
-            {**entry, "input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else entry
-        )
+        row = {"input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else {}
+        entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     request = json_request("POST", "/labels", content)
-    return labels_kept_of((yield from send(lambda _: request, limits)).json())
+    return record(LabelsKept, (yield from send(lambda _: request, limits)).json())
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
-    """Say how many rows of a model are labelled, and what the labels say."""
-    return label_figures_of((yield from _get(limits, f"/models/{quote(model, safe='')}/labels")))
+    """Say how many rows of a model were labelled, and how good it is by the labels."""
+    content = yield from _get(limits, f"/models/{quote(model, safe='')}/labels")
+    return record(LabelFigures, content)
 
 
 def _get(limits: Limits, path: str) -> Steps[Any]:
-    """Return what a path answers."""
     return (yield from send(lambda _: Request("GET", path), limits)).json()
 
 
-def _job(limits: Limits, made: Callable[[float | None], Request]) -> Steps[Job]:
+def _path(job: Job | str) -> str:
+    return f"/jobs/{quote(job if isinstance(job, str) else job.id, safe='')}"
+
+
+def _begin(limits: Limits, made: Callable[[float | None], Request]) -> Steps[Job]:
     """Ask for a job, not twice: each time would begin another."""
-    return job_of((yield from send(made, limits, is_repeatable=False)).json())
+    return record(Job, (yield from send(made, limits, is_repeatable=False)).json())
 
 
 def _result(
-    limits: Limits, name: str, kind: str, deadline_s: float | None, on_progress: Progress | None
+    limits: Limits, job: Job | str, kind: str, on_progress: Progress | None
 ) -> Steps[bytes]:
-    limits = limits.within(deadline_s)
-    found = yield from wait(limits, name, None, on_progress)
+    found = yield from wait(limits, job, on_progress=on_progress)
     if found.kind != kind:
         raise InvalidInput("job", f"one of kind {kind}", f"one of kind {found.kind}")
-    request = Request("GET", f"/jobs/{quote(found.id, safe='')}/result")
+    request = Request("GET", f"{_path(found)}/result")
     return (yield from send(lambda _: request, limits)).content
 
 
@@ -283,11 +337,8 @@ def _counted_from(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as they are sent: those that are None are left out, but for `settle`, which it
-    turns off."""
-    asked = {
-        name: value for name, value in options.items() if value is not None or name == "settle"
-    }
+    """Leave out options that are None, but for `settle`, which it turns off."""
+    asked = {name: v for name, v in options.items() if v is not None or name == "settle"}
     for name in ("ids", "groups"):
         if name in asked:
             asked[name] = _strings(asked[name], name)

@@ -17,7 +17,7 @@ from dubito.errors import DubitoError
 from dubito.predictions import OF_ALL_ROWS, Predictions
 from dubito.results import Job, Model
 from dubito.rows import MEDIA_TYPES, RowsLike
-from dubito.terminal import ProgressBar, table
+from dubito.terminal import print_table, progress_bar
 
 Result = TypeVar("Result")
 
@@ -45,6 +45,10 @@ OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
 OF_ACQUIRE = ("acquisition", "race", "beta", "control")
 FILES = "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each a row"
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
+OF_RANKING = (
+    *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
+    "unknown_categories",
+)
 REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
 
@@ -133,11 +137,8 @@ def _count(text: str) -> int:
 
 def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Return the options of a request that were given."""
-    given = {
-        name: getattr(asked, name)
-        for name in (*OF_BOTH, *names)
-        if getattr(asked, name) is not None
-    }
+    of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names)}
+    given = {name: value for name, value in of_all.items() if value is not None}
     if asked.model is not None:
         name, _, version = asked.model.partition(":")
         given |= {"model": name} | ({"version": version} if version else {})
@@ -149,18 +150,14 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
         raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
     if asked.out is not None and not asked.out.absolute().parent.is_dir():
-        raise DubitoError(
-            f"--out: expected a file in a folder that is there, got {asked.out}"
-        )  # before any work
+        raise DubitoError(f"--out: expected a file in a folder that is there, got {asked.out}")
     not_read: Sequence[str] = ()
     is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
-    with ProgressBar("predicting") as progress:
+    with progress_bar("predicting") as progress:
         if asked.job or is_read_there:
             job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
-            answer, not_read = (
-                by_job(client, job, client.predictions, progress),
-                job.ignored_columns,
-            )
+            answer = by_job(client, job, client.predictions, progress)
+            not_read = job.ignored_columns
         else:
             answer = client.predict(_rows(asked.files), on_progress=progress, **options)
     if asked.out is not None:
@@ -172,11 +169,8 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     names = _names(answer, asked.files)
     shown = min(asked.rows, len(answer))
     heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
-    print(
-        table(
-            heads, [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
-        )
-    )
+    rows = [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
+    print_table(heads, rows)
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
@@ -205,30 +199,19 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
     pool: Path | RowsLike = asked.files[0] if _is_pool(asked.files) else _rows(asked.files)
     if not _is_pool(asked.files) and len(asked.files) > 1:
         options["ids"] = [path.name for path in asked.files]
-    with ProgressBar("ranking") as progress:
+    with progress_bar("ranking") as progress:
         if asked.job:
-            answer = by_job(
-                client, client.acquire_job(pool, k=asked.k, **options), client.ranking, progress
-            )
+            job = client.acquire_job(pool, k=asked.k, **options)
+            answer = by_job(client, job, client.ranking, progress)
         else:
             answer = client.acquire(pool, k=asked.k, **options)
     columns = answer.table()
     if asked.json:
-        said = (
-            "model",
-            "version",
-            "acquisition",
-            "num_samples",
-            "seed",
-            "pool_size",
-            "excluded",
-            "unknown_categories",
-        )
-        about = {name: getattr(answer, name) for name in said}
+        about = {name: getattr(answer, name) for name in OF_RANKING}
         print(json.dumps({**about, "ranking": list(_objects(columns))}))
         return
     print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
-    print(table(list(columns), list(zip(*columns.values(), strict=True))))
+    print_table(list(columns), list(zip(*columns.values(), strict=True)))
     left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
     print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
     if answer.unknown_categories:
@@ -241,17 +224,10 @@ def _models(client: Client, asked: argparse.Namespace) -> None:
         print(json.dumps({"models": [model.raw for model in models]}))
         return
     rows = [
-        (
-            model.name,
-            model.serving or "none",
-            len(model.versions),
-            model.task or "",
-            model.method or "",
-            _of(model),
-        )
-        for model in models
+        (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _of(m))
+        for m in models
     ]
-    print(table(("model", "serving", "versions", "task", "method", "predicts"), rows))
+    print_table(("model", "serving", "versions", "task", "method", "predicts"), rows)
     for model in models:
         for version, why in model.broken.items():
             print(f"{model.name} version {version} cannot be served: {why}")
@@ -315,17 +291,13 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
     """Yield what is shown of each row."""
     if answer.is_classification:
         columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
-        yield from zip(
-            *columns, answer.p_value, answer.flag, map(", ".join, answer.sets()), strict=True
-        )
+        sets = map(", ".join, answer.sets())
+        yield from zip(*columns, answer.p_value, answer.flag, sets, strict=True)
     else:
-        epistemic = (
-            answer.epistemic_std if "epistemic_std" in answer else np.full(len(answer), np.nan)
-        )
-        low, high = answer.interval.T
-        yield from zip(
-            answer.mean, answer.std, epistemic, low, high, answer.p_value, answer.flag, strict=True
-        )
+        unknown = np.full(len(answer), np.nan)
+        epistemic = answer.epistemic_std if "epistemic_std" in answer else unknown
+        columns = (answer.mean, answer.std, epistemic, *answer.interval.T)
+        yield from zip(*columns, answer.p_value, answer.flag, strict=True)
 
 
 def _about(answer: Predictions) -> dict[str, Any]:

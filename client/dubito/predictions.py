@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -31,16 +31,17 @@ OF_ALL_ROWS = (
 FIRST = ("ids", "label", "mean", "std", "interval", "p_value", "flag")  # of a table's columns
 OF_CLASSES = ("probabilities", "prediction_set")
 OF_CLASSIFICATION = (
-    *(
-        "label",
-        "probabilities",
-        "entropy",
-        "expected_entropy",
-        "bald",
-        "bald_corrected",
-        "mean_std",
-    ),
-    *("variation_ratio", "prediction_set", "abstain", "classes"),
+    "label",
+    "probabilities",
+    "entropy",
+    "expected_entropy",
+    "bald",
+    "bald_corrected",
+    "mean_std",
+    "variation_ratio",
+    "prediction_set",
+    "abstain",
+    "classes",
 )
 OF_REGRESSION = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
 WHY_ABSENT = {
@@ -70,6 +71,25 @@ class Detector:
     fired: np.ndarray
 
 
+class Quantity:
+    """An array of predictions, by its name."""
+
+    def __init__(self, words: str) -> None:
+        self.__doc__ = words
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, predictions: None, _: Any) -> Self: ...
+
+    @overload
+    def __get__(self, predictions: "Predictions", _: Any) -> np.ndarray: ...
+
+    def __get__(self, predictions: "Predictions | None", _: Any) -> Self | np.ndarray:
+        return self if predictions is None else predictions[self.name]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions:
     """Predictions of N rows, in their order. Information is in nats, the rest of a regression in
@@ -85,7 +105,6 @@ class Predictions:
     arrays: Mapping[str, np.ndarray]
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return len(self.arrays["flag"])
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -95,16 +114,17 @@ class Predictions:
                 f"expected the name of an array, such as 'label', got {name!r}; rows are in "
                 "to_pandas()"
             )
-        return self._array(name)
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise Absent(f"{name}: {self._why_absent(name)}") from None
 
     __iter__ = None  # neither names nor rows would be what everybody expects
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is an array of that name."""
         return name in self.arrays
 
     def __repr__(self) -> str:
-        """Say what they are in a line."""
         return (
             f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed "
             f"{self.seed}: "
@@ -112,15 +132,11 @@ class Predictions:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make them again, in another process too: a read-only view cannot be sent
-        there."""
+        # A read-only view of the arrays cannot be sent to another process.
         return _frozen, (dict(self.arrays),)
-
-    # Of all rows
 
     @property
     def model(self) -> str:
-        """The model's name."""
         return str(self.arrays["model"])
 
     @property
@@ -137,7 +153,7 @@ class Predictions:
     @property
     def classes(self) -> tuple[str, ...]:
         """The C classes, in the order of `probabilities` and `prediction_set`."""
-        return tuple(self._array("classes").tolist())
+        return tuple(self["classes"].tolist())
 
     @property
     def is_classification(self) -> bool:
@@ -145,31 +161,38 @@ class Predictions:
         return "probabilities" in self.arrays
 
     # Of each row
+    ids = Quantity("(N,) strings: the rows' names, of a job that was given some.")
+    num_samples = Quantity("(N,) integers: the draws that each row used.")
+    flag = Quantity("(N,) boolean: whether the row is unlike the data.")
+    p_value = Quantity("(N,): how ordinary the row is; small is unlike the data.")
+    category = Quantity('(N,) strings: the category that each row was judged in, "" if unknown.')
+    samples = Quantity("(N, K, C): each draw's probabilities, if they were asked for.")
 
-    @property
-    def ids(self) -> np.ndarray:
-        """(N,) strings: the rows' names, of a job that was given some."""
-        return self._array("ids")
+    # Of a classification
+    label = Quantity("(N,) strings: the most probable class.")
+    probabilities = Quantity("(N, C): the mean of the draws' probabilities.")
+    entropy = Quantity("(N,): the total uncertainty, from 0 to log C.")
+    expected_entropy = Quantity("(N,): the part that every single draw has.")
+    bald = Quantity("(N,): the rest, by which the draws disagree; more labels could reduce it.")
+    bald_corrected = Quantity("(N,): the same without the bias of few draws.")
+    mean_std = Quantity(
+        "(N,): standard deviation of a class's probability over draws, averaged over classes."
+    )
+    variation_ratio = Quantity("(N,): 1 - the largest of the probabilities.")
+    prediction_set = Quantity(
+        "(N, C) boolean: the classes that the row may have. `sets` has their names."
+    )
+    abstain = Quantity("(N,) boolean: whether not to use the label.")
 
-    @property
-    def num_samples(self) -> np.ndarray:
-        """(N,) integers: the draws that each row used."""
-        return self._array("num_samples")
-
-    @property
-    def flag(self) -> np.ndarray:
-        """(N,) boolean: whether the row is unlike the data."""
-        return self._array("flag")
-
-    @property
-    def p_value(self) -> np.ndarray:
-        """(N,): how ordinary the row is; small is unlike the data."""
-        return self._array("p_value")
-
-    @property
-    def category(self) -> np.ndarray:
-        """(N,) strings: the category that each row was judged in, "" if unknown."""
-        return self._array("category")
+    # Of a regression
+    mean = Quantity("(N,): of the predictive distribution.")
+    median = Quantity("(N,): of the same, if the target was transformed for the fit.")
+    std = Quantity("(N,): its standard deviation, the total uncertainty.")
+    aleatoric_std = Quantity("(N,): the part that is noise in the data.")
+    epistemic_std = Quantity("(N,): the part by which the draws disagree.")
+    interval = Quantity(
+        "(N, 2): the lower and the upper end; infinite where there are too few calibration rows."
+    )
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
@@ -196,100 +219,10 @@ class Predictions:
             if name.startswith(head)
         }
 
-    @property
-    def samples(self) -> np.ndarray:
-        """(N, K, C): each draw's probabilities, if they were asked for."""
-        return self._array("samples")
-
-    # Of a classification
-
-    @property
-    def label(self) -> np.ndarray:
-        """(N,) strings: the most probable class."""
-        return self._array("label")
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """(N, C): the mean of the draws' probabilities."""
-        return self._array("probabilities")
-
-    @property
-    def entropy(self) -> np.ndarray:
-        """(N,): the total uncertainty, from 0 to log C."""
-        return self._array("entropy")
-
-    @property
-    def expected_entropy(self) -> np.ndarray:
-        """(N,): the part that every single draw has."""
-        return self._array("expected_entropy")
-
-    @property
-    def bald(self) -> np.ndarray:
-        """(N,): the rest, by which the draws disagree; more labels could reduce it."""
-        return self._array("bald")
-
-    @property
-    def bald_corrected(self) -> np.ndarray:
-        """(N,): the same without the bias of few draws."""
-        return self._array("bald_corrected")
-
-    @property
-    def mean_std(self) -> np.ndarray:
-        """(N,): standard deviation of a class's probability over draws, averaged over classes."""
-        return self._array("mean_std")
-
-    @property
-    def variation_ratio(self) -> np.ndarray:
-        """(N,): 1 - the largest of the probabilities."""
-        return self._array("variation_ratio")
-
-    @property
-    def prediction_set(self) -> np.ndarray:
-        """(N, C) boolean: the classes that the row may have. `sets` has their names."""
-        return self._array("prediction_set")
-
-    @property
-    def abstain(self) -> np.ndarray:
-        """(N,) boolean: whether not to use the label."""
-        return self._array("abstain")
-
     def sets(self) -> list[list[str]]:
         """Return the names of the classes that each row may have."""
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
-
-    # Of a regression
-
-    @property
-    def mean(self) -> np.ndarray:
-        """(N,): of the predictive distribution."""
-        return self._array("mean")
-
-    @property
-    def median(self) -> np.ndarray:
-        """(N,): of the same, if the target was transformed for the fit."""
-        return self._array("median")
-
-    @property
-    def std(self) -> np.ndarray:
-        """(N,): its standard deviation, the total uncertainty."""
-        return self._array("std")
-
-    @property
-    def aleatoric_std(self) -> np.ndarray:
-        """(N,): the part that is noise in the data."""
-        return self._array("aleatoric_std")
-
-    @property
-    def epistemic_std(self) -> np.ndarray:
-        """(N,): the part by which the draws disagree."""
-        return self._array("epistemic_std")
-
-    @property
-    def interval(self) -> np.ndarray:
-        """(N, 2): the lower and the upper end; infinite where there are too few calibration
-        rows."""
-        return self._array("interval")
 
     # As tables
 
@@ -331,12 +264,6 @@ class Predictions:
         if name in OF_CLASSES and "classes" in self.arrays:
             return self.classes
         return ("low", "high") if name == "interval" else range(count)
-
-    def _array(self, name: str) -> np.ndarray:
-        try:
-            return self.arrays[name]
-        except KeyError:
-            raise Absent(f"{name}: {self._why_absent(name)}") from None
 
     def _why_absent(self, name: str) -> str:
         if name in OF_CLASSIFICATION and not self.is_classification:

@@ -87,7 +87,7 @@ def ranking_of(content: Mapping[str, Any]) -> Ranking:
     }
     for array in arrays.values():
         array.flags.writeable = False
-    return _record(Ranking, {**content, **arrays})
+    return record(Ranking, {**content, **arrays})
 
 
 @dataclass(frozen=True)
@@ -184,27 +184,11 @@ class LabelFigures:
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
 
-def job_of(content: Mapping[str, Any]) -> Job:
-    """Return a job as it was answered."""
-    return _record(Job, {**content, "raw": content})
+def record(kind: type[Record], content: Mapping[str, Any]) -> Record:
+    """Return a record of the fields that it has, and all of the answer as `raw`, if it has that.
 
-
-def model_of(content: Mapping[str, Any]) -> Model:
-    """Return a model as it was answered."""
-    return _record(Model, {**content, "raw": content})
-
-
-def labels_kept_of(content: Mapping[str, Any]) -> LabelsKept:
-    """Return what became of labels."""
-    return _record(LabelsKept, content)
-
-
-def label_figures_of(content: Mapping[str, Any]) -> LabelFigures:
-    """Return what labels say."""
-    return _record(LabelFigures, {**content, "raw": content})
-
-
-def _record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Return a record of the fields that it has; a later service may say more."""
+    A later service may say more.
+    """
     names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in content.items() if name in names})
+    said = {**content, "raw": content}
+    return kind(**{name: value for name, value in said.items() if name in names})

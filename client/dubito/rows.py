@@ -12,7 +12,7 @@ from datetime import date, time
 from decimal import Decimal
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,67 +39,24 @@ of files as `bytes` or paths."""
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayRows:
-    """Rows of numbers, (N, ...)."""
+class Rows:
+    """Rows as they are sent: numbers (N, ...), or each row as the bytes of its JSON or its file."""
 
-    array: np.ndarray
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self.array)
-
-    def take(self, part: slice) -> "ArrayRows":
-        """Return some rows."""
-        return ArrayRows(self.array[part])
-
-    def row_bytes(self, _: int) -> int:
-        """Return how many bytes a row takes."""
-        return self.array.nbytes // len(self.array)
-
-    def as_json(self) -> "JsonRows":
-        """Return the same as JSON."""
-        return JsonRows([_json(row.tolist(), "rows") for row in self.array])
-
-
-@dataclass(frozen=True, eq=False)
-class JsonRows:
-    """Rows of which each is a JSON value."""
-
-    rows: Sequence[bytes]
+    content: np.ndarray | Sequence[bytes]
+    kind: Literal["numbers", "json", "files"]
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self.rows)
+        return len(self.content)
 
-    def take(self, part: slice) -> "JsonRows":
+    def take(self, part: slice) -> "Rows":
         """Return some rows."""
-        return JsonRows(self.rows[part])
+        return Rows(self.content[part], self.kind)
 
     def row_bytes(self, n: int) -> int:
         """Return how many bytes row n takes."""
-        return len(self.rows[n])
-
-
-@dataclass(frozen=True, eq=False)
-class FileRows:
-    """Rows of which each is a file: an image or a text."""
-
-    files: Sequence[bytes]
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self.files)
-
-    def take(self, part: slice) -> "FileRows":
-        """Return some rows."""
-        return FileRows(self.files[part])
-
-    def row_bytes(self, n: int) -> int:
-        """Return how many bytes row n takes."""
-        return len(self.files[n])
-
-
-Rows = ArrayRows | JsonRows | FileRows
+        if isinstance(self.content, np.ndarray):
+            return self.content.nbytes // len(self.content)
+        return len(self.content[n])
 
 
 def rows_of(rows: RowsLike, field: str) -> Rows:
@@ -112,24 +69,21 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
-        return ArrayRows(_numbers(rows, field))
-    if (
-        isinstance(rows, str | bytes | Mapping | PathLike)
-        or _is_image(rows)
-        or not isinstance(rows, Iterable)
-    ):
+        return Rows(_numbers(rows, field), "numbers")
+    is_single = isinstance(rows, str | bytes | Mapping | PathLike) or _is_image(rows)
+    if is_single or not isinstance(rows, Iterable):
         raise InvalidInput(field, "rows, such as a list of one", f"a single {type(rows).__name__}")
     listed = list(rows)
     if not listed:
         raise InvalidInput(field, "at least one row", "none")
     if isinstance(listed[0], bytes | PathLike) or _is_image(listed[0]):
-        return FileRows([_file(row, f"{field}.{n}") for n, row in enumerate(listed)])
+        return Rows([_file(row, f"{field}.{n}") for n, row in enumerate(listed)], "files")
     listed = [_as_array(row, f"{field}.{n}") for n, row in enumerate(listed)]
     if isinstance(listed[0], list | tuple | np.ndarray | int | float):
         array = _array(listed)
         if array is not None:
-            return ArrayRows(_numbers(array, field))
-    return JsonRows([_json(row, f"{field}.{n}") for n, row in enumerate(listed)])
+            return Rows(_numbers(array, field), "numbers")
+    return Rows([_json(row, f"{field}.{n}") for n, row in enumerate(listed)], "json")
 
 
 def row_of(row: Any, field: str) -> Any:
@@ -171,36 +125,29 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request of rows, given the seconds that are left for it, if there is a
-    deadline.
+    """Return a function that makes a request of rows, given the seconds left, if there is a deadline.
 
-    An array goes as npy, with the options in the query; with ids as npz. Lists beside it, other
-    than ids, would make the query too long: then all is JSON.
+    An array goes as npy, with the options in the query; with ids as npz. Other lists among the
+    options would make the query too long: then all is JSON.
     """
-    if isinstance(rows, ArrayRows) and any(
-        isinstance(v, list) for name, v in options.items() if name != "ids"
-    ):
-        rows = rows.as_json()
-    if isinstance(rows, ArrayRows):
+    content, others = rows.content, {n: v for n, v in options.items() if n != "ids"}
+    if isinstance(content, np.ndarray) and any(isinstance(v, list) for v in others.values()):
+        content = [_json(row.tolist(), "rows") for row in content]
+    if isinstance(content, np.ndarray):
         ids = options.get("ids")
-        content, media_type = (
-            (_npy(rows.array), NPY) if ids is None else (_npz(field, rows.array, ids), NPZ)
-        )
-        beside = {name: value for name, value in options.items() if name != "ids"}
-        return body_request(path, content, media_type, beside, headers)
-    if isinstance(rows, JsonRows):
-        listed = json.dumps(field).encode() + b":[" + b",".join(rows.rows) + b"]}"
+        if ids is None:
+            return body_request(path, _npy(content), NPY, others, headers)
+        return body_request(path, _npz(field, content, ids), NPZ, others, headers)
+    if rows.kind != "files":
+        listed = json.dumps(field).encode() + b":[" + b",".join(content) + b"]}"
 
         def made(left_s: float | None) -> Request:
             head = _json(with_deadline(options, left_s), "options")[:-1]
-            content = head + (b"," if len(head) > 1 else b"") + listed
-            return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=content)
+            body = head + (b"," if len(head) > 1 else b"") + listed
+            return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=body)
 
         return made
-    files = [
-        (field, (str(n), content, "application/octet-stream"))
-        for n, content in enumerate(rows.files)
-    ]
+    files = [(field, (str(n), file, "application/octet-stream")) for n, file in enumerate(content)]
     return lambda left_s: Request(
         "POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files
     )
@@ -309,22 +256,16 @@ def _as_array(value: Any, field: str) -> Any:
             return value
         try:
             value = np.asarray(value)
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # a tensor on a GPU, or one of bfloat16
-            raise InvalidInput(
-                field, "what numpy can make an array of", f"{type(value).__name__}: {error}"
-            ) from None
+        except (TypeError, ValueError, RuntimeError) as error:  # of a GPU, or of bfloat16
+            got = f"{type(value).__name__}: {error}"
+            raise InvalidInput(field, "what numpy can make an array of", got) from None
     if isinstance(value, np.ma.MaskedArray):
         if value.mask.any():
             raise InvalidInput(field, "an array without masked values", "one with some")
         value = value.data
     if value.dtype.kind in "mM":  # whose numbers are of no unit that a model knows
-        raise InvalidInput(
-            field, "numbers; dates as texts, or in a DataFrame", f"an array of {value.dtype}"
-        )
+        expected = "numbers; dates as texts, or in a DataFrame"
+        raise InvalidInput(field, expected, f"an array of {value.dtype}")
     return value
 
 
@@ -383,9 +324,6 @@ def _npy(array: np.ndarray) -> bytes:
 
 def _npz(name: str, array: np.ndarray, ids: Sequence[str]) -> bytes:
     file = io.BytesIO()
-    np.savez(
-        file,
-        allow_pickle=False,
-        **{name: np.ascontiguousarray(array), "ids": np.array(ids, dtype=np.str_)},
-    )
+    arrays = {name: np.ascontiguousarray(array), "ids": np.array(ids, dtype=np.str_)}
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()

@@ -1,15 +1,14 @@
-"""What people read in a terminal: tables, numbers, and a progress bar."""
+"""What people read in a terminal: tables, and a progress bar. Both are rich's where it is installed
+and somebody looks; without it tables are plain text."""
 
+import contextlib
 import math
 import sys
-import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 
-BAR_WIDTH = 30
 LONGEST_CELL = 40
 
 
@@ -24,58 +23,50 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows below their heads, numbers to the right."""
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows below their heads, numbers to the right."""
     cells = [[shown(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     is_number = [
         all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
     ]
+    if not (sys.stdout.isatty() and find_spec("rich")):
+        print(plain_table(heads, cells, is_number))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for head, right in zip(heads, is_number, strict=True):
+        table.add_column(head, justify="right" if right else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def plain_table(
+    heads: Sequence[str], cells: Sequence[Sequence[str]], is_number: Sequence[bool]
+) -> str:
+    """Return the same as plain text."""
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
 
     def line(values: Sequence[str]) -> str:
         columns = zip(values, widths, is_number, strict=True)
-        return "  ".join(
-            v.rjust(width) if right else v.ljust(width) for v, width, right in columns
-        ).rstrip()
+        padded = [v.rjust(width) if right else v.ljust(width) for v, width, right in columns]
+        return "  ".join(padded).rstrip()
 
     return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, cells)])
 
 
-class ProgressBar:
-    """A bar that says how much is done and how long the rest will take; nothing where nobody
-    looks."""
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
+    """Give what shows that a share is done, from 0 to 1; nothing is shown where nobody looks."""
+    if not (sys.stderr.isatty() and find_spec("rich")):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, title: str, stream: TextIO | None = None) -> None:
-        self.title = title
-        self.stream = sys.stderr if stream is None else stream
-        self.is_seen = self.stream.isatty()
-        self.begun = time.monotonic()
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the bar away."""
-        if self.is_seen:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-
-    def __call__(self, share: float) -> None:
-        """Show that a share is done, from 0 to 1."""
-        if not self.is_seen:
-            return
-        self.stream.write(f"\r{bar(self.title, share, time.monotonic() - self.begun)}\x1b[K")
-        self.stream.flush()
-
-
-def bar(title: str, share: float, passed_s: float) -> str:
-    """Return the bar's line, when a share is done after so many seconds."""
-    full = round(BAR_WIDTH * share)
-    left = f"{math.ceil(passed_s * (1 - share) / share)} s left" if share > 0 else ""
-    return f"{title} [{'#' * full}{'.' * (BAR_WIDTH - full)}] {share:4.0%} {left}".rstrip()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda share: progress.update(task, completed=share)

@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.api.openapi import ERRORS
 from service.auth import auth
-from service.context import context_of
+from service.context import Context, context_of
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH
 
@@ -26,15 +26,26 @@ async def get_live() -> dict[str, str]:
 async def get_ready(request: Request) -> dict[str, Any]:
     """Say whether there is a model to predict with, and to those who may ask models which."""
     context = context_of(request)
-    models, may_see_names = context.models, auth.may_see_names(request.scope, context.key_ring.keys)
+    may_see_names = auth.may_see_names(request.scope, context.key_ring.keys)
+    serving = refuse_unready(context, may_see_names)
+    return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
+
+
+def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str]:
+    """Return what is served, version by model.
+
+    Raises:
+        NotReady: if nothing is, or the service ends.
+    """
+    models = context.models
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     serving = context.serving()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
         otherwise = BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH
-        raise NotReady("; ".join(broken if may_see_names else ()) or otherwise)
-    return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
+        raise NotReady("; ".join(broken if is_told_why else ()) or otherwise)
+    return serving
 
 
 @router.get("/metrics", include_in_schema=False)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dubito import Client
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, by_job, main
-from dubito.terminal import ProgressBar, bar, table
+from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 
 GUIDE = ROOT / "client" / "README.md"
@@ -213,30 +213,41 @@ def test_the_module_is_the_command(url, key):
     assert "digits" in done.stdout
 
 
-def test_a_progress_bar_is_shown_to_people_alone():
-    assert bar("ranking", 0.0, 3.0) == "ranking [" + "." * 30 + "]   0%"
-    assert bar("ranking", 0.5, 3.0) == "ranking [" + "#" * 15 + "." * 15 + "]  50% 3 s left"
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
 
+def test_a_progress_bar_is_shown_to_people_alone(monkeypatch):
+    pytest.importorskip("rich")
     for stream, is_shown in ((Terminal(), True), (io.StringIO(), False)):
-        with ProgressBar("ranking", stream) as progress:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_bar("ranking") as progress:
             progress(0.25)
-        assert (" 25%" in stream.getvalue()) == is_shown
+        assert ("ranking" in stream.getvalue()) == is_shown
 
 
-def test_a_table_shows_nothing_that_a_terminal_would_obey():
-    shown = table(
-        ("id", "score"),
-        [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))],
-    )
-    lines = shown.splitlines()
+ODD_ROWS = [("\x1b[31mred\n", 0.123456), ("x" * 99, float("nan")), ("y", np.float64(2))]
+
+
+def test_a_table_shows_nothing_that_a_terminal_would_obey(capsys):
+    print_table(("id", "score"), ODD_ROWS)
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[2].split() == ["?[31mred?", "0.1235"]
     assert max(map(len, lines)) == 40 + 2 + 6
     assert lines[4].endswith("     2")
+
+
+def test_a_table_of_rich_shows_the_same_to_people(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    print_table(("id", "score"), ODD_ROWS)
+    text = sys.stdout.getvalue()
+    assert "?[31mred?" in text
+    assert "\x1b[31m" not in text
+    assert "0.1235" in text
 
 
 def test_the_examples_of_the_page_run(run, url, key, capsys):

@@ -16,9 +16,7 @@ from PIL import Image
 from dubito.errors import InvalidInput
 from dubito.rows import (
     PART_BYTES,
-    ArrayRows,
-    FileRows,
-    JsonRows,
+    Rows,
     parts_of,
     request_of,
     row_of,
@@ -45,8 +43,8 @@ NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
 )
 def test_numbers_are_an_array(rows):
     found = rows_of(rows, "inputs")
-    assert isinstance(found, ArrayRows)
-    assert found.array.tolist() == NUMBERS
+    assert found.kind == "numbers"
+    assert found.content.tolist() == NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_numbers_are_an_array(rows):
 )
 def test_an_array_goes_as_the_service_reads_it(dtype):
     array = np.array([[0, 1]], dtype=dtype)
-    sent = rows_of(array, "inputs").array
+    sent = rows_of(array, "inputs").content
     assert sent.dtype.kind in "iuf"
     assert sent.dtype.itemsize <= 8
     assert sent.tolist() == [[0, 1]]
@@ -88,14 +86,14 @@ EXPECTED = [
 )
 def test_a_frame_is_rows_of_columns(rows):
     found = rows_of(rows, "inputs")
-    assert isinstance(found, JsonRows)
-    assert [json.loads(row) for row in found.rows] == EXPECTED
+    assert found.kind == "json"
+    assert [json.loads(row) for row in found.content] == EXPECTED
 
 
 def test_cells_of_numpy_are_those_of_json():
     cells = [np.float32(0.5), np.int8(3), np.bool_(True), np.str_("x"), np.datetime64("NaT")]
     cells += [np.datetime64("2024-05-01T13:30"), date(2024, 5, 1), np.float64("nan"), pandas.NaT]
-    (found,) = rows_of([dict(zip("abcdefghi", cells, strict=True))], "inputs").rows
+    (found,) = rows_of([dict(zip("abcdefghi", cells, strict=True))], "inputs").content
     expected = [0.5, 3, True, "x", None, "2024-05-01T13:30:00", "2024-05-01", None, None]
     assert json.loads(found) == dict(zip("abcdefghi", expected, strict=True))
 
@@ -111,21 +109,21 @@ def test_cells_of_numpy_are_those_of_json():
     ids=["list", "array", "objects", "series"],
 )
 def test_strings_are_json(rows):
-    assert rows_of(rows, "inputs") and list(rows_of(rows, "inputs").rows) == [b'"a"', b'"b"']
-    assert list(rows_of(polars.Series(["a", "b"]), "inputs").rows) == [b'"a"', b'"b"']
+    assert rows_of(rows, "inputs") and list(rows_of(rows, "inputs").content) == [b'"a"', b'"b"']
+    assert list(rows_of(polars.Series(["a", "b"]), "inputs").content) == [b'"a"', b'"b"']
 
 
 def test_rows_of_unequal_lengths_are_left_to_the_service_to_name():
-    assert list(rows_of([[1, 2], [3]], "inputs").rows) == [b"[1,2]", b"[3]"]
+    assert list(rows_of([[1, 2], [3]], "inputs").content) == [b"[1,2]", b"[3]"]
 
 
 def test_images_and_files_are_files(tmp_path):
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     (tmp_path / "x.bin").write_bytes(b"abc")
     found = rows_of([image, b"def", tmp_path / "x.bin"], "inputs")
-    assert isinstance(found, FileRows)
-    assert found.files[1:] == [b"def", b"abc"]
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.files[0]))), np.asarray(image))
+    assert found.kind == "files"
+    assert found.content[1:] == [b"def", b"abc"]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found.content[0]))), np.asarray(image))
     assert row_of(b"abc", "inputs.x") == "YWJj"
     with pytest.raises(InvalidInput, match=r"inputs\.0: expected an image that PNG can hold"):
         rows_of([image.convert("CMYK")], "inputs")
@@ -185,7 +183,9 @@ def test_a_cell_that_json_has_not_is_named(value, got):
 def test_parts_are_bounded_by_rows_and_by_bytes():
     rows = rows_of(np.zeros((7, 3)), "inputs")
     assert list(parts_of(rows, 3)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
-    files = FileRows([bytes(size) for size in (PART_BYTES, 1, PART_BYTES - 1, PART_BYTES + 1, 2)])
+    files = Rows(
+        [bytes(size) for size in (PART_BYTES, 1, PART_BYTES - 1, PART_BYTES + 1, 2)], "files"
+    )
     assert list(parts_of(files, 10)) == [slice(0, 1), slice(1, 3), slice(3, 4), slice(4, 5)]
 
 
@@ -206,7 +206,7 @@ def test_options_go_beside_the_rows():
     assert json.loads(request_of("/predict", "inputs", objects, {}, {})(None).content) == {
         "inputs": [{"a": 1}]
     }
-    of_files = request_of("/predict", "inputs", FileRows([b"x"]), options, {})(None)
+    of_files = request_of("/predict", "inputs", Rows([b"x"], "files"), options, {})(None)
     assert of_files.form == texts(options)
     assert [field for field, _ in of_files.files] == ["inputs"]
 

@@ -119,15 +119,15 @@ def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
 
 def test_a_job_is_not_asked_for_twice():
     for steps in (
-        calls.predict_job(LIMITS, np.ones((1, 2)), {}),
-        calls.acquire_job(LIMITS, np.ones((1, 2)), 1, {}),
+        calls.predict_job(LIMITS, np.ones((1, 2))),
+        calls.acquire_job(LIMITS, np.ones((1, 2)), k=1),
     ):
         assert isinstance(outcome(steps, CUT)[0], NoAnswer)
 
 
 @pytest.mark.parametrize(("keep", "tries"), [(True, 1), (False, 3)])
 def test_rows_are_not_set_aside_twice(keep, tries):
-    steps = calls.acquire(LIMITS, np.ones((2, 2)), 1, None, {"keep": keep, "ids": ["a", "b"]})
+    steps = calls.acquire(LIMITS, np.ones((2, 2)), k=1, keep=keep, ids=["a", "b"])
     assert isinstance(outcome(steps, *[CUT] * tries)[0], NoAnswer)
 
 
@@ -238,7 +238,12 @@ def npz(rows, **arrays):
 def test_parts_share_the_draws_and_the_version_of_the_first():
     shares = []
     steps = calls.predict(
-        LIMITS, np.ones((5, 2)), None, 2, shares.append, {"version": "latest", "fpr": 0.1}
+        LIMITS,
+        np.ones((5, 2)),
+        part_rows=2,
+        on_progress=shares.append,
+        version="latest",
+        fpr=0.1,
     )
     first = next(steps)
     second = steps.send(npz(2, unknown_categories=[1, 0]))
@@ -260,33 +265,31 @@ def test_parts_share_the_draws_and_the_version_of_the_first():
 def test_a_wrong_row_is_named_by_its_place_among_all():
     detail = "inputs.1.age: expected a number, got a string of 3 characters"
     error, _ = outcome(
-        calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, detail)
+        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, detail)
     )
     assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
     of_all = "fpr: expected a number, got null"
     error, _ = outcome(
-        calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {}), npz(2), problem(422, of_all)
+        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)
     )
     assert str(error) == of_all
 
 
 def test_groups_go_with_their_rows():
-    steps = calls.predict(LIMITS, np.ones((3, 2)), None, 2, None, {"groups": ["a", "b", "c"]})
+    steps = calls.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a", "b", "c"])
     assert b'"groups":["a","b"]' in next(steps).content
     assert b'"groups":["c"]' in steps.send(npz(2)).content
     with pytest.raises(InvalidInput, match="groups: expected 3"):
-        next(calls.predict(LIMITS, np.ones((3, 2)), None, 2, None, {"groups": ["a"]}))
+        next(calls.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a"]))
 
 
 def test_rows_whose_flags_are_decided_together_go_together():
-    steps = calls.predict(LIMITS, np.ones((5, 2)), None, 2, None, {"fdr": 0.1})
+    steps = calls.predict(LIMITS, np.ones((5, 2)), part_rows=2, fdr=0.1)
     assert len(np.load(io.BytesIO(next(steps).content))) == 5
 
 
 def test_only_settle_may_be_none():
-    steps = calls.predict(
-        LIMITS, np.ones((1, 2)), None, None, None, {"settle": None, "seed": None, "model": "m"}
-    )
+    steps = calls.predict(LIMITS, np.ones((1, 2)), settle=None, seed=None, model="m")
     assert next(steps).query == {"settle": "null", "model": "m"}
 
 
@@ -305,7 +308,7 @@ def test_only_settle_may_be_none():
     ],
 )
 def test_an_answer_of_somebody_else_is_no_answer(headers, said):
-    steps = calls.predict(LIMITS, np.ones((1, 2)), None, None, None, {})
+    steps = calls.predict(LIMITS, np.ones((1, 2)))
     error, pauses = outcome(steps, httpx.Response(200, content=b"Please log in", headers=headers))
     assert isinstance(error, ServerError)
     assert said in str(error)

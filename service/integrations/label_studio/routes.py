@@ -31,6 +31,7 @@ from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.errors import TooLarge
 from service.integrations.label_studio.projects import (
+    Fetch,
     LabelConfig,
     annotated_value,
     label_config,
@@ -38,6 +39,7 @@ from service.integrations.label_studio.projects import (
     result_of,
     row_input,
 )
+from service.integrations.label_studio.studio import LabelStudio
 from service.models.models import Served
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
@@ -85,7 +87,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "something else, or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
-    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, call)
+    rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
     with context.admission.admitted(
         len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
@@ -136,7 +138,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
         return Response(orjson.dumps({"kept": False}), media_type=JSON)
     served = await context.served(call, Envelope(model=name))
     key = key_name(request.scope)
-    kept = await asyncio.to_thread(_kept, context, served, content, call, key)
+    kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
     return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
 
 
@@ -145,22 +147,44 @@ def model_version(served: Served) -> str:
     return f"{served.name}:{served.version}"
 
 
+def _fetch_of(request: Request) -> Fetch:
+    """Return what fetches files of the one origin that the settings name; for a worker thread."""
+    app, settings = request.app, context_of(request).settings
+
+    def fetch(url: str) -> bytes:
+        if settings.label_studio_url is None:
+            expected = "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin"
+            raise InvalidInput("tasks", expected, "a URL")
+        if not hasattr(app.state, "label_studio"):
+            secret = settings.label_studio_secret()
+            app.state.label_studio = LabelStudio(settings.label_studio_url, secret)
+        file: bytes = app.state.label_studio.fetch(url)
+        return file
+
+    return fetch
+
+
 def _rows_of(
-    context: Context, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: Call
+    fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: Call
 ) -> list[Any]:
     """Return the row of each task. May fetch images: from a thread."""
     rows = []
     for n, task in enumerate(tasks):
         data = task.get("data") if isinstance(task, dict) else None
-        row = row_input(manifest, config, data, f"tasks.{n}.data", context.fetched)
+        row = row_input(manifest, config, data, f"tasks.{n}.data", fetch)
         if isinstance(row, str):
             call.reservation.reserve(len(row), "tasks")
         rows.append(row)
     return rows
 
 
-def _kept(
-    context: Context, served: Served, content: dict[str, Any], call: Call, key: str | None
+def _keep(
+    fetch: Fetch,
+    context: Context,
+    served: Served,
+    content: dict[str, Any],
+    call: Call,
+    key: str | None,
 ) -> bool:
     """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.
 
@@ -180,6 +204,6 @@ def _kept(
     )
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
-        entry.input = row_input(manifest, config, data, "task.data", context.fetched)
+        entry.input = row_input(manifest, config, data, "task.data", fetch)
     keep_labels(context, served, [entry], call, True, key)
     return True

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
 from service import VERSION
+from service.api.health import refuse_unready
 from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import JSON, read_body, request_media_type
 from service.api.responses import predict_json, response
@@ -19,7 +20,6 @@ from service.call import Call
 from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
-from service.integrations.open_inference.routes import refuse_unready
 
 CSV = "text/csv"
 CSV_BYTES = 20  # that reading a byte of CSV takes, at most

@@ -1,20 +1,31 @@
-"""Answers of the Open Inference Protocol: a tensor for each array of an answer, in JSON or after it
-as bytes."""
+"""Answers of the Open Inference Protocol, and what they will hold: models' descriptions.
+
+An answer has a tensor for each array, in JSON or after it as bytes.
+"""
 
 from typing import Any
 
 import numpy as np
 import orjson
 
+from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
+from model_store.scores.classification import Scores
+from model_store.scores.regression import MIXTURE_SCORE_NAMES
 from model_store.types import Pause
+from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, judged_by
-from service.integrations.open_inference.requests import HEADER_LENGTH, SAMPLES, InferRequest
-from service.integrations.open_inference.tensors import bytes_of, datatype_of
-
-CLASSES = (
-    "classes"  # the names of probabilities' columns: the same for all rows, so on request alone
+from service.integrations.open_inference.requests import (
+    GROUPS,
+    HEADER_LENGTH,
+    INPUT,
+    InferRequest,
+    is_by_group,
 )
+from service.integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
+
+PLATFORM = "dubito"
+CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone
 # What people look at first comes first.
 FIRST = (
     "label",
@@ -27,6 +38,27 @@ FIRST = (
     "prediction_set",
     "abstain",
 )
+# The order of a model's description; what is not named here comes last.
+DESCRIBED = (
+    "label",
+    "probabilities",
+    "prediction_set",
+    "mean",
+    *Scores.error_names,
+    "expected_entropy",
+    "bald_corrected",
+    *MIXTURE_SCORE_NAMES,
+    "interval",
+    "median",
+    "flag",
+    "p_value",
+    "num_samples",
+    "category",
+    "detectors",
+    "abstain",
+    "standard_error",
+)
+Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
 
 
 class TensorEncoder:
@@ -46,10 +78,8 @@ class TensorEncoder:
             InvalidInput: naming an output that there is none of.
         """
         manifest, arrays = answer.results.manifest, answer.arrays()
-        of_draws = {name: arrays.pop(name) for name in [*arrays] if name.split(".")[0] == SAMPLES}
         if manifest.classes is not None and self._wants(CLASSES):
             arrays[CLASSES] = np.array(manifest.classes)
-        arrays |= of_draws
         outputs = self.asked.outputs
         if outputs is None:
             names = [
@@ -147,3 +177,82 @@ def _json_items(flat: np.ndarray) -> bytes:
     if flat.dtype.kind == "U":
         return orjson.dumps(flat.tolist())[1:-1]
     return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def tensor(name: str, datatype: str, *shape: int) -> Described:
+    """Return the description of a tensor with a row for each of the request's."""
+    return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
+
+
+def model_inputs(manifest: Manifest) -> list[Described]:
+    """Return the tensors that a model takes. A model of images also takes files, and one of text
+    also ids."""
+    spec = manifest.input
+    if spec.columns:
+        inputs = []
+        for column in spec.columns:
+            is_number = isinstance(column, NumericColumn)
+            inputs.append(tensor(column.name, "FP64" if is_number else BYTES))
+    elif spec.text is not None:
+        inputs = [tensor(INPUT, BYTES)]
+    else:
+        inputs = [tensor(INPUT, "INT32" if spec.takes_ids else "FP32", *spec.shape)]
+    if is_by_group(manifest):
+        inputs.append({**tensor(GROUPS, BYTES), "parameters": {"optional": True}})
+    return inputs
+
+
+def model_outputs(manifest: Manifest) -> list[Described]:
+    """Return the tensors that a model gives, those that it gives on request at the end."""
+    last = len(DESCRIBED)
+    order = {name: place for place, name in enumerate(DESCRIBED)}
+    fields = sorted(BY_TASK[manifest.task], key=lambda field: order.get(field.name, last))
+    outputs = [
+        tensor(name, datatype, *shape)
+        for field in fields
+        for name, datatype, shape in field.tensors(manifest)
+    ]
+    if manifest.classes is not None:
+        outputs.append({"name": CLASSES, "datatype": BYTES, "shape": [len(manifest.classes)]})
+    return outputs
+
+
+def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
+    """Return a model's description: what the protocol has, and its classes or its target."""
+    about = (
+        {"target": manifest.target} if manifest.classes is None else {"classes": manifest.classes}
+    )
+    return {
+        "name": manifest.name,
+        "versions": versions,
+        "platform": PLATFORM,
+        "inputs": model_inputs(manifest),
+        "outputs": model_outputs(manifest),
+        "parameters": {"method": manifest.method, "task": manifest.task},
+        **about,
+    }
+
+
+def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
+    """Return the same as Triton's configuration of a model, which has no axis of rows."""
+
+    def triton(described: Described, type_field: str = "data_type") -> Described:
+        datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
+        return {
+            "name": described["name"],
+            type_field: f"TYPE_{datatype}",
+            "dims": described["shape"][1:] or [1],
+        }
+
+    return {
+        "name": manifest.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": max_rows,
+        "input": [triton(described) for described in model_inputs(manifest)],
+        "output": [
+            triton(described)
+            for described in model_outputs(manifest)
+            if described["name"] != CLASSES
+        ],
+    }

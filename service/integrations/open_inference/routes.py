@@ -16,7 +16,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION
-from service.api.health import BEING_TRIED
+from service.api.health import refuse_unready
 from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import JSON, parse_json, read_body, read_inflated
@@ -24,16 +24,19 @@ from service.api.responses import response
 from service.call import Call
 from service.context import Context, context_of
 from service.errors import NotReady
-from service.integrations.open_inference.answers import TensorEncoder
-from service.integrations.open_inference.metadata import model_metadata, triton_config
+from service.integrations.open_inference.answers import (
+    TensorEncoder,
+    model_metadata,
+    triton_config,
+)
 from service.integrations.open_inference.requests import (
     HEADER_LENGTH,
     InferRequest,
     header_length,
     read_infer,
+    rows_of,
 )
-from service.integrations.open_inference.rows import rows_of
-from service.models.models import HOW_TO_PUBLISH, Models
+from service.models.models import Models
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
@@ -152,15 +155,6 @@ async def _read(
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
     return ToPredict(call, envelope, served, rows), infer
-
-
-def refuse_unready(context: Context) -> None:
-    """Raise NotReady unless there is a model to predict with."""
-    models = context.models
-    if context.ending.is_set():
-        raise NotReady("the service is about to end")
-    if not any(models.latest(name) for name in models.names()):
-        raise NotReady(BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH)
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:

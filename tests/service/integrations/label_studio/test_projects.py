@@ -11,7 +11,6 @@ import pytest
 
 from model_store.artifacts.manifest import ClassSpec
 from model_store.errors import InvalidInput
-from service.integrations.label_studio.client import LabelStudio, LabelStudioError
 from service.integrations.label_studio.projects import (
     annotated_value,
     image_bytes,
@@ -20,6 +19,7 @@ from service.integrations.label_studio.projects import (
     result_of,
     row_input,
 )
+from service.integrations.label_studio.studio import LabelStudio, LabelStudioError
 
 CHOICES = """<View><!-- what is it? --><Image name="img" value="$image"/>
 <Choices name="digit" toName="img"><Choice value="no"/><Choice value="Yes!" alias="yes"/></Choices></View>"""
