@@ -4,7 +4,6 @@ lists them."""
 import argparse
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -19,8 +18,7 @@ from model_store.inference.trials import TrialProcess
 from service.auth import new_key
 from service.auth.key_file import KeyRing
 from service.integrations.label_studio import sync
-from service.server.listening import cannot_listen
-from service.server.memory import keep_heaps_whole
+from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
 from service.telemetry.logs import configure
@@ -29,14 +27,13 @@ from service.telemetry.tracing import check_tracing
 logger = logging.getLogger("dubito")
 
 COMMANDS = ("key", "label-studio", "cluster", "score", "acquire")
-SPARE_FILES = 256  # that a process has open beside its connections
 
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it
     cannot start."""
     place = (
-        WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
+        WorkerPlace.from_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
     )
     try:
         if place is None:
@@ -152,7 +149,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         signal.SIGTERM, lambda *_: sys.exit(0)
     )  # uvicorn raises it again when it has stopped in good order
     if place is not None:
-        place.beat()
+        place.start_heartbeat()
     spare = (
         TrialProcess()
         if place is None and settings.trial_s > 0 and _is_there(settings.store)
@@ -192,18 +189,6 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     with suppress(KeyboardInterrupt):
         server.run(None if place is None else [socket.socket(fileno=place.listener)])
     return 0 if server.started else 3
-
-
-def allow_open_files(connections: int) -> None:
-    """Have the system allow this process a file for each connection beside those of models, if it
-    will."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError):  # macOS has a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from model_store.processes import be_killed_first, end_with_parent
 from service.batch.shard_work import Told, Worker
-from service.server.memory import keep_heaps_whole
+from service.server.process import keep_heaps_whole
 
 SAY_S = 0.5  # between what is said of a shard
 

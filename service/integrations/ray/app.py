@@ -23,7 +23,7 @@ from service.integrations.ray.router import MODELS
 from service.integrations.ray.scaling import WORK
 from service.integrations.ray.shared_state import RayBackend
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
-from service.server.memory import keep_heaps_whole
+from service.server.process import keep_heaps_whole
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from model_store.errors import InvalidInput
 from service.integrations.ray.environment import tell_ray
-from service.server.listening import cannot_listen
+from service.server.process import cannot_listen
 from service.settings import PREFIX, SECRETS, Settings, processors
 from service.telemetry.logs import configure
 
