@@ -29,7 +29,7 @@ from service.api import (
 )
 from service.api.examples import with_examples
 from service.auth import auth
-from service.auth.key_file import KeyRing
+from service.auth.keys import KeyRing
 from service.context import Context
 from service.integrations.label_studio import routes as label_studio
 from service.integrations.mlflow import routes as mlflow
@@ -43,11 +43,12 @@ from service.telemetry.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-DESCRIPTION = """\
-Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
-unlike the data. Quantities of information are in nats. The examples are rows of the models that are served; where
-there are none, or the API needs a key, of the digits model.
-"""
+DESCRIPTION = (
+    "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
+    "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
+    "examples are rows of the models that are served; where\nthere are none, or the API needs a "
+    "key, of the digits model.\n"
+)
 
 
 def create_app(

@@ -34,7 +34,7 @@ from service.api.requests import (
 )
 from service.api.schemas import Envelope
 from service.api.schemas import Request as AnyEnvelope
-from service.auth.key_file import KeyRing
+from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
 from service.engine.admission import Admission
 from service.engine.batching import Engine

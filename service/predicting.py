@@ -221,5 +221,7 @@ def _answer(
     if job.seed is None:  # else a replay
         job.served.watch(predicted.batch.prediction, predicted.rows, job.x, job.client)
     num_flags = int(np.count_nonzero(flags))
-    context.metrics.predicted(job.served.key, scores.overall, overall, job.num_samples, num_flags)
+    context.metrics.count_prediction(
+        job.served.key, scores.overall, overall, job.num_samples, num_flags
+    )
     return answer, num_flags

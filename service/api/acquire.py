@@ -135,10 +135,10 @@ async def post_acquire(request: Request) -> Response:
             )
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
-            context.metrics.acquired(served.key, len(kept), len(chosen.control))
+            context.metrics.count_acquired(served.key, len(kept), len(chosen.control))
         record.add_phases(pool_ranking.phases)
     draws = 0 if acquisition == RANDOM else num_samples
-    context.metrics.ranked(served.key, pool_size, draws)
+    context.metrics.count_ranking(served.key, pool_size, draws)
     record.add_usage(served.name, served.version, pool_size, draws)
     answer = acquire_answer(
         served.model.manifest,

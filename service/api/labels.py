@@ -133,7 +133,7 @@ def keep_labels(
             )
         )
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
-    context.metrics.labelled(served.name, accepted)
+    context.metrics.count_labels(served.name, accepted)
     return accepted, counts(context.state, served.name)["labels"]
 
 

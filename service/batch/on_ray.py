@@ -24,7 +24,7 @@ from service.batch.files import Stopped
 from service.batch.here import MOST_TRIES
 from service.batch.job import OUT
 from service.batch.shard_work import Said, Told, Worker
-from service.integrations.ray.environment import tell_ray
+from service.integrations.ray import set_ray_environment
 from service.settings import processors
 
 LOCAL = "local"  # Ray is started here, and ends with the job
@@ -95,7 +95,7 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
     """Join a cluster, or start one on this machine for the time being; yield Ray."""
-    tell_ray({}, address == LOCAL)
+    set_ray_environment({}, address == LOCAL)
     try:
         import ray
         import ray.data

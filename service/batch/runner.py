@@ -154,7 +154,7 @@ class JobRunner:
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 asked = Asked.from_json(job.request)
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.acquired(
+                    self.metrics.count_acquired(
                         (asked.model, asked.version), *rows_answered(jobs.folder / job.id, asked)
                     )
             logger.info("job %s is %s", job.id, job.state)

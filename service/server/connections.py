@@ -14,7 +14,6 @@ from collections.abc import Hashable
 from typing import Any
 
 import h11
-from starlette.types import Scope
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -315,25 +314,19 @@ class HttpConnection(asyncio.Protocol):
 
     def _start_request(self, request: h11.Request, expects_continue: bool) -> None:
         """Hand a request to the application; its body follows."""
-        head = read_head(request)
+        scope, keep_alive = read_head(request)
         server, client = self._addresses
-        scope: Scope = {
+        scope |= {
             "type": "http",
             "asgi": {"version": self.config.asgi_version, "spec_version": "2.3"},
-            "http_version": head.version,
             "server": server,
             "client": client,
             "scheme": "http",
-            "root_path": self.config.root_path,
-            "method": head.method,
-            "path": self.config.root_path + head.path,
-            "raw_path": self.config.root_path.encode() + head.raw_path,
-            "query_string": head.query,
-            "headers": head.headers,
+            "root_path": "",
             "state": self.app_state.copy(),
         }
         reservation = Reservation(self.shared.budget, self.client)
-        keep_alive = head.keep_alive and not self._stopping
+        keep_alive = keep_alive and not self._stopping
         self.exchange = Exchange(self, scope, reservation, keep_alive, expects_continue)
         self._set_reading_body(True)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))

@@ -8,12 +8,12 @@ ever granted, and bodies are read whatever it says.
 
 import re
 import sys
-from dataclasses import dataclass
 from typing import Self
 from urllib.parse import unquote
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
+from starlette.types import Scope
 
 MAX_HEAD_BYTES = 64 << 10  # of a head, and of all extensions and trailers of a chunked body
 MAX_FIELDS = 256
@@ -35,19 +35,6 @@ class BadRequest(Exception):
     def __init__(self, status: int = 400) -> None:
         super().__init__(status)
         self.status = status
-
-
-@dataclass(slots=True)
-class Head:
-    """A request's line and headers; their names are in lower case."""
-
-    method: str
-    path: str
-    raw_path: bytes
-    query: bytes
-    version: str
-    headers: list[tuple[bytes, bytes]]
-    keep_alive: bool
 
 
 class StrictBuffer(ReceiveBuffer):
@@ -129,8 +116,8 @@ def new_parser(buffer: StrictBuffer) -> h11.Connection:
     return parser
 
 
-def read_head(request: h11.Request) -> Head:
-    """Return what a request's head says.
+def read_head(request: h11.Request) -> tuple[Scope, bool]:
+    """Return what a request's head says in ASGI's words, and whether the connection may stay.
 
     Raises:
         BadRequest: if parsers may read it in different ways.
@@ -154,14 +141,14 @@ def read_head(request: h11.Request) -> Head:
     raw_path, _, query = target[1].partition(b"?")
     raw_path = raw_path or b"/"
     path = raw_path.decode("ascii")
+    scope: Scope = {
+        "http_version": "1.0" if is_old else "1.1",
+        "method": request.method.decode(),
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": raw_path,
+        "query_string": query,
+        "headers": headers,
+    }
     connection = b",".join(value for name, value in headers if name == b"connection").lower()
-    return Head(
-        method=request.method.decode(),
-        path=unquote(path) if "%" in path else path,
-        raw_path=raw_path,
-        query=query,
-        version="1.0" if is_old else "1.1",
-        headers=headers,
-        keep_alive=not is_old
-        and b"close" not in [token.strip() for token in connection.split(b",")],
-    )
+    closes = b"close" in [token.strip() for token in connection.split(b",")]
+    return scope, not (is_old or closes)

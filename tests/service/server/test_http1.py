@@ -92,11 +92,12 @@ def ours(content, cuts=()):
         parser = parser or new_parser(buffer)
         while (event := parser.next_event()) is not h11.NEED_DATA:
             if isinstance(event, h11.Request):
-                head = read_head(event)
+                head, _ = read_head(event)
             elif isinstance(event, h11.Data):
                 body += event.data
             else:
-                return head.method.encode(), head.headers, body, bytes(buffer) + content[end:]
+                method, headers = head["method"].encode(), head["headers"]
+                return method, headers, body, bytes(buffer) + content[end:]
     return None
 
 
