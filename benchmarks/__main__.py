@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import detector_cost, kernel, predict
-from benchmarks.model import NAME, publish_untrained
+from benchmarks.common import NAME, publish_untrained
 from model_store.artifacts.store import ModelStore
 
 ROUNDS, CALLS = 3, 50

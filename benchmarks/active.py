@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.options import RESULTS, parser_of
+from benchmarks.common import RESULTS, parser_of
 from training.__main__ import DONE, main
 
 PROTOCOL = (

@@ -20,8 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from benchmarks.model import ROOT
-from benchmarks.options import data_root
+from benchmarks.common import ROOT, data_root
 from training import recipe as recipes
 from training.data import Dataset, load, split, split_sizes
 from training.evaluation.outliers import OutlierSource, uniform

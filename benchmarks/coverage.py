@@ -23,8 +23,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
+from benchmarks.common import RESULTS, add_splits, open_model, parser_of, unseen_rows
 from benchmarks.flag_rate import fit_p_value
-from benchmarks.options import RESULTS, add_splits, opened, parser_of, unseen_rows
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
@@ -284,7 +284,7 @@ def main() -> None:
         "--draws", type=int, nargs="*", help="by default 20 and the model's own number"
     )
     options = parser.parse_args()
-    model = opened(options)
+    model = open_model(options)
     lines = [
         f"# Coverage on held-out rows: {options.name} version {model.manifest.version}",
         "",

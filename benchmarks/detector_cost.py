@@ -18,7 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
-from benchmarks.options import RESULTS, parser_of
+from benchmarks.common import RESULTS, parser_of
 from benchmarks.predict import Client, server
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore

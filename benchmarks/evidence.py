@@ -9,7 +9,7 @@ attack, as mean and standard deviation.
 import statistics
 from typing import Any
 
-from benchmarks.options import RESULTS, parser_of
+from benchmarks.common import RESULTS, parser_of
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.options import RESULTS, add_splits, opened, parser_of, unseen_rows
+from benchmarks.common import RESULTS, add_splits, open_model, parser_of, unseen_rows
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.inference.model import Model
@@ -87,7 +87,7 @@ def main() -> None:
         "--draws", type=int, nargs="*", help="by default the model's own number and 20"
     )
     options = parser.parse_args()
-    model = opened(options)
+    model = open_model(options)
     lines = [
         f"# The flag's rate on held-out rows: {options.name} version {model.manifest.version}",
         "",

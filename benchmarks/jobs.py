@@ -29,8 +29,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.common import NAME, ROOT, publish_untrained
 from benchmarks.load import closed_loop, open_loop, post
-from benchmarks.model import NAME, ROOT, publish_untrained
 from benchmarks.predict import server
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model

@@ -31,8 +31,8 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.common import NAME, ROOT, publish_untrained, torch_model
 from benchmarks.detector_cost import without_detectors
-from benchmarks.model import NAME, ROOT, publish_untrained, torch_model
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from benchmarks.options import RESULTS, parser_of
+from benchmarks.common import RESULTS, parser_of
 from benchmarks.quality import comparable
 from model_store.artifacts.store import ModelStore
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import betabinom
 
-from benchmarks.options import RESULTS
+from benchmarks.common import RESULTS
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.sets import mass_above
 from model_store.inference.model import NEEDED, Model

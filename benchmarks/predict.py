@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from benchmarks.model import NAME, ROOT, publish_untrained
+from benchmarks.common import NAME, ROOT, publish_untrained
 from benchmarks.peers.posterior import DRAWS, Posterior
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model

@@ -17,7 +17,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.options import RESULTS, data_root, parser_of
+from benchmarks.common import RESULTS, data_root, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.networks.pruning import is_weight, signal_to_noise

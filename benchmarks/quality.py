@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from benchmarks.options import RESULTS, parser_of
+from benchmarks.common import RESULTS, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32
 
-from benchmarks.options import RESULTS, opened, parser_of, unseen_rows
+from benchmarks.common import RESULTS, open_model, parser_of, unseen_rows
 from model_store.acquisition.choice import LOST, race, race_stages
 from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.inference.model import Model
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--race", type=float, default=0.05)
     options = parser.parse_args()
-    model = opened(options)
+    model = open_model(options)
     x = unseen_rows(model).x[: options.rows]
     found = np.array(
         [raced(model, x, seed, options.k, options.race) for seed in range(options.seeds)]

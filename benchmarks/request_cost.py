@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from benchmarks.common import RESULTS, publish_untrained
 from benchmarks.load import HOST, closed_loop, post
-from benchmarks.model import publish_untrained
-from benchmarks.options import RESULTS
 from benchmarks.predict import server
 from model_store.artifacts.store import ModelStore
 

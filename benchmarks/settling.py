@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from scipy import stats
 
-from benchmarks.options import RESULTS, add_splits, opened, parser_of, splits_of
+from benchmarks.common import RESULTS, add_splits, open_model, parser_of, splits_of
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
@@ -148,7 +148,7 @@ def main() -> None:
         help="that are split into the three parts of a split",
     )
     options = parser.parse_args()
-    model = opened(options)
+    model = open_model(options)
     test = splits_of(model).test
     test = test.take(np.arange(min(options.rows, len(test))))
     counts = model.calibration.draw_counts.tolist()

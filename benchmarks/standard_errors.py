@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float64
 
-from benchmarks.options import RESULTS, opened, parser_of, splits_of
+from benchmarks.common import RESULTS, open_model, parser_of, splits_of
 from model_store.inference.model import Model
 from model_store.scores.tasks import PREDICTIVES
 from training.scoring import draw_seed
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=200, help="test rows, the first ones")
     options = parser.parse_args()
-    model = opened(options)
+    model = open_model(options)
     x = splits_of(model).test.x[: options.rows]
     lines = [
         f"# Standard errors against the deviation among seeds: {options.name} version "

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.model import NAME, ROOT, publish_untrained
+from benchmarks.common import NAME, ROOT, publish_untrained
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.processors import available_processors

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.model import ROOT
+from benchmarks.common import ROOT
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.data import load, split, split_sizes

@@ -1,6 +1,6 @@
 # The service alone: what fits models stays out. RUNTIME is cpu or gpu, an extra of pyproject.toml; KIND is service, or
 # cluster, which also has Ray.
-# `make base-image` writes its digest here.
+# docs/deployment.md: how to name it by digest.
 ARG PYTHON=python:3.11-slim
 
 # A stage of its own: built again when the lists change, not when the code does.
@@ -8,11 +8,11 @@ FROM ${PYTHON} AS dependencies
 ARG RUNTIME=cpu
 ARG KIND=service
 WORKDIR /build
-COPY docker/install.sh docker/
-COPY docker/locked docker/locked
+COPY docker/install.sh docker/uv.txt docker/
+COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
 RUN --mount=type=cache,target=/var/cache/pip \
-    PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv "$KIND-$RUNTIME"
+    PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv "$KIND" "$RUNTIME"
 
 FROM ${PYTHON}
 RUN groupadd --gid 10001 dubito \

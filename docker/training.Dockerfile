@@ -1,5 +1,5 @@
 # Fits models and publishes them to /models. RUNTIME is cpu or gpu, an extra of pyproject.toml.
-# `make base-image` writes its digest here.
+# docs/deployment.md: how to name it by digest.
 ARG PYTHON=python:3.11-slim
 
 # A stage of its own: built again when the lists change, not when the code does.
@@ -9,11 +9,11 @@ ARG RUNTIME=cpu
 # Nothing else can come from it: only files whose SHA-256 is listed are installed.
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /build
-COPY docker/install.sh docker/
-COPY docker/locked docker/locked
+COPY docker/install.sh docker/uv.txt docker/torch-cpu.txt docker/
+COPY pyproject.toml uv.lock ./
 RUN python -m venv --without-pip /opt/venv
 RUN --mount=type=cache,target=/var/cache/pip \
-    PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv "training-$RUNTIME"
+    PIP_CACHE_DIR=/var/cache/pip sh docker/install.sh /opt/venv training "$RUNTIME"
 
 FROM ${PYTHON}
 RUN groupadd --gid 10001 dubito \

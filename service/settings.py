@@ -18,7 +18,7 @@ VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
-OF_TRAINING = {"DUBITO_DATA", "DUBITO_RUNS"}  # read by `python -m training`
+OF_TRAINING = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}  # read by `python -m training`
 OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
 

@@ -19,7 +19,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training  # noqa: E402
-from tests.support.once import once_a_run  # noqa: E402
+from tests.support.once import once_a_run, shared_folder  # noqa: E402
 from tests.support.serving import WITH_TRIALS, serving  # noqa: E402
 
 if (
@@ -62,6 +62,12 @@ def fits() -> Iterator[None]:
             ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
         )
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes of a test run share the graphs that they export, and begin with none."""
+    os.environ["DUBITO_GRAPHS"] = str(shared_folder(tmp_path_factory) / "graphs")
 
 
 @pytest.fixture(scope="session")

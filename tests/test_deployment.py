@@ -2,9 +2,10 @@
 reach them."""
 
 import re
-import runpy
+import subprocess
+import sys
 import tomllib
-from importlib.metadata import requires
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,11 @@ COMPUTING = {"service", "training", "learn"}
 IMAGES = {
     name: (ROOT / COMPOSE["services"][name]["build"]["dockerfile"]).read_text() for name in BUILT
 }
-LOCK = runpy.run_path(str(ROOT / "docker" / "lock.py"))
-EXTRAS, CUDA, LEFT_OUT = LOCK["EXTRAS"], LOCK["CUDA"], LOCK["LEFT_OUT"]
+INSTALL = (ROOT / "docker" / "install.sh").read_text()
+EXTRAS = {
+    name: extras.split() for name, extras in re.findall(r'^(\w+)\) extras="(.*)" ;;', INSTALL, re.M)
+}
+PURPOSES = [(purpose, runtime) for purpose in EXTRAS for runtime in ("cpu", "gpu")]
 OF_TRAINING_ALONE = {"torch", "onnxscript", "scikit-learn", "matplotlib", "tqdm"}
 
 
@@ -198,85 +202,54 @@ def test_training_image_sets_where_it_reads_and_writes():
 def test_service_image_knows_nothing_of_training():
     assert not re.search(r"training|torch", IMAGES["service"])
     assert _copied("service", of_final_stage=True) == {"model_store", "service"}
-    assert not OF_TRAINING_ALONE & _locked("service-cpu").keys()
-    assert not OF_TRAINING_ALONE & _locked("service-gpu").keys()
+    for runtime in ("cpu", "gpu"):
+        assert not OF_TRAINING_ALONE & export_lock("service", runtime).keys()
 
 
-@pytest.mark.parametrize(
-    "name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")]
-)
-def test_all_that_is_installed_is_locked_as_it_is_pinned(name):
-    """Fails where pyproject.toml or constraints.txt has changed, until `make constraints` is
-    run."""
-    who, _, runtime = name.partition("-")
-    pins, found, extras = _pins(), _locked(name), EXTRAS[who]
-    if who == "cluster":  # Ray is not installed beside the tests
-        of_ray = dict(
-            line.lower().split("==")
-            for line in (ROOT / "docker" / "ray.txt").read_text().splitlines()[1:]
-        )
-        of_ray = {package.replace("_", "-"): version for package, version in of_ray.items()}
-        pins, extras = of_ray | pins, EXTRAS["service"]
-        assert not of_ray.keys() - found.keys()
-    of_torch = {package for package in found if CUDA.match(f"{package}==")} | {"torch"}
-    expected = _closure(_requirements("cpu", *extras)) - of_torch
-    if runtime == "gpu":
-        expected = expected - {"onnxruntime"} | {"onnxruntime-gpu"}
-    assert not expected - found.keys()
-    assert "torch" not in found and bool(of_torch - {"torch"}) == (runtime == "gpu")
-    pins["onnxruntime-gpu"] = pins["onnxruntime"]
-    ours = found.keys() - of_torch - {"colorama"}  # which is Windows'
-    assert {package: found[package] for package in ours} == {
-        package: pins[package] for package in ours
+def test_the_lock_is_that_of_the_project():
+    """Fails where pyproject.toml has changed, until `make lock` is run."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    (project,) = (package for package in lock["package"] if package["name"] == "dubito")
+    asked = {
+        (canonicalize_name(line["name"]), line.get("specifier", ""))
+        for line in project["metadata"]["requires-dist"]
+        if line["name"] != "dubito"
+    }
+    wanted = [Requirement(line) for line in _requirements(*_optional())]
+    assert asked == {
+        (canonicalize_name(one.name), _specifier(one)) for one in wanted if one.name != "dubito"
     }
 
 
-@pytest.mark.parametrize(
-    "name", [f"{who}-{runtime}" for who in EXTRAS for runtime in ("cpu", "gpu")]
-)
-def test_what_downloads_is_not_installed(name):
-    assert "tokenizers" in _locked(name)
-    assert not _locked(name).keys() & {*LEFT_OUT, "hf-xet"}
-    assert "--no-deps" in (ROOT / "docker" / "install.sh").read_text()
+@pytest.mark.parametrize(("purpose", "runtime"), PURPOSES)
+def test_every_purpose_has_its_runtime_and_nothing_that_downloads(purpose, runtime):
+    locked = export_lock(purpose, runtime)
+    runtimes = {"onnxruntime", "onnxruntime-gpu"} & locked.keys()
+    assert runtimes == {"onnxruntime" if runtime == "cpu" else "onnxruntime-gpu"}
+    assert "tokenizers" in locked and not {"huggingface-hub", "hf-xet"} & locked.keys()
+    assert "--no-deps" in INSTALL
 
 
-def test_both_builds_of_torch_are_locked():
-    version = _pins()["torch"]
-    assert _locked("torch") == {"torch": version}
-    assert _locked("torch-cpu") == {"torch": f"{version}+cpu"}
-    assert {"triton", "nvidia-cublas"} < _locked("cuda").keys()
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "docker" / "locked").iterdir()), ids=lambda path: path.name
-)
-def test_every_locked_package_has_hashes(path):
-    """And one version: what pip refuses otherwise, `--require-hashes` set."""
-    blocks = re.findall(r"^\S.*\n(?: .*\n)*", path.read_text(), re.M)
-    assert blocks[0].startswith("#")
-    for block in blocks[1:]:
-        first, *hashes = block.replace(" \\\n", "\n").splitlines()
-        assert re.match(r"[a-z0-9.-]+==[\w.+]+( ; .*)?$", first), first
-        assert hashes and all(
-            re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes
-        ), first
+def test_both_builds_of_torch_have_one_version():
+    version = export_lock("training", "cpu")["torch"]
+    cpu = (ROOT / "docker" / "torch-cpu.txt").read_text()
+    assert re.findall(r"^torch==(\S+)", cpu, re.M) == [f"{version}+cpu"]
 
 
 @pytest.mark.parametrize("name", BUILT)
 def test_every_installation_is_by_hash(name):
     (command,) = re.findall(r"sh docker/install\.sh .*", IMAGES[name])
-    kind = "$KIND" if name == "service" else name
-    assert command == f'sh docker/install.sh /opt/venv "{kind}-$RUNTIME"'
+    purpose = '"$KIND"' if name == "service" else name
+    assert command == f'sh docker/install.sh /opt/venv {purpose} "$RUNTIME"'
     assert not re.search(r"\bpip3?\b.* install\b", IMAGES[name])
-    script = (ROOT / "docker" / "install.sh").read_text()
-    (pip,) = re.findall(r"pip .* install .*", script)
-    assert "--require-hashes" in pip and "--only-binary=:all:" in pip
-    assert "sh docker/install.sh .venv dev-$(RUNTIME)" in (ROOT / "Makefile").read_text()
+    for pip in re.findall(r"\bpip .*install .*", INSTALL):
+        assert "--require-hashes" in pip
+    assert "sh docker/install.sh .venv dev $(RUNTIME)" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.parametrize("name", BUILT)
 def test_every_stage_is_of_one_base_image_named_in_one_line(name):
-    """The line that `make base-image` writes a digest to."""
+    """The line that a digest is written to."""
     (image,) = re.findall(r"^ARG PYTHON=(.*)$", IMAGES[name], re.M)
     assert re.fullmatch(r"python:3\.11-slim(@sha256:[0-9a-f]{64})?", image)
     assert {line.split()[1] for line in re.findall(r"^FROM .*$", IMAGES[name], re.M)} == {
@@ -426,34 +399,26 @@ def _requirements(*extras):
     ]
 
 
-def _pins():
-    """Versions in constraints.txt."""
-    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    return {canonicalize_name(name): version for name, version in pins}
+def _optional():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["optional-dependencies"]
 
 
-def _locked(name):
-    """Versions in a file of `docker/locked/`."""
-    text = (ROOT / "docker" / "locked" / f"{name}.txt").read_text()
-    return dict(re.findall(r"^([a-z0-9.-]+)==([^ ;]+)", text, re.M))
+def _specifier(requirement):
+    return ",".join(sorted(str(requirement.specifier).split(","), reverse=True))
 
 
-def _closure(requirements):
-    """The names of distributions that requirements bring with them, as installed here."""
-    seen, waiting = set(), [Requirement(line) for line in requirements]
-    while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if name in LEFT_OUT:
-            continue
-        for extra in {"", *requirement.extras}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                needed = [Requirement(line) for line in requires(name) or []]
-                waiting += [
-                    one for one in needed if not one.marker or one.marker.evaluate({"extra": extra})
-                ]
-    return {name for name, _ in seen}
+@cache
+def export_lock(purpose, runtime):
+    """Versions in uv.lock of what docker/install.sh installs."""
+    extras = [option for extra in (runtime, *EXTRAS[purpose]) for option in ("--extra", extra)]
+    command = [sys.executable, "-m", "uv", "export", "--frozen", "--quiet", "--no-emit-project"]
+    text = subprocess.run(
+        [*command, *extras], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    packages = re.findall(r"^([a-z0-9.-]+)==([^ ;]+)(.*(?:\n .*)*)", text, re.M)
+    assert packages and all("--hash=sha256:" in hashes for _, _, hashes in packages)
+    return {name: version for name, version, _ in packages}
 
 
 def _copied(name, of_final_stage=False):

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
+from service.api.reference import REFERENCE, TABLES, with_tables
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -65,7 +66,7 @@ def test_the_readme_s_recipe_is_one(tmp_path):
 def test_every_command_of_make_is_in_the_readme():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
-    of_upkeep = {"compose-check", "constraints", "sbom", "base-image"}
+    of_upkeep = {"compose-check", "lock"}
     assert [
         name for name in targets if name not in of_upkeep and f"`make {name}`" not in readme
     ] == []
@@ -176,3 +177,9 @@ def test_every_field_of_requests_and_answers_is_in_the_reference():
     fields = {name for schema in ours for name in schema.get("properties", {})}
     assert len(fields) > 30
     assert {name for name in fields if not re.search(rf"[`.\"]{name}[`\"]", reference)} == set()
+
+
+def test_the_tables_of_fields_are_as_the_fields_are_declared():
+    text = REFERENCE.read_text()
+    assert with_tables(text) == text, "python -m service.api.reference"
+    assert all(f"<!-- fields: {name} -->" in text for name in TABLES)

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import NAME, ROOT, publish_untrained
 from benchmarks.load import closed_loop, open_loop, post
-from benchmarks.model import NAME, ROOT, publish_untrained
 from benchmarks.peers.check import Reference, check, reference_of
 from benchmarks.peers.posterior import DRAWS
 from benchmarks.peers.report import CONNECTIONS, Measured, plot, table

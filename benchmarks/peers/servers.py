@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT
 from benchmarks.load import HOST
-from benchmarks.model import ROOT
 from benchmarks.peers.posterior import DRAWS
 
 FOLDER = Path(__file__).parent

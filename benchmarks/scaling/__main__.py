@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.model import publish_untrained
-from benchmarks.options import RESULTS
+from benchmarks.common import RESULTS, publish_untrained
 from benchmarks.scaling import measure, report
 from benchmarks.scaling.fitting import fitted, undisturbed
 from benchmarks.scaling.simulation import Costs

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from benchmarks.common import NAME
 from benchmarks.load import HOST, Load, closed_loop, open_loop, post
-from benchmarks.model import NAME
 from benchmarks.request_cost import processor_seconds
 from benchmarks.scaling.simulation import Costs
 from benchmarks.startup import Started, started

@@ -25,16 +25,14 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.numbers import example_of, number_of
+from model_store.sources.cells import number_example, number_of
 from model_store.sources.times import (
     EXAMPLE,
     ISO,
+    date_example,
     phases,
     seconds_as_written,
     seconds_of,
-)
-from model_store.sources.times import (
-    example_of as date_example_of,
 )
 
 Columns = Sequence[AnyColumn]
@@ -225,7 +223,10 @@ def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
         try:
             return number_of(cell, written)
         except ValueError:
-            expected = f"a number, or text as the training data had it, such as {example_of(written)!r}, or null"
+            example = number_example(written)
+            expected = (
+                f"a number, or text as the training data had it, such as {example!r}, or null"
+            )
             raise InvalidInput(field, expected, "another string") from None
     if type(cell) not in (int, float):
         raise InvalidInput(field, "a number, or null", _kind_of(cell))
@@ -238,7 +239,7 @@ def _time(written: str | None, cell: Any, field: str) -> float:
     as_text = (
         ""
         if written is None
-        else f", or as the training data had it, such as {date_example_of(written)!r}"
+        else f", or as the training data had it, such as {date_example(written)!r}"
     )
     expected = f"a date or time in ISO 8601, such as {EXAMPLE}{as_text}, or null"
     if type(cell) is not str:

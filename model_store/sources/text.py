@@ -1,13 +1,13 @@
 """Text as rows of the ids of its tokens: one encoding for training and for the service.
 
-A tokenizer is the `tokenizer.json` of Hugging Face's `tokenizers`, read from the bytes that the
-manifest's SHA-256 is of: nothing is fetched. It adds its special tokens; longer text is truncated
+A tokenizer is the `tokenizer.json` of Hugging Face's `tokenizers` (extra `text`), read from the
+bytes that the manifest's SHA-256 is of: nothing is fetched. It adds its special tokens; longer text is truncated
 and shorter text is padded, as a model's `TextSpec` says. The same text always gives the same ids.
 """
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -15,10 +15,11 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import TextSpec
 from model_store.errors import InvalidInput
 
-# Read whenever it tokenises, which then takes the thread that asks and no other.
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-from tokenizers import Tokenizer
+# Read at each tokenisation, which then takes the calling thread alone.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Of one text, in UTF-8: a fifth of a second or so. It is not cut before: what is cut off may change
 # what is kept.
@@ -122,7 +123,7 @@ def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | Non
     )
 
 
-def _read(content: bytes) -> Tokenizer:
+def _read(content: bytes) -> "Tokenizer":
     """Return a tokenizer.
 
     Raises:
@@ -132,6 +133,10 @@ def _read(content: bytes) -> Tokenizer:
         raise ValueError(
             f"expected {EXPECTED} of at most {MAX_TOKENIZER_BYTES} bytes, got {len(content)}"
         )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ValueError("expected the package of the extra `text` for texts, got none") from None
     tokenizer = _run(lambda: Tokenizer.from_str(content.decode()), "")
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:

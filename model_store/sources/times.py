@@ -61,12 +61,12 @@ def seconds_as_written(date_format: str, text: str) -> float:
 def is_date_format(date_format: str) -> bool:
     """Return whether a date that is written in a format of strptime's can be read again."""
     try:
-        return seconds_as_written(date_format, example_of(date_format)) == seconds_since(SHOWN)
+        return seconds_as_written(date_format, date_example(date_format)) == seconds_since(SHOWN)
     except ValueError:
         return False
 
 
-def example_of(date_format: str) -> str:
+def date_example(date_format: str) -> str:
     """Return a date so written."""
     return SHOWN.strftime(date_format)
 

@@ -1,7 +1,5 @@
 """`POST /acquire`: rank an unlabelled pool."""
 
-import time
-from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -13,20 +11,23 @@ from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_
 from model_store.acquisition.control import Selection, select
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
+from model_store.sources.files import check_ids, open_rows
+from model_store.sources.row_file import RowFile
 from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
+from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
     Rows,
     envelope_of_query,
-    hung_up,
     read_body,
     request_media_type,
 )
 from service.api.responses import acquire_answer
 from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
@@ -35,10 +36,6 @@ from service.engine.pool_ranking import PoolRanking
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, with_id
-from service.pools.pool_file import PoolFile
-from service.server.budget import reservation_of
-from service.telemetry.records import record_of
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
 
@@ -54,31 +51,28 @@ async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
     context = context_of(request)
     settings = context.settings
-    client = context.client(request)
-    context.admission.refuse_overload(1, client)  # before there is work on it
-    begun = time.monotonic()
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await _read(request, context, client, body)
-    served = await context.served(envelope)
+    call = context.begin(request)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    envelope, rows = await _read(context, call, body)
+    served = await context.served(call, envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
     beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
-    record = record_of(request.scope)
     encoding = served.model.encoding_draws
-    pool = None if rows is not None else await _opened(request, context, envelope, served, body)
+    pool = None if rows is not None else await _opened(call, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
-    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, client, encoding):
-        reservation, deadline = reservation_of(request.scope), context.deadline(begun, envelope)
+    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+        reservation = call.reservation
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
-            x = await context.rows(request, client, rows, served, "pool", deadline)
+            x = await context.rows(call, rows, served, "pool")
         else:
             assert pool is not None
             try:
-                x = await context.pool_rows(request, client, pool, served, deadline)
+                x = await context.pool_rows(call, pool, served)
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
@@ -95,18 +89,16 @@ async def post_acquire(request: Request) -> Response:
             reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
-        wait = partial(hung_up, request)
         job = Job(
             served,
             x,
             num_samples,
             seed,
-            deadline,
+            call,
             acquisition=acquisition,
-            client=client,
             priors=priors,
         )
-        pool_ranking = PoolRanking(context.engine, context.threads.answers, reservation, wait)
+        pool_ranking = PoolRanking(context.engine, context.threads.answers)
         places = chosen.ranked.tolist()
         try:
             k = envelope.k - len(chosen.control)
@@ -121,11 +113,9 @@ async def post_acquire(request: Request) -> Response:
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
-            job = Job(
-                served, whole[chosen.control], num_samples, ranked.seed, deadline, client=client
-            )
+            job = Job(served, whole[chosen.control], num_samples, ranked.seed, call)
             reservation.reserve(kept_bytes(job), "pool")
-            predicted = await context.engine.predict(job, wait)
+            predicted = await context.engine.predict(job)
             said = control_said(served.model.manifest, predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
         if envelope.keep:
@@ -136,10 +126,10 @@ async def post_acquire(request: Request) -> Response:
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.count_acquired(served.key, len(kept), len(chosen.control))
-        record.add_phases(pool_ranking.phases)
+        call.record.add_phases(pool_ranking.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count_ranking(served.key, pool_size, draws)
-    record.add_usage(served.name, served.version, pool_size, draws)
+    call.record.add_usage(served.name, served.version, pool_size, draws)
     answer = acquire_answer(
         served.model.manifest,
         acquisition=acquisition,
@@ -160,37 +150,35 @@ async def post_acquire(request: Request) -> Response:
 
 
 async def _read(
-    request: Request, context: Context, client: Hashable, body: bytes | bytearray
+    context: Context, call: Call, body: bytes | bytearray
 ) -> tuple[AcquireRequest, Rows | None]:
     """Return a request's envelope, and its rows as they came; None where they are in a file."""
-    if request_media_type(request) in FILE_ENDINGS:
-        return envelope_of_query(request, AcquireRequest, "pool", "pool_file"), None
+    if request_media_type(call.request) in FILE_ENDINGS:
+        return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
     most = context.settings.max_pool_rows
-    envelope, rows = await context.read(
-        request, client, body, AcquireRequest, "pool", most, "pool_file"
-    )
+    envelope, rows = await context.read(call, body, AcquireRequest, "pool", most, "pool_file")
     return envelope, None if envelope.pool_file is not None else rows
 
 
 async def _opened(
-    request: Request,
+    call: Call,
     context: Context,
     envelope: AcquireRequest,
     served: Served,
     body: bytes | bytearray,
-) -> PoolFile:
+) -> RowFile:
     """Open the file that is a request's body, or that it names.
 
     Raises:
         InvalidInput: if it is no file of rows of the model's.
         TooLarge: if there are more than a request may have.
     """
-    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(request))
+    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(call.request))
 
-    def work() -> PoolFile:
+    def work() -> RowFile:
         if envelope.pool_file is None:
-            return open_pool(body, spec, "pool", ending)
-        return open_pool(
+            return open_rows(body, spec, "pool", ending)
+        return open_rows(
             path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
         )
 
@@ -212,7 +200,7 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
 
 
-def _names(envelope: AcquireRequest, pool: PoolFile | None, rows: int) -> list[str] | None:
+def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
     """Return the rows' names, None where they have none."""
     names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
     if names is not None:

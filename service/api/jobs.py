@@ -25,10 +25,12 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.control import select
 from model_store.errors import InvalidInput, NotFound
+from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.openapi import ERRORS, problem_content, request_body
 from service.api.options import decision_options, groups_of, num_samples_of, priors_of
+from service.api.pool_files import path_in
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -45,13 +47,13 @@ from service.batch.acquire_work import SELECTED_FILE
 from service.batch.asked import Asked
 from service.batch.predict_work import GROUPS_FILE
 from service.batch.work import IDS_FILE
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.decision import DecisionOptions
 from service.engine.keeping import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.pools.files import check_ids, open_pool, path_in, stamp_of
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
@@ -203,25 +205,30 @@ async def _read(
     """Return a job's request, its model, and its rows: a file that came as the body, rows that came
     in it, or the path of the file that it names.
     """
-    settings, client = context.settings, context.client(request)
+    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    call.begun = time.monotonic()  # the body of a job may take long to come
+    call.deadline = call.begun + settings.deadline_s
     ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_what_jobs_have_not(envelope)
-        return envelope, await context.served(envelope), _Rows(field, f"{field}{ending}", body)
+        return (
+            envelope,
+            await context.served(call, envelope),
+            _Rows(field, f"{field}{ending}", body),
+        )
     envelope, inline = await context.read(
-        request, client, body, kind, field, settings.max_pool_rows, file_field
+        call, body, kind, field, settings.max_pool_rows, file_field
     )
     _refuse_what_jobs_have_not(envelope)
-    served = await context.served(envelope)
+    served = await context.served(call, envelope)
     named = getattr(envelope, file_field)
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
         return envelope, served, _Rows(file_field, str(path))
-    deadline = time.monotonic() + settings.deadline_s
-    x = await context.rows(request, client, inline, served, field, deadline)
+    x = await context.rows(call, inline, served, field)
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 
@@ -247,7 +254,7 @@ def _asked(
     num_samples = num_samples_of(envelope, served, settings)
     if rows.content is not None:
         _keep(path, rows.content)
-    pool = open_pool(path, served.model.manifest.input, rows.field)
+    pool = open_rows(path, served.model.manifest.input, rows.field)
     if pool.rows * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, pool.rows * num_samples
         raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
@@ -318,13 +325,6 @@ def _asked_to_predict(
     options: DecisionOptions = decision_options(
         envelope, served, num_samples, context.settings.settle
     )
-    if envelope.format == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise InvalidInput(
-                "format", "npz, since pyarrow is not installed here", "parquet"
-            ) from None
     return {"options": options, "priors": options.priors, "format": envelope.format}
 
 

@@ -1,7 +1,7 @@
 """Answers as bytes: JSON, or npz arrays. What they say is in the prediction and the decision."""
 
 import io
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,15 @@ from jaxtyping import Float32
 from starlette.types import Receive, Scope, Send
 
 from model_store.artifacts.manifest import Manifest
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import PREDICTIVES, AnyScores
 from model_store.sources.columns import unknown_categories
-from service.api.explanations import Explained, explanation_arrays, json_explanations
+from service.api.explanations import Explained
+from service.api.fields import named_arrays
+from service.api.predictions import Results, given_fields, row_objects
 from service.engine.decision import Decision, DecisionOptions
-from service.engine.jobs import Predicted
+from service.engine.jobs import Job, Predicted
 from service.models.models import Served
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
@@ -75,36 +76,36 @@ def predict_json(
 
 
 def predict_json_parts(
-    served: Served,
+    job: Job,
     predicted: Predicted,
     options: DecisionOptions,
-    x: Float32[np.ndarray, "N I"],
     decision: Decision,
     explained: Explained | None = None,
-) -> Generator[None, None, list[bytes]]:
-    """Return the same in parts, of many rows or with more of each than is decided; yields after
-    each of many steps.
+) -> list[bytes]:
+    """Return the same in parts, of many rows or with more of each than is decided.
 
     As one list of objects it would keep every thread waiting while it is written, and looked
     through for garbage.
     """
-    prediction, samples = predicted.prediction, predicted.samples
+    served, prediction, samples = job.served, predicted.prediction, predicted.samples
     numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
     at_once = max(1, NUMBERS_AT_ONCE // numbers)
-    about = _answer_head(served, predicted.num_samples, predicted.seed, options, x)
+    about = _answer_head(served, predicted.num_samples, predicted.seed, options, job.x)
     head = orjson.dumps({**about, "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
         here = slice(first, first + at_once)
-        rows = json_rows(served, predicted.num_samples, prediction.take(here), decision.take(here))
-        if samples is not None:
-            rows = with_samples(rows, samples[:, here], prediction.scores)
-        if explained is not None:
-            of_rows = json_explanations(served.model.manifest, explained, here)
-            rows = [{**row, "explanation": why} for row, why in zip(rows, of_rows, strict=True)]
-        parts.append(between + orjson.dumps(rows)[1:-1])
+        results = results_of(
+            served.model.manifest,
+            prediction.take(here),
+            decision.take(here),
+            predicted.num_samples,
+            None if samples is None else samples[:, here],
+            None if explained is None else explained.take(here),
+        )
+        parts.append(between + orjson.dumps(row_objects(results))[1:-1])
         between = b","
-        yield
+        job.call.pause()
     return [*parts, b"]}"]
 
 
@@ -177,83 +178,26 @@ def json_rows(
     served: Served, num_samples: int, prediction: Prediction, decision: Decision
 ) -> list[dict[str, Any]]:
     """Return what JSON says of each row. Infinite bounds become null in it."""
-    columns = dict(_json_columns(served, num_samples, prediction, decision))
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    return row_objects(results_of(served.model.manifest, prediction, decision, num_samples))
 
 
-def _json_columns(
-    served: Served, num_samples: int, prediction: Prediction, decision: Decision
-) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the fields of each row's answer, in their order."""
-    scores, num_rows = reported(prediction.scores), len(decision.flag)
-    if isinstance(scores, Scores):
-        classes = served.model.manifest.classes or ()
-        yield "label", [classes[i] for i in scores.label.tolist()]
-        yield "probabilities", scores.probabilities.tolist()
-        yield "num_samples", scores.num_draws.tolist()
-        for name in (
-            "entropy",
-            "expected_entropy",
-            "bald",
-            "bald_corrected",
-            "mean_std",
-            "variation_ratio",
-        ):
-            score = getattr(scores, name)
-            yield name, [None] * num_rows if score is None else score.tolist()
-    else:
-        for name in scores.error_names:
-            is_known = name != "epistemic_std" or num_samples > 1
-            yield name, getattr(scores, name).tolist() if is_known else [None] * num_rows
-        yield "median", [None] * num_rows if scores.median is None else scores.median.tolist()
-        yield "num_samples", scores.num_draws.tolist()
-    yield "standard_error", _standard_errors(scores, num_rows)
-    yield "flag", decision.flag.tolist()
-    yield "p_value", decision.p_values.p_value.tolist()
-    yield "category", _categories(served, decision, num_rows)
-    if decision.prediction_set is not None:
-        sets = decision.prediction_set.tolist()
-        yield (
-            "prediction_set",
-            [[c for c, inside in zip(classes, row, strict=True) if inside] for row in sets],
-        )
-        yield (
-            "abstain",
-            [None] * num_rows if decision.abstain is None else decision.abstain.tolist(),
-        )
-    if decision.interval is not None:
-        yield "interval", decision.interval.tolist()
-    yield "detectors", _detectors(prediction, decision, num_rows)
+def results_of(
+    manifest: Manifest,
+    prediction: Prediction,
+    decision: Decision,
+    num_samples: int,
+    samples: Float32[np.ndarray, "K N C"] | None = None,
+    explained: Explained | None = None,
+) -> Results:
+    """Return what the fields of rows are taken from."""
+    by_row = None if samples is None else samples.transpose(1, 0, 2)
+    scores = reported(prediction.scores)
+    return Results(manifest, num_samples, scores, prediction, decision, by_row, explained)
 
 
 def reported(scores: AnyScores) -> AnyScores:
     """Return the scores as they are answered: of a regression, of the target in its own units."""
     return scores if isinstance(scores, Scores) else scores.in_units
-
-
-def category_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the categories that a model is calibrated by."""
-    spec = manifest.categories
-    return () if spec is None else spec.names
-
-
-def _categories(served: Served, decision: Decision, num_rows: int) -> list[dict[str, Any] | None]:
-    """Return the category that each row was judged in, and the ranking rows of it; null where there
-    are none."""
-    spec = served.model.manifest.categories
-    if spec is None or decision.categories is None:
-        return [None] * num_rows
-    known = [
-        {"name": name, "rows": rows}
-        for name, rows in zip(spec.names, spec.judged_rows, strict=True)
-    ]
-    unknown: dict[str, Any] = {
-        "name": None,
-        "rows": min(spec.judged_rows),
-    }  # judged by the most cautious of all
-    return [unknown if c == UNKNOWN else known[c] for c in decision.categories.tolist()]
 
 
 def with_samples(
@@ -313,15 +257,8 @@ def predict_npz(
         arrays["unknown_categories"] = np.array(
             [unknown.get(column.name, 0) for column in manifest.input.columns]
         )
-    arrays |= dict(row_arrays(manifest, prediction, decision, predicted.num_samples))
-    if predicted.samples is not None:
-        samples = predicted.samples.transpose(1, 0, 2)
-        if isinstance(prediction.scores, Scores):
-            arrays["samples"] = samples
-        else:
-            arrays |= {"samples.mean": samples[..., 0], "samples.std": samples[..., 1]}
-    if explained is not None:
-        arrays |= explanation_arrays(served.model.manifest, explained)
+    of_rows = (manifest, prediction, decision, predicted.num_samples, predicted.samples, explained)
+    arrays |= dict(row_arrays(*of_rows))
     np.savez(packed, allow_pickle=False, **arrays)
     return packed.getvalue()
 
@@ -343,35 +280,13 @@ def about_arrays(
 
 
 def row_arrays(
-    manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
+    manifest: Manifest,
+    prediction: Prediction,
+    decision: Decision,
+    num_samples: int,
+    samples: Float32[np.ndarray, "K N C"] | None = None,
+    explained: Explained | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield what an answer in arrays says of each row."""
-    scores = reported(prediction.scores)
-    yield "num_samples", scores.num_draws
-    for name, score in scores.by_name().items():
-        if name != "epistemic_std" or num_samples > 1:
-            yield name, score
-    for name, error in (scores.standard_error or {}).items():
-        yield f"standard_error.{name}", error
-    yield "flag", decision.flag
-    yield "p_value", decision.p_values.p_value
-    if decision.categories is not None:
-        yield "category", np.array([*category_names(manifest), ""])[decision.categories]
-    for name, detected in prediction.detected.items():
-        yield f"detectors.{name}.score", detected
-        yield f"detectors.{name}.fired", decision.fired[name]
-        yield f"detectors.{name}.p_value", decision.p_values.detector_p_values[name]
-    if isinstance(scores, Scores):
-        yield "label", np.array(manifest.classes)[scores.label]
-        yield "probabilities", scores.probabilities
-        yield "expected_entropy", scores.expected_entropy
-        if scores.bald_corrected is not None:
-            yield "bald_corrected", scores.bald_corrected
-    else:
-        yield "mean", scores.mean
-        if scores.median is not None:
-            yield "median", scores.median
-    for name in ("prediction_set", "interval", "abstain"):
-        decided = getattr(decision, name)
-        if decided is not None:
-            yield name, decided
+    results = results_of(manifest, prediction, decision, num_samples, samples, explained)
+    return named_arrays(given_fields(results), results)

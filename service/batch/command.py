@@ -64,12 +64,6 @@ def run(command: str, arguments: list[str], settings: Settings) -> int:
     """
     options = _parser(command).parse_args(arguments)
     try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise InvalidInput(
-            SOURCE, "pyarrow, of the extra `pools`, to read it", "none of it"
-        ) from None
-    try:
         _run(command, options, settings)
     except KeyboardInterrupt:
         print("\nended; the same command goes on with what is left", file=sys.stderr)

@@ -19,7 +19,7 @@ from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.place import is_url
 from model_store.errors import DubitoError, InvalidInput
-from service.pools.files import stamp_of
+from model_store.sources.files import stamp_of
 
 ENDING = ".parquet"
 DRAFT = ".draft-"

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
+from model_store.sources.parquet import ParquetFile
 from service.batch.asked import options_of
 from service.batch.files import Files, Listed
 from service.engine.decision import DecisionOptions
-from service.pools.parquet import ParquetFile
 
 FORMAT = 1
 JOB = "job.json"

@@ -18,7 +18,7 @@ from model_store.acquisition.choice import candidates_of, copies_among, is_again
 from model_store.acquisition.scoring import pool_candidates
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
-from model_store.types import at_once
+from model_store.sources.row_file import ID
 from service.api.responses import acquire_answer
 from service.batch.files import Files, Stopped
 from service.batch.job import OUT, Job
@@ -31,7 +31,6 @@ from service.batch.shard_work import (
     table,
 )
 from service.engine.batching import part_rows
-from service.pools.pool_file import ID
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = (
@@ -167,8 +166,8 @@ class RankedParts:
         )
         ids = self._ids(members.place)
         rows = np.arange(len(copies.first))
-        ranked = at_once(
-            joint_ranking(joint, rows, copies, [ids[p] for p in members.place.tolist()], asked.k)
+        ranked = joint_ranking(
+            joint, rows, copies, [ids[p] for p in members.place.tolist()], asked.k
         )
         return [
             {**row, "index": int(members.place[row["index"]]), "control": False} for row in ranked

@@ -34,6 +34,7 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.sources.columns import count_unknown
+from model_store.sources.row_file import ID, IDS
 from service.api.responses import about_arrays, row_arrays
 from service.batch.files import files_at
 from service.batch.job import JOB, OUT, SOURCE, Job, Shard
@@ -42,7 +43,6 @@ from service.batch.rows import Reader, Rejects, Rows
 from service.batch.table import table_columns, table_metadata
 from service.engine.batching import part_rows
 from service.engine.decision import decide
-from service.pools.pool_file import ID, IDS
 from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 EXCLUDED = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out

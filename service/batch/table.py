@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from model_store.artifacts.manifest import Manifest
+from service.api.predictions import part_names
 
 
 def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
     """Return the columns of a table, given `row_arrays`: what has several numbers a row becomes
     several columns."""
-    classes = manifest.classes or ()
-    parts = {"interval": ("low", "high"), "probabilities": classes, "prediction_set": classes}
+    parts = part_names(manifest)
     table: dict[str, Any] = {}
     for name, values in of_rows:
         if values.ndim == 1:

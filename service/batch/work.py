@@ -20,14 +20,13 @@ from jaxtyping import Float32, Int64
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
-from model_store.types import at_once
+from model_store.sources.files import check_ids, open_rows, stamp_of
+from model_store.sources.row_file import Part, RowFile
+from service.api.requests import rows_array
 from service.batch.asked import Asked
 from service.batch.column_files import ColumnFiles
+from service.call import Call
 from service.engine.batching import part_rows
-from service.pools.files import check_ids, open_pool, stamp_of
-from service.pools.pool_file import Part, PoolFile
-from service.pools.rows import numbers_of
-from service.server.budget import ByteBudget, Reservation
 
 SYNC_S = 2.0  # between syncs, about
 IDS_FILE = "ids.json"
@@ -64,7 +63,7 @@ class Work(ABC):
         self._synced = time.monotonic()
         self._work = asked.rows * asked.num_samples
         self._done = 0
-        self._reservation = Reservation(ByteBudget(1 << 62))  # a job is bounded by its parts
+        self._call = Call()  # a job is bounded by its parts
         self.pool = self._opened()
 
     def told(self, error: InvalidInput) -> str:
@@ -88,14 +87,14 @@ class Work(ABC):
             Cancelled: if it is not to go on.
         """
 
-    def _opened(self) -> PoolFile:
+    def _opened(self) -> RowFile:
         asked = self.asked
         path = self.folder / asked.path  # which a whole path takes the place of
         if asked.stamp is not None and (not path.exists() or stamp_of(path) != asked.stamp):
             raise InvalidInput(
                 asked.field, "the file as it was when the job was asked for", "another, or none"
             )
-        return open_pool(path, self.model.manifest.input, asked.field)
+        return open_rows(path, self.model.manifest.input, asked.field)
 
     def _ids(self) -> list[str]:
         """Return a name for each row."""
@@ -132,9 +131,7 @@ class Work(ABC):
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
         spec, encoder = self.model.manifest.input, self.model.text_encoder
-        return at_once(
-            numbers_of(part, spec, self.asked.field, first, MOST_PIXELS, self._reservation, encoder)
-        )
+        return rows_array(part, spec, self.asked.field, MOST_PIXELS, self._call, encoder, first)
 
     def _in_runs(self, rows: Rows, num_samples: int) -> Rows:
         """Yield rows as many as are computed at once."""

@@ -8,12 +8,11 @@ ever granted, and bodies are read whatever it says.
 
 import re
 import sys
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
-from starlette.types import Scope
 
 MAX_HEAD_BYTES = 64 << 10  # of a head, and of all extensions and trailers of a chunked body
 MAX_FIELDS = 256
@@ -116,7 +115,7 @@ def new_parser(buffer: StrictBuffer) -> h11.Connection:
     return parser
 
 
-def read_head(request: h11.Request) -> tuple[Scope, bool]:
+def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
     """Return what a request's head says in ASGI's words, and whether the connection may stay.
 
     Raises:
@@ -141,7 +140,7 @@ def read_head(request: h11.Request) -> tuple[Scope, bool]:
     raw_path, _, query = target[1].partition(b"?")
     raw_path = raw_path or b"/"
     path = raw_path.decode("ascii")
-    scope: Scope = {
+    scope: dict[str, Any] = {
         "http_version": "1.0" if is_old else "1.1",
         "method": request.method.decode(),
         "path": unquote(path) if "%" in path else path,

@@ -1,4 +1,4 @@
-"""An example as its page says, with weights that other people trained: `make examples` makes its
+"""An example as its page says, with weights that other people trained: `make test-real` makes its
 environment.
 
 Where there is none it is skipped.
@@ -19,7 +19,7 @@ PYTHON = ROOT / ".venv-examples" / "bin" / "python"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(
-        not PYTHON.exists(), reason="the environment of the examples is not there (make examples)"
+        not PYTHON.exists(), reason="the environment of the examples is not there (make test-real)"
     ),
 ]
 

@@ -20,8 +20,8 @@ OF_TRAINING = {
     "onnxscript",
     "scipy",
     "tqdm",
-    "pyarrow",
 }
+OF_TABLES = {"pyarrow"}  # which files of Parquet alone need
 CREATE_APP = """
 import json, sys
 import service.__main__
@@ -56,16 +56,13 @@ def test_the_service_starts_without_what_only_training_needs():
     )
     loaded = set(json.loads(done.stdout))
     assert {"service", "model_store", "fastapi", "onnxruntime"} <= loaded
-    assert not loaded & (OF_TRAINING | OF_TEXT | OF_CLUSTERS)
+    assert not loaded & (OF_TRAINING | OF_TABLES | OF_TEXT | OF_CLUSTERS)
 
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        (
-            "service",
-            (OF_TRAINING - {"pyarrow"}) | {"tests", "benchmarks", "dubito"},
-        ),  # where a request brings Parquet
+        ("service", OF_TRAINING | {"tests", "benchmarks", "dubito"}),
         (
             "model_store",
             OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"},

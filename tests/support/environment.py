@@ -13,8 +13,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def environment_with(**settings: str) -> dict[str, str]:
-    """The environment without any DUBITO_ variable but these."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    """The environment without any DUBITO_ variable but these, and where graphs are kept."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DUBITO_") or name == "DUBITO_GRAPHS"
+    }
     return kept | settings
 
 

@@ -3,7 +3,7 @@ refused by name."""
 
 import numpy as np
 
-from service.api.schemas import PredictAnswer
+from service.api.predictions import PredictAnswer
 
 
 def assert_extremes_are_answered_or_refused(client, model, size):

@@ -1,4 +1,4 @@
-"""Mutation testing, a part at a time: `make mutants PART=model_store/scores`.
+"""Mutation testing, a part at a time: `.venv-mutants/bin/python tests/support/mutants.py model_store/scores`.
 
 Mutants are made by cosmic-ray rather than mutmut: it keeps plan and results in a file for each
 module, so that a run which is stopped goes on where it was, and new tests can be tried on what

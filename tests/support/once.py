@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """The run's own folder, the one above those of xdist's workers."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def once_a_run(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """A folder that `make` fills; other processes of the run wait for it, and find it made."""
-    base = factory.getbasetemp()
-    run = (
-        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    )  # the folder above those of xdist's workers
+    run = shared_folder(factory)
     folder, done = run / name, run / f"{name}.done"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The pictures of the page in README.md and docs/: `make screenshots` makes them, with the digits
+"""The pictures of the page in README.md and docs/: `python -m tests.support.screenshots` makes them, with the digits
 model.
 
 It fits the model of `make serve` twice, evaluates it, sends it digits and noise, and looks at each

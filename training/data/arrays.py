@@ -2,20 +2,19 @@
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import ZipFile
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.artifacts.manifest import LARGEST_ID
 from model_store.errors import InvalidInput
+from model_store.sources.npy import read_npz
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
-MAX_ARRAY_BYTES = 1 << 33
 WHOLE = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
@@ -90,34 +89,6 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
         least, most = 0.0, max(most, float(x_test.max())) if largest is None else float(largest)
     rows = Rows(x, y, ids), Rows(x_test, y_test)
     return Dataset(*rows, shape, classes, least, most, takes_ids=section.integers)
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an npz file, never unpickling.
-
-    Raises:
-        InvalidInput: if it is not such a file, or an array is too large.
-    """
-    try:
-        with ZipFile(path) as file:
-            largest = max((member.file_size for member in file.infolist()), default=0)
-        if largest > MAX_ARRAY_BYTES:
-            raise InvalidInput(
-                path.name, f"arrays of at most {MAX_ARRAY_BYTES} bytes", f"one of {largest}"
-            )
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except InvalidInput:
-        raise
-    except OSError as error:
-        raise InvalidInput(
-            "data.source", f"a readable npz file, {str(path)!r}", error.strerror or "damage"
-        ) from None
-    except Exception as error:  # numpy's reader lets many kinds through
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise InvalidInput(
-            path.name, "an npz file of arrays of numbers and strings", reason
-        ) from None
 
 
 def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:

@@ -1,34 +1,124 @@
-"""Cells of a table to columns of numbers or of categories.
+"""Files of tables as Arrow tables whose columns have types, and their cells as numbers or
+categories.
 
-A column of text is numeric where every value is a number. Where most are and a few are not,
-somebody has to say what those few are: it is refused, with the cells, rather than taken for a
-column of as many categories as it has numbers.
+A column of text is numeric where every value is a number. Where most are and a few are not, a
+person has to say what those few are: it is refused, with the cells, rather than taken for a column
+of as many categories as it has numbers. A column is one of times if every value is, in one way of
+writing them. Where two ways are possible, as of 03/04/2024, a person has to say which
+(`data.date_format`).
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import compute, types
 
-from model_store.artifacts.manifest import NumberWriting
+from model_store.artifacts.manifest import CategoricalColumn, Decimal, NumberWriting, Thousands
 from model_store.errors import InvalidInput
-from model_store.sources.columns import Categories, Numbers, category_text
-from model_store.sources.missing import MISSING
-from model_store.sources.numbers import number_of
-from training.data.dates import times_of
-from training.data.writing import writing_of
+from model_store.sources.cells import BOOLEANS, COMMA_NUMBER, MISSING, is_number, number_of, sign_of
+from model_store.sources.columns import Categories, Columns, Numbers, category_text
+from model_store.sources.csv import CsvTable
+from model_store.sources.parquet import read_table
+from model_store.sources.times import EXAMPLE, ISO, seconds_as_written, seconds_of
 from training.messages import log
 
-BOOLEANS = {"true", "false"}
-# share of a column's values that are numbers from which on the others are taken for mistakes
+if TYPE_CHECKING:
+    from training.recipe import DataSection
+
+# The share of a column's values that are numbers from which on the others are taken for mistakes.
 MOSTLY = 0.9
 NAMED_CELLS = 3  # of those that an error names
-# What pandas calls an index that nobody named: in a CSV file it wrote, in one it read and wrote, in
+CHUNK_ROWS = 1 << 14  # of a CSV file, that are Python's strings at a time
+LOOKED_AT = 10_000  # rows by which decimal points are recognised
+POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
+# What pandas calls an index without a name: in a CSV file it wrote, in one it read and wrote, in
 # Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
+WRITTEN = b"written"  # in a field's metadata: how its numbers were
+CLOCK = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
+DATES = {  # what text looks like, and the formats that it may be read by
+    re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + CLOCK, re.ASCII): ("%Y/%m/%d",),
+    re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}" + CLOCK, re.ASCII): ("%d.%m.%Y",),
+    re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + CLOCK, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
+    re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
+}
+SHOWN = 40  # characters of a cell
+
+Column = Any  # an array of pyarrow, whole or in chunks
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """The decimal mark of plain numbers, and what groups their digits, if anything does.
+
+    `is_known` says that the mark was told, or follows from other numbers.
+    """
+
+    decimal: str = "."
+    thousands: str | None = None
+    is_known: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether numbers are written as Python writes them."""
+        return self.decimal == "." and self.thousands is None
+
+    def plain(self, text: str) -> str:
+        """Return a number as Python reads it; of other texts, something that is no number."""
+        text = text.strip()
+        if self.thousands is not None and re.search(r"\d", text):
+            head, mark, tail = text.partition(self.decimal)
+            if self.thousands in head:
+                groups = rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+"
+                if not re.fullmatch(groups, head, re.ASCII):
+                    return text + " "  # not a number: 1,23
+                text = head.replace(self.thousands, "") + mark + tail
+        if self.decimal != ".":
+            return text + "?" if "." in text else text.replace(self.decimal, ".")
+        return text
+
+
+PLAIN = NumberFormat()
+
+
+def csv_table(
+    path: Path, task: str | None, section: "DataSection", columns: Columns = ()
+) -> pa.Table:
+    """Read a CSV file; columns of numbers and booleans are such.
+
+    Without a task the target is as any other column.
+
+    Raises:
+        InvalidInput: if it cannot be read, or its first line does not name columns.
+    """
+    table = _read_text(path, section)
+    kinds: dict[str, str] = {**section.columns}
+    as_written = {name for name in (section.id, section.text) if name is not None}
+    kinds |= dict.fromkeys(as_written, "categorical")
+    if section.target is not None and task is not None:
+        kinds[section.target] = "numeric" if task == "regression" else "categorical"
+    table = _trimmed(table, as_written)
+    table, _ = _without(table, section.missing_values)
+    known = [column for column in columns if isinstance(column, CategoricalColumn)]
+    booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
+    return _typed(table, set(table.column_names), kinds, booleans, _number_format(table, section))
+
+
+def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
+    """Read a Parquet file; columns of text that are wanted as numbers, or are such but for
+    `data.missing_values`, are such."""
+    table, changed = _without(read_table(path, "data.source"), section.missing_values)
+    names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
+    if section.target is not None:
+        names = names | {section.target} if task == "regression" else names - {section.target}
+    return _typed(table, names, {**section.columns}, set(), PLAIN)
 
 
 def index_column(names: list[str], wanted: set[str]) -> str | None:
@@ -40,173 +130,28 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
     return None
 
 
-def trimmed(table: Any, as_written: set[str | None]) -> Any:
-    """Return a table of text without blanks around cells, but for some columns; one of blanks alone
-    is missing."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    for i, name in enumerate(table.column_names):
-        if name in as_written or as_text(table.column(i)) is None:
-            continue
-        column = compute.utf8_trim_whitespace(table.column(i))
-        nothing = compute.is_in(column, pa.array(MISSING, column.type))
-        table = table.set_column(
-            i, name, compute.if_else(nothing, pa.scalar(None, column.type), column)
-        )
-    return table
-
-
-def with_missing(table: Any, values: list[str]) -> tuple[Any, set[str]]:
-    """Return a table without the cells of text that say one of `values`, and the names of columns
-    that had such."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    changed = set()
-    for i, name in enumerate(table.column_names if values else ()):
-        column = as_text(table.column(i))
-        if column is None:
-            continue
-        is_missing = compute.is_in(
-            compute.utf8_trim_whitespace(column), pa.array(values, column.type)
-        )
-        if compute.any(is_missing).as_py():
-            changed.add(name)
-            table = table.set_column(
-                i, name, compute.if_else(is_missing, pa.scalar(None, column.type), column)
-            )
-    return table, changed
-
-
-def as_text(column: Any) -> Any:
-    """Return a column of text, also one that was written as a dictionary; None for any other."""
-    from pyarrow import types
-
+def as_text(column: Column) -> Column | None:
+    """Return a column of text, also one of a dictionary; None for any other."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column if types.is_string(column.type) or types.is_large_string(column.type) else None
 
 
-@dataclass(frozen=True)
-class NumberFormat:
-    """How numbers are written: what stands before their decimals, and what groups their digits, if
-    anything does."""
-
-    decimal: str = "."
-    thousands: str | None = None
-    is_known: bool = False  # that decimal is such: as told, or as other numbers show
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether numbers are written as Python writes them."""
-        return self.decimal == "." and self.thousands is None
-
-    def plain(self, text: str) -> str:
-        """Return a number as Python reads it; of other texts, something that is no number
-        either."""
-        text = text.strip()
-        if self.thousands is not None and re.search(r"\d", text):
-            head, mark, tail = text.partition(self.decimal)
-            if self.thousands in head:
-                if not re.fullmatch(
-                    rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+", head, re.ASCII
-                ):
-                    return text + " "  # not a number: 1,23
-                text = head.replace(self.thousands, "") + mark + tail
-        if self.decimal != ".":
-            return text + "?" if "." in text else text.replace(self.decimal, ".")
-        return text
-
-
-PLAIN = NumberFormat()
-WRITTEN = b"written"  # in a field's metadata: how its numbers were
-
-
-def typed(
-    table: Any,
-    names: set[str],
-    kinds: dict[str, str],
-    booleans: set[str],
-    written: NumberFormat = PLAIN,
-) -> Any:
-    """Return a table whose text columns of these names, if of numbers or booleans, are such, but
-    for those of a kind.
-
-    Columns known as `booleans` are named as booleans are, whatever else is in them.
-    """
-    import pyarrow as pa
-    from pyarrow import compute
-
-    for i, name in enumerate(table.column_names):
-        text = as_text(table.column(i))
-        if name not in names or text is None:
-            continue
-        column = compute.utf8_trim_whitespace(text)
-        if name in booleans:
-            table = table.set_column(i, name, compute.utf8_lower(column))
-            continue
-        if kinds.get(name) in ("categorical", "time"):
-            continue
-        distinct = column.unique().to_pylist() if len(column) else []
-        texts = {value.lower() for value in distinct[:3] if value is not None}
-        if (
-            texts
-            and texts <= BOOLEANS
-            and {value.lower() for value in distinct if value is not None} <= BOOLEANS
-        ):
-            table = table.set_column(i, name, compute.utf8_lower(column).cast(pa.bool_()))
-        elif all(value is None or _is_float(written.plain(value)) for value in distinct):
-            table = table.set_column(i, name, _floats(column, written))
-        elif kinds.get(name) != "ignored" and (writing := _writing(distinct, written)) is not None:
-            table = table.set_column(i, *_written(name, column, writing))
-        elif not written.is_plain and kinds.get(name) != "ignored":
-            table = table.set_column(i, name, _with_points(column, written))
-    return table
-
-
-def _writing(distinct: list[str | None], written: NumberFormat) -> NumberWriting | None:
-    texts = [text for text in distinct if text is not None]
-    known = (written.decimal if written.is_known else None), written.thousands
-    return writing_of(texts, *known) if texts else None
-
-
-def _written(name: str, column: Any, writing: NumberWriting) -> tuple[Any, Any]:
-    """Return a column of text that are all numbers so written as numbers, and its field, which
-    keeps how."""
-    import pyarrow as pa
-
-    cells = column.to_pylist()
-    first = next(text for text in cells if text is not None)
-    log.info(
-        "column %s: %r is read as %g, and the others alike (`categorical` in data.columns keeps "
-        "text)",
-        *(name, first[:40], number_of(first, writing)),
-    )
-    field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
-    return field, pa.array(
-        [None if text is None else number_of(text, writing) for text in cells], pa.float64()
-    )
-
-
-def writing_in(table: Any, name: str) -> NumberWriting | None:
-    """Return how the numbers of a table's column were written, None of plain ones."""
+def writing_in(table: pa.Table, name: str) -> NumberWriting | None:
+    """Return how the numbers of a column were written, None of plain ones."""
     metadata = table.schema.field(name).metadata or {}
     return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
 
 def with_times(
-    table: Any, names: set[str], kinds: Mapping[str, str], date_format: str | None
-) -> tuple[Any, dict[str, str | None]]:
+    table: pa.Table, names: set[str], kinds: Mapping[str, str], date_format: str | None
+) -> tuple[pa.Table, dict[str, str | None]]:
     """Return a table whose columns of dates and times are numbers of seconds, and by the names of
     these columns the format of their dates, None of those that requests write in ISO 8601 alone.
 
     Text is so where every value is a date or time; in a column of kind `time` another value is
     refused.
     """
-    import pyarrow as pa
-    from pyarrow import compute, types
-
     found: dict[str, str | None] = {}
     for i, name in enumerate(table.column_names):
         column, kind = table.column(i), kinds.get(name)
@@ -214,133 +159,316 @@ def with_times(
             continue
         form = None
         if types.is_date(column.type) or types.is_timestamp(column.type):
-            seconds = compute.cast(
-                column, pa.timestamp("us", getattr(column.type, "tz", None)), safe=False
-            )
-            numbers = compute.divide(
-                compute.cast(compute.cast(seconds, pa.int64()), pa.float64()), 1e6
-            )
-        elif as_text(column) is not None:
-            trimmed = compute.utf8_trim_whitespace(as_text(column)).to_pylist()
-            times = times_of(trimmed, name, date_format, kind == "time")
+            micros = pa.timestamp("us", getattr(column.type, "tz", None))
+            numbers = compute.cast(compute.cast(column, micros, safe=False), pa.int64())
+            seconds = compute.divide(compute.cast(numbers, pa.float64()), 1e6)
+        elif (text := as_text(column)) is not None:
+            cells = compute.utf8_trim_whitespace(text).to_pylist()
+            times = _times(cells, name, date_format, kind == "time")
             if times is None:
                 continue
-            numbers, form = pa.array(times.seconds, from_pandas=True), times.written
+            seconds, form = pa.array(times[0], from_pandas=True), times[1]
         elif kind == "time":
             raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
         else:
             continue
         found[name] = form
-        table = table.set_column(i, name, numbers)
+        table = table.set_column(i, name, seconds)
     return table, found
 
 
-def _with_points(column: Any, written: NumberFormat) -> Any:
-    """Return a column of text whose numbers are written with a point, as far as they are
-    numbers."""
-    import pyarrow as pa
+def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
+    """Return a column as numbers or as categories; without a kind its type decides."""
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    of, text = column.type, as_text(column)
+    if not (is_numeric(of) or types.is_boolean(of) or text is not None):
+        expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
+        raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
+    if is_numeric(of) and kind != "categorical":
+        numbers = floats_of(column)
+        if np.isinf(numbers).any():
+            row = int(np.argmax(np.isinf(numbers)))
+            raise InvalidInput(f"column {name}", "finite numbers", f"infinity in row {row}")
+        return numbers
+    cells = column.to_pylist()
+    if kind == "numeric":
+        row, bad = next((n, cell) for n, cell in enumerate(cells) if not _is_finite(cell))
+        raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:SHOWN]!r} in row {row}")
+    if kind is None and text is not None:
+        _refuse_mostly_numbers(text, name)
+    return [None if cell is None or cell != cell else category_text(cell) for cell in cells]
 
-    plain = {text: written.plain(text) for text in column.unique().to_pylist() if text is not None}
-    if not any(_is_float(text) for text in plain.values()):
-        return column
-    cells = (
-        None if text is None else plain[text] if _is_float(plain[text]) else text
-        for text in column.to_pylist()
+
+def is_numeric(of: pa.DataType) -> bool:
+    return (
+        types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
     )
-    return pa.array(cells, column.type)
 
 
-def _floats(column: Any, written: NumberFormat) -> Any:
-    """Return a column of text that are all numbers as numbers."""
-    import pyarrow as pa
+def floats_of(column: Column) -> Numbers:
+    """Return a column of numbers, NaN where one is missing."""
+    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, dtype=np.float64)
 
+
+def writing_of(
+    texts: Collection[str], decimal: str | None, thousands: str | None
+) -> NumberWriting | None:
+    """Return how texts are written as numbers, None where they are not, or it can be doubted.
+
+    All must have the same sign, or none. Every way of writing that reads all of them must read the
+    same numbers: 1,234 alone may be 1234 or 1.234. A `decimal` or `thousands` that is known leaves
+    fewer ways.
+    """
+    signs = {sign_of(text) for text in texts}
+    if len(signs) != 1 or (sign := signs.pop()) is None:
+        return None
+    found: dict[tuple[float, ...], NumberWriting] = {}
+    for point in get_args(Decimal):
+        for mark in (None, *get_args(Thousands)):
+            is_told = decimal in (None, point) and (thousands is None or thousands == mark)
+            if mark == point or not is_told:
+                continue
+            writing = NumberWriting(sign=sign, decimal=point, thousands=mark)  # type: ignore[arg-type]
+            try:
+                numbers = tuple(number_of(text, writing) for text in texts)
+            except ValueError:
+                continue
+            found.setdefault(numbers, writing)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _read_text(path: Path, section: "DataSection") -> pa.Table:
+    """Read a CSV file as text, missing values as null; say what was not usual."""
+    try:
+        file = CsvTable(path, "data.source", section.encoding, section.delimiter)
+        names, parts = file.names, list(_chunks(file))
+    except OSError as error:
+        expected = f"a readable CSV file, {str(path)!r}"
+        raise InvalidInput("data.source", expected, error.strerror or "an error") from None
+    if not names or (section.target not in names and all(map(is_number, names))):
+        expected = f"a first line of {path.name} that names the columns"
+        raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
+    if section.encoding is None and file.encoding != "utf-8-sig":
+        log.info(
+            "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)",
+            *(path.name, file.encoding),
+        )
+    if section.delimiter is None and file.delimiter != ",":
+        log.info("cells are separated by %r (data.delimiter says otherwise)", file.delimiter)
+    columns = [
+        pa.chunked_array([part[i] for part in parts], pa.string()) for i in range(len(names))
+    ]
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
+    rows = file.rows()
+    while part := list(islice(rows, CHUNK_ROWS)):
+        yield [pa.array(cells, pa.string()) for cells in zip(*part, strict=True)]
+
+
+def _trimmed(table: pa.Table, as_written: set[str]) -> pa.Table:
+    """Return a table of text without blanks around cells, but for some columns, and without cells
+    that are missing values."""
+    for i, name in enumerate(table.column_names):
+        column = table.column(i)
+        if name not in as_written:
+            column = compute.utf8_trim_whitespace(column)
+        table = table.set_column(i, name, _null_where(column, column, MISSING))
+    return table
+
+
+def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[str]]:
+    """Return a table without the cells of text that say one of `values`, and the names of columns
+    that had such."""
+    changed = set()
+    for i, name in enumerate(table.column_names if values else ()):
+        column = as_text(table.column(i))
+        if column is None:
+            continue
+        cleared = _null_where(column, compute.utf8_trim_whitespace(column), values)
+        if cleared.null_count > column.null_count:
+            changed.add(name)
+            table = table.set_column(i, name, cleared)
+    return table, changed
+
+
+def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> Column:
+    is_one = compute.is_in(looked_at, pa.array(values, column.type))
+    return compute.if_else(is_one, pa.scalar(None, column.type), column)
+
+
+def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
+    """Return how plain numbers are written: as the recipe says, or with commas where no number has
+    a point."""
+    distinct = (column[:LOOKED_AT].unique().to_pylist() for column in table.columns)
+    texts = [text.strip() for values in distinct for text in values if text is not None]
+    has_points = any(map(POINT_NUMBER.fullmatch, texts))
+    if section.decimal is not None:
+        return NumberFormat(section.decimal, section.thousands, is_known=True)
+    is_comma_free = not any("," in name for name in table.column_names)
+    if is_comma_free and not has_points and any(map(COMMA_NUMBER.fullmatch, texts)):
+        log.info('numbers are read with decimal commas (data.decimal = "." says otherwise)')
+        return NumberFormat(",", section.thousands, is_known=True)
+    return NumberFormat(".", section.thousands, has_points)
+
+
+def _typed(
+    table: pa.Table,
+    names: set[str],
+    kinds: Mapping[str, str],
+    booleans: set[str],
+    written: NumberFormat,
+) -> pa.Table:
+    """Return a table whose text columns of these names, if of numbers or booleans, are such, but
+    for those of a kind.
+
+    Columns known as `booleans` are named as booleans are, whatever else is in them.
+    """
+    for i, name in enumerate(table.column_names):
+        text, kind = as_text(table.column(i)), kinds.get(name)
+        if name not in names or text is None:
+            continue
+        column = compute.utf8_trim_whitespace(text)
+        if name in booleans:
+            table = table.set_column(i, name, compute.utf8_lower(column))
+        elif kind not in ("categorical", "time"):
+            field, cells = _typed_column(name, column, kind, written)
+            table = table if cells is column else table.set_column(i, field, cells)
+    return table
+
+
+def _typed_column(
+    name: str, column: Column, kind: str | None, written: NumberFormat
+) -> tuple[str | pa.Field, Column]:
+    """Return a column of text, and its field or name; the same column where it stays as it is."""
+    texts = [text for text in column.unique().to_pylist() if text is not None]
+    if texts and all(text.lower() in BOOLEANS for text in texts):
+        return name, compute.utf8_lower(column).cast(pa.bool_())
+    plain = {text: written.plain(text) for text in texts}
+    if all(map(is_number, plain.values())):
+        return name, _floats(column, plain, written)
+    if kind == "ignored":
+        return name, column
+    decimal = written.decimal if written.is_known else None
+    writing = writing_of(texts, decimal, written.thousands)
+    if writing is not None:
+        numbers = {text: number_of(text, writing) for text in texts}
+        first = next(text for text in column.to_pylist() if text is not None)
+        log.info(
+            "column %s: %r is read as %g, and the others alike (`categorical` in data.columns "
+            "keeps text)",
+            *(name, first[:SHOWN], numbers[first]),
+        )
+        field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
+        return field, _mapped(column, numbers, pa.float64())
+    if written.is_plain or not any(map(is_number, plain.values())):
+        return name, column
+    with_points = {text: point if is_number(point) else text for text, point in plain.items()}
+    return name, _mapped(column, with_points, column.type)
+
+
+def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:
     try:
         if written.is_plain:
             return column.cast(pa.float64())
     except pa.ArrowInvalid:  # such as +1, which is none to Arrow
         pass
+    return _mapped(column, {text: float(number) for text, number in plain.items()}, pa.float64())
+
+
+def _mapped(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
+    """Return what each text of a column is mapped to, null where it is null."""
     cells = column.to_pylist()
-    return pa.array(
-        [None if text is None else float(written.plain(text)) for text in cells], pa.float64()
-    )
+    return pa.array([None if text is None else values[text] for text in cells], of)
 
 
-def values_of(column: Any, name: str, kind: str | None) -> Numbers | Categories:
-    """Return a column of an Arrow table as numbers or as categories; without a kind its type
-    decides."""
-    import pyarrow as pa
-    from pyarrow import types
+def _times(
+    values: Sequence[str | None], name: str, date_format: str | None, is_wanted: bool
+) -> tuple[Numbers, str | None] | None:
+    """Return a column's times, NaN where missing, and the format of its dates: None of ISO 8601,
+    and where several fit; None if it is not one of times.
 
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    of = column.type
-    is_number = (
-        types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
-    )
-    if not (is_number or types.is_boolean(of) or types.is_string(of) or types.is_large_string(of)):
-        expected = "numbers, booleans, strings or dates (or `ignored` in data.columns)"
-        raise InvalidInput(f"column {name}", expected, f"type {of}"[:80])
-    if is_number and kind != "categorical":
-        numbers = (
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+    Raises:
+        InvalidInput: if it could be read in two ways, or is wanted as one of times and is not.
+    """
+    distinct = {value for value in values if value is not None}
+    forms = _date_forms(min(distinct, default=""), date_format)
+    tables = {form: _all_seconds(form, distinct) for form in forms}
+    read = {form: table for form, table in tables.items() if table}
+    if not read:
+        if is_wanted:
+            row, bad = _first_bad(values, date_format)
+            written = f" ({date_format!r})" if date_format else ""
+            expected = f"dates or times, such as {EXAMPLE}{written}"
+            raise InvalidInput(f"column {name}", expected, f"{bad[:SHOWN]!r} in row {row}")
+        return None
+    first, *others = read.values()
+    if any(other != first for other in others):
+        two = next(v for v in values if v and len({table[v] for table in read.values()}) > 1)
+        expected = (
+            'dates that can be read in one way (data.date_format = "%d/%m/%Y" says that the day '
+            'is first, "%m/%d/%Y" the month; `ignored` in data.columns leaves the column out)'
         )
-        if np.isinf(numbers).any():
-            raise InvalidInput(
-                f"column {name}",
-                "finite numbers",
-                f"infinity in row {np.argmax(np.isinf(numbers))}",
-            )
-        return numbers
-    if kind == "numeric":
-        row, bad = next(
-            (n, value) for n, value in enumerate(column.to_pylist()) if not _is_number(value)
-        )
-        raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:40]!r} in row {row}")
-    if kind is None and as_text(column) is not None:
-        _refuse_mostly_numbers(column, name)
-    return [
-        None if value is None or value != value else category_text(value)
-        for value in column.to_pylist()
-    ]
+        raise InvalidInput(f"column {name}", expected, repr(two[:SHOWN]))
+    seconds = [np.nan if value is None else first[value] for value in values]
+    return np.array(seconds, dtype=np.float64), next(iter(read)) if len(read) == 1 else None
 
 
-def _refuse_mostly_numbers(column: Any, name: str) -> None:
-    """Raise InvalidInput for a column of text that is numeric but for a few cells."""
-    counts = [(pair["values"], pair["counts"]) for pair in column.value_counts().to_pylist()]
-    present = sum(count for text, count in counts if text is not None)
-    others = {text for text, _ in counts if text is not None and not _is_float(text)}
-    bad = sum(count for text, count in counts if text in others)
-    if not 0 < bad <= (1.0 - MOSTLY) * present + 1e-9:
-        return
-    cells = [(row, text) for row, text in enumerate(column.to_pylist()) if text in others][
-        :NAMED_CELLS
-    ]
-    named = ", ".join(f"{text[:40]!r} in row {row}" for row, text in cells)
-    missing = json.dumps(
-        list(dict.fromkeys(text.strip()[:40] for _, text in cells)), ensure_ascii=False
-    )
-    expected = (
-        f"numbers, as {present - bad} of its {present} values are (data.missing_values = "
-        f"{missing} reads such cells "
-        "as missing; `categorical` in data.columns makes every value a category)"
-    )
-    raise InvalidInput(
-        f"column {name}",
-        expected,
-        named + (f" and {bad - len(cells)} more" if bad > len(cells) else ""),
-    )
+def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]:
+    """Return the ways in which a value may be read, by its looks: formats, None for ISO 8601."""
+    if ISO.fullmatch(example):
+        return (None,)
+    if date_format is not None:
+        return (date_format,)
+    return next((formats for looks, formats in DATES.items() if looks.fullmatch(example)), ())
 
 
-def _is_float(text: str) -> bool:
-    """Whether a text is a number; infinities are, and are refused as such."""
+def _all_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
+    """Return the times of texts, None where one of them is none."""
     try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text
+        return {text: _seconds(form, text) for text in texts}
+    except (ValueError, OverflowError):
+        return None
 
 
-def _is_number(value: object) -> bool:
+def _seconds(form: str | None, text: str) -> float:
+    return seconds_of(text) if form is None else seconds_as_written(form, text)
+
+
+def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
+    """Return a row and its value that is not a time, in any way of writing them that is known."""
+    known = [date_format] if date_format else [form for some in DATES.values() for form in some]
+    present = [(row, value) for row, value in enumerate(values) if value is not None]
+    for row, value in present:
+        if all(_all_seconds(form, [value]) is None for form in (None, *known)):
+            return row, value
+    return 0, present[0][1] if present else ""
+
+
+def _refuse_mostly_numbers(column: Column, name: str) -> None:
+    """Raise InvalidInput for a column of text that is numeric but for a few cells."""
+    texts = column.to_pylist()
+    present = sum(text is not None for text in texts)
+    cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]
+    if not 0 < len(cells) <= (1.0 - MOSTLY) * present + 1e-9:
+        return
+    named = ", ".join(f"{text[:SHOWN]!r} in row {row}" for row, text in cells[:NAMED_CELLS])
+    if len(cells) > NAMED_CELLS:
+        named += f" and {len(cells) - NAMED_CELLS} more"
+    examples = list(dict.fromkeys(text.strip()[:SHOWN] for _, text in cells[:NAMED_CELLS]))
+    missing = json.dumps(examples, ensure_ascii=False)
+    expected = (
+        f"numbers, as {present - len(cells)} of its {present} values are (data.missing_values = "
+        f"{missing} reads such cells as missing; `categorical` in data.columns makes every value a "
+        "category)"
+    )
+    raise InvalidInput(f"column {name}", expected, named)
+
+
+def _is_finite(value: object) -> bool:
     """Whether a value of a column of text or booleans is missing, or a number."""
     try:
         return value is None or (isinstance(value, str) and np.isfinite(float(value)))

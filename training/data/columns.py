@@ -1,243 +1,127 @@
-"""What each column of a table is taken for, and what about it a person should know."""
+"""The encoding of columns, fitted on the training rows; `model_store.sources.columns` applies it."""
 
-import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
+from jaxtyping import Int64
 
-from model_store.sources.columns import Numbers, category_text
-from training.data.cells import MOSTLY, as_text, with_times
-from training.data.tables import FREQUENT, MAX_CATEGORIES
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    Cycle,
+    NumberWriting,
+    NumericColumn,
+    TimeColumn,
+)
+from model_store.errors import InvalidInput
+from model_store.sources.columns import Categories, Numbers
+from model_store.sources.times import CYCLES_S, DAY_S
+from training.messages import log
 
-Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
-ID_NAME = re.compile(r"(?i)(^|.*[_ -])(id|uuid|guid|key|index|row|nr|no|number)$")
-FEWEST_ROWS = 20  # from which on values that are all different are worth a word
-HEAVY = 30.0  # interquartile ranges that the furthest value is away from the median
-# Numbers as text with signs of money, percent signs or groups of thousands.
-DRESSED = re.compile(
-    r"[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
-)
-SHOWN_VALUES = 4
-WORDS_OF_TEXT = 4  # on average, of values that are nearly all different
-LEAK_ROWS = 5_000
-LEAK = (
-    0.99  # of what one column says of the target, from which on it may be the target in other words
-)
+MAX_CATEGORIES = 256
+MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most
+FREQUENT = 5  # training rows from which on one of these is
+TWO_WEEKS_S = 14 * DAY_S
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnFinding:
-    """A column: what it is taken for and why, the share of its cells that miss, and what is odd
-    about it."""
+class Table:
+    """Columns by name, without the target: numbers (NaN where missing) or categories (None where
+    missing).
 
-    name: str
-    kind: Kind
-    why: str
-    missing: float
-    values: Numbers | list[str | None]
-    notes: list[str] = field(default_factory=list)
-    tail: float = 0.0  # interquartile ranges from the median to the furthest value
-    is_id: bool = False  # it tells the rows apart, by its name or since it numbers them
-
-
-def find(table: Any, name: str, date_format: str | None, told: str | None = None) -> ColumnFinding:
-    """Return what a column of an Arrow table, whose texts of numbers are numbers, is taken for.
-
-    With a kind that a recipe tells, that is what it is taken for.
+    Attributes:
+        times: the columns that are numbers of seconds, and the format of their dates, None of ISO
+            8601.
+        written: of columns of numbers that were not written plainly, how they were.
     """
-    import pyarrow as pa
-    from pyarrow import types
 
-    column = table.column(name)
-    rows = len(column)
-    missing = column.null_count / max(1, rows)
-    only, times = with_times(
-        table.select([name]), {name}, {} if told in (None, "time") else {name: "-"}, date_format
-    )
-    if name in times:
-        seconds = only.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
-        spans = [str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in _ends(seconds)]
-        return ColumnFinding(
-            name, "time", f"dates or times, {spans[0]} to {spans[1]}", missing, seconds
-        )
-    of = column.type
-    if types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of):
-        numbers = (
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        )
-        return _of_numbers(name, numbers, told)
-    if not (types.is_boolean(of) or as_text(column) is not None):
-        return ColumnFinding(
-            name, "ignored", f"type {of} is none of numbers, categories or dates", missing, []
-        )
-    texts = as_text(column)
-    values = [
-        None if v is None else category_text(v)
-        for v in (column if texts is None else texts).to_pylist()
-    ]
-    return _of_text(name, values, told)
+    columns: dict[str, Numbers | Categories]
+    times: Mapping[str, str | None] = field(default_factory=dict)
+    written: Mapping[str, NumberWriting] = field(default_factory=dict)
+
+    def take(self, index: Int64[np.ndarray, "M"]) -> "Table":
+        columns = {name: take(values, index) for name, values in self.columns.items()}
+        return Table(columns, self.times, self.written)
 
 
-def _of_numbers(name: str, numbers: Numbers, told: str | None) -> ColumnFinding:
-    present = numbers[np.isfinite(numbers)]
-    missing = float(np.isnan(numbers).mean()) if len(numbers) else 0.0
-    distinct = np.unique(present)
-    if len(distinct) < 2 and told is None:
-        why = (
-            "no value in any row"
-            if len(distinct) == 0
-            else f"the same in every row ({distinct[0]:g})"
-        )
-        return ColumnFinding(name, "ignored", why, missing, numbers)
-    notes, why, kind = (
-        [],
-        f"numbers, {distinct[0]:g} to {distinct[-1]:g}" if len(distinct) else "numbers",
-        "numeric",
-    )
-    if np.isinf(numbers).any():
-        notes.append(
-            f"infinity in row {int(np.argmax(np.isinf(numbers)))}: such a cell stops a fit"
-        )
-    is_whole = bool((present == np.round(present)).all())
-    if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
-        steps = np.diff(present)
-        if (steps == 1).all() or (steps == -1).all():
-            why, kind = "it numbers the rows", "ignored"
-        elif ID_NAME.fullmatch(name):
-            why, kind = "an id by its name, different in every row", "ignored"
-        else:
-            notes.append("whole numbers, different in every row: an id? (`ignored` leaves it out)")
-    elif is_whole and ID_NAME.fullmatch(name) and len(distinct) > MAX_CATEGORIES:
-        notes.append(
-            "an id by its name: numbers of things have no order (`categorical` or `ignored`)"
-        )
-    tail = tail_of(present)
-    if kind == "numeric" and tail > HEAVY:
-        notes.append(
-            f"a heavy tail: its furthest value is {tail:.0f} interquartile ranges from the median"
-        )
-    taken: Kind = told if told in ("numeric", "categorical", "ignored") else kind  # type: ignore[assignment]
-    is_id = kind == "ignored" and len(present) == len(numbers)
-    return ColumnFinding(
-        name, taken, why if told is None else "as told", missing, numbers, notes, tail, is_id
-    )
+def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
+    """Return the values of some rows, of an array or a list."""
+    return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
-def tail_of(present: Numbers) -> float:
-    """Return how many interquartile ranges the furthest value is away from the median; 0 where
-    these are 0."""
-    quartiles = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
-    spread = quartiles[2] - quartiles[0]
-    return float(np.abs(present - quartiles[1]).max() / spread) if spread > 0 else 0.0
+def present(values: Numbers | Categories) -> np.ndarray:
+    """Return which values are not missing."""
+    if isinstance(values, np.ndarray):
+        return ~np.isnan(values)
+    return np.array([value is not None for value in values], dtype=bool)
 
 
-def _of_text(name: str, values: list[str | None], told: str | None) -> ColumnFinding:
-    present = [value for value in values if value is not None]
-    missing = 1.0 - len(present) / max(1, len(values))
-    counts: dict[str, int] = {}
-    for value in present:
-        counts[value] = counts.get(value, 0) + 1
-    if told is not None:
-        return ColumnFinding(name, told, "as told", missing, values)  # type: ignore[arg-type]
-    if len(counts) < 2:
-        why = (
-            f"the same in every row ({next(iter(counts))[:40]!r})"
-            if counts
-            else "no value in any row"
-        )
-        return ColumnFinding(name, "ignored", why, missing, values)
-    words = [value for value in counts if not _is_number(value)]
-    odd = sum(counts[value] for value in words)
-    if 0 < odd <= (1.0 - MOSTLY) * len(present) + 1e-9:
-        cells = [
-            f"{v[:30]!r} in row {n}"
-            for n, v in enumerate(values)
-            if v is not None and not _is_number(v)
-        ]
-        shown = ", ".join(cells[:SHOWN_VALUES]) + (
-            f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > 4 else ""
-        )
-        listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
-        why = f"numbers but for {shown}: data.missing_values = [{listed}] reads these as missing"
-        return ColumnFinding(name, "refused", why, missing, values)
-    notes = []
-    if all(DRESSED.fullmatch(value.strip()) for value in counts):
-        notes.append(
-            f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have "
-            "several signs: "
-            "data.decimal and data.thousands say which"
-        )
-    frequent = sum(count >= FREQUENT for count in counts.values())
-    if (len(counts) > MAX_CATEGORIES and frequent == 0) or (
-        len(counts) == len(present) >= FEWEST_ROWS
-    ):
-        why = f"an id or free text: {len(counts)} different values in {len(present)} rows"
-        mean_words = float(np.mean([len(value.split()) for value in counts]))
-        if mean_words >= WORDS_OF_TEXT:
-            why = f"free text of {mean_words:.0f} words on average; data.text reads it, for a network of your own"
-        is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
-        return ColumnFinding(name, "ignored", why, missing, values, notes, is_id=is_id)
-    if len(counts) > MAX_CATEGORIES:
-        notes.append(f"{len(counts)} categories: only the most frequent are told apart")
-    elif len(counts) > len(present) / 2:
-        notes.append("most values occur once: free text?")
-    if len({value.strip().lower() for value in counts}) < len(counts):
-        notes.append("some categories differ in spaces or capitals alone")
-    return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
+def fit_columns(table: Table) -> list[AnyColumn]:
+    """Return how to encode the columns of training rows.
 
-
-def leaks(finding: ColumnFinding, target: np.ndarray, is_regression: bool) -> str | None:
-    """Return what to say of a column that alone determines the target almost; None of others.
-
-    A small tree of this column alone is fitted on one half of the rows and measured on the other.
+    Raises:
+        InvalidInput: naming the column that has no values, or no category that is frequent enough.
     """
-    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+    return [_fit_column(table, name) for name in table.columns]
 
-    y = target.astype(np.float64)
-    if is_regression and len(y):
-        y = y / (np.abs(y).max() or 1.0)  # so that no square overflows
-    values = finding.values
+
+def _fit_column(table: Table, name: str) -> AnyColumn:
+    values = table.columns[name]
     if isinstance(values, list):
-        codes = {value: i for i, value in enumerate(sorted({v for v in values if v is not None}))}
-        if len(codes) > MAX_CATEGORIES:
-            return None
-        x = np.array([-1 if value is None else codes[value] for value in values], dtype=np.float64)
-    else:
-        x = np.where(np.isfinite(values), values, np.nan)
-    order = np.random.default_rng(0).permutation(len(y))[:LEAK_ROWS]
-    half = len(order) // 2
-    if half < FEWEST_ROWS:
-        return None
-    fitted, measured = order[:half], order[half:]
-    make = DecisionTreeRegressor if is_regression else DecisionTreeClassifier
-    tree = make(max_leaf_nodes=64, min_samples_leaf=3, random_state=0).fit(
-        x[fitted, None], y[fitted]
-    )
-    said = tree.predict(x[measured, None])
-    if is_regression:
-        base = float(np.var(y[measured]))
-        share = 1.0 - float(np.mean((said - y[measured]) ** 2)) / base if base > 0 else 0.0
-        return (
-            f"alone it explains {100 * share:.1f} % of the target's variance"
-            if share > LEAK
-            else None
+        return _fit_categories(name, values)
+    if name in table.times:
+        cycles, written = _cycles(values[~np.isnan(values)]), table.times[name]
+        return TimeColumn(name=name, **_moments(name, values), cycles=cycles, written=written)
+    return NumericColumn(name=name, written=table.written.get(name), **_moments(name, values))
+
+
+def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
+    """Return the cycles that times go through."""
+    span = np.ptp(seconds) if len(seconds) else 0.0
+    is_seen = {
+        "year": span >= CYCLES_S["year"],
+        "week": span >= TWO_WEEKS_S,
+        "day": (np.mod(seconds, DAY_S) != 0).any(),
+    }
+    return tuple(cycle for cycle in get_args(Cycle) if is_seen[cycle])
+
+
+def _moments(name: str, values: Numbers) -> dict[str, Any]:
+    """Return what columns of numbers and of times share: mean, standard deviation (1 of a
+    constant), median, where nine tenths of the values lie, and whether some are missing."""
+    found = values[~np.isnan(values)]
+    if len(found) == 0:
+        expected = "a value in some training row (or `ignored` in data.columns)"
+        raise InvalidInput(f"column {name}", expected, "none")
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        mean, std = float(found.mean()), float(found.std())
+    if not np.isfinite([mean, std]).all():
+        expected = "numbers whose variance float64 can hold"
+        raise InvalidInput(f"column {name}", expected, "larger ones")
+    low, usual, high = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
+    return {
+        "mean": mean,
+        "std": std or 1.0,
+        "usual": usual,
+        "mostly": (low, high),
+        "indicator": len(found) < len(values),
+    }
+
+
+def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
+    counts = Counter(value for value in values if value is not None)
+    ranked = sorted(counts, key=lambda value: (-counts[value], value))
+    if len(counts) > MAX_CATEGORIES:
+        ranked = [value for value in ranked[:MANY_CATEGORIES] if counts[value] >= FREQUENT]
+        log.info(
+            "column %s: of %d categories the %d most frequent are told apart, the others are one",
+            *(name, len(counts), len(ranked)),
         )
-    share = float(np.mean(said == y[measured]))
-    base = float(np.max(np.unique(y[measured], return_counts=True)[1]) / len(measured))
-    if share < LEAK or base > LEAK - 0.05:
-        return None
-    return f"alone it gives the right class in {100 * share:.1f} % of the rows"
-
-
-def _ends(seconds: Numbers) -> tuple[float, float]:
-    present = seconds[~np.isnan(seconds)]
-    return (float(present.min()), float(present.max())) if len(present) else (0.0, 0.0)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text
+    if not ranked:
+        found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
+        expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
+        raise InvalidInput(f"column {name}", expected, found)
+    return CategoricalColumn(name=name, categories=tuple(sorted(ranked)), usual=ranked[0])

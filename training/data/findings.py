@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput
+from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, read_npz
-from training.data.cells import index_column, values_of
-from training.data.columns import ColumnFinding, find, leaks
+from training.data.arrays import SPLIT
+from training.data.cells import csv_table, index_column, parquet_table, values_of
+from training.data.column_findings import ColumnFinding, find, leaks
 from training.data.images import looked_at
 from training.data.paths import path_below
-from training.data.tables import csv_table, parquet_table
 from training.recipe import DataSection
 
 MOST_CLASSES_OF_NUMBERS = 10  # whole numbers with more different values are a target of regression

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from training.data.columns import ColumnFinding
+from training.data.column_findings import ColumnFinding
 from training.data.findings import Findings
 
 MOST_COLUMNS = 24

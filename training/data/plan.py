@@ -13,7 +13,7 @@ import numpy as np
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.errors import InvalidInput
-from training.data.columns import tail_of
+from training.data.column_findings import tail_of
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count

@@ -27,11 +27,11 @@ from PIL import Image
 from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.images import as_row
-from training.data.arrays import check_ids, numbers, read_npz
-from training.data.cells import values_of
+from model_store.sources.npy import read_npz
+from training.data.arrays import check_ids, numbers
+from training.data.cells import csv_table, parquet_table, values_of
 from training.data.idx import find_idx, read_idx
 from training.data.images import some_images
-from training.data.tables import csv_table, parquet_table
 from training.data.texts import TextRows
 from training.recipe import DataSection
 from training.seeds import EvaluationStream, generator

@@ -22,6 +22,7 @@ from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.noise import noise
 from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
 from training.data import Rows
+from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
 from training.networks.layers import WeightLayer, matmul
 from training.networks.likelihoods import Gaussian, Likelihood
@@ -29,7 +30,6 @@ from training.networks.model import BayesianModel, Network
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import layer_of_operator, reads_values
 
-OPSET = 20
 PARITY_TOLERANCE = (
     1e-3  # a graph that computes something else is off by far more, rounding by far less
 )
@@ -259,25 +259,15 @@ def graph_of(
         WrittenOut(),
     ):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            module,
-            inputs,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(dynamic_shapes),
-            output_names=outputs,
-            dynamic_shapes=tuple(dynamic_shapes.values()),
-            verbose=False,
-        )
-    assert program is not None
+        program = export_program(module, inputs, dynamic_shapes)
+    for value, name in zip(program.model.graph.inputs, dynamic_shapes, strict=True):
+        value.name = name
+    for value, name in zip(program.model.graph.outputs, outputs, strict=True):
+        value.name = name
     graph: onnx.ModelProto = program.model_proto
     _pool_globally(graph.graph)
-    graph.doc_string = ""
+    strip_notes(graph)
     del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
-    # Export's notes name files of the machine that wrote them.
-    for part in (graph.graph, *graph.graph.input, *graph.graph.output, *graph.graph.node):
-        del part.metadata_props[:]
-        part.doc_string = ""
     onnx.checker.check_model(graph)
     return graph
 

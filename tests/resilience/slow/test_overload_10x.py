@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from benchmarks.model import publish_untrained
+from benchmarks.common import publish_untrained
 from model_store.artifacts.store import ModelStore
 from tests.resilience.test_overload_tenfold import assert_only_answered_or_told_to_come_again
 from tests.support.overload import overload

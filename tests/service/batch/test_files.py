@@ -10,10 +10,10 @@ from obstore.store import MemoryStore
 from model_store.artifacts.manifest import InputSpec
 from model_store.artifacts.objects import Objects
 from model_store.errors import InvalidInput
+from model_store.sources.parquet import ParquetFile, byte_range
 from service.batch import files
 from service.batch.files import BucketFiles, LocalFiles, Stopped
 from service.batch.job import _runs
-from service.pools.parquet import ParquetFile, byte_range
 
 SPEC = InputSpec(shape=(8,), minimum=-10, maximum=10)
 ROWS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)

@@ -236,10 +236,10 @@ def test_a_column_of_too_many_categories_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "Empty CSV file"),
+        (b"", "that names the columns, got none"),
         (b"a,label\n", "at least two rows, got 0"),
-        (b"a,label\n1,x\n2,y,3\n", "Expected 2 columns, got 3"),
-        (b"a,label\n1,x\n2\n", "Expected 2 columns, got 1"),
+        (b"a,label\n1,x\n2,y,3\n", "2 cells, as the first line, got 3"),
+        (b"a,label\n1,x\n2\n", "2 cells, as the first line, got 1"),
         (b"a,a,label\n1,2,x\n3,4,y\n", "columns with different names"),
         (b"a,,label\n1,2,x\n3,4,y\n", "columns with different names"),
         (b"PAR1" + bytes(40), "data"),

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.manifest import NumberWriting
+from model_store.sources.cells import number_example, number_of, sign_of
 from model_store.sources.columns import from_objects
-from model_store.sources.numbers import example_of, number_of, sign_of
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
+from training.data.cells import writing_of
 from training.data.findings import findings_of
-from training.data.writing import writing_of
 from training.recipe import DataSection
 
 DOLLARS = NumberWriting(sign="$", thousands=",")
@@ -36,7 +36,7 @@ DOLLARS = NumberWriting(sign="$", thousands=",")
 )
 def test_numbers_are_read(text, writing, number):
     assert number_of(text, writing) == number
-    assert number_of(example_of(writing), writing) == 1200.5
+    assert number_of(number_example(writing), writing) == 1200.5
 
 
 @pytest.mark.parametrize(

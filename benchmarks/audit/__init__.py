@@ -1,1 +1,0 @@
-"""What is computed here, computed again by other people's implementations."""

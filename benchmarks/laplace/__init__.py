@@ -1,1 +1,0 @@
-"""`laplace` beside laplace-torch: the same weights, rows and structures."""

@@ -1,0 +1,213 @@
+"""CSV files: encoding, delimiter and decimal commas are recognised."""
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, BinaryIO
+
+from model_store.artifacts.manifest import InputSpec, NumericColumn
+from model_store.errors import InvalidInput
+from model_store.sources.cells import COMMA_NUMBER, cell_reader
+from model_store.sources.row_file import Part, RowFile, Source, binary
+
+DELIMITERS = (",", ";", "\t", "|")
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
+CLOSED = "a CSV file with quotes that are closed"
+SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
+SAMPLE_LINES = 100
+ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are tried
+MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+END = ["end", "of file"]  # a line that is added, to see whether a quote before it is still open
+
+csv.field_size_limit(1 << 24)  # characters of a cell: more than a row may have, as others tell
+
+
+class CsvTable:
+    """A CSV file as rows of text below a line of names.
+
+    Attributes:
+        names: those of the columns, without blanks around them; none of an empty file.
+        encoding, delimiter: as they were given, or else as they were recognised.
+    """
+
+    def __init__(
+        self, source: Source, field: str, encoding: str | None = None, delimiter: str | None = None
+    ) -> None:
+        self.source = source
+        self.field = field
+        self._is_told = encoding is not None
+        with binary(source) as file:
+            sample = file.read(SAMPLE_BYTES)
+            self.encoding = _known(encoding, field) if encoding else _encoding_of(sample, file)
+        self.delimiter = delimiter or self._delimiter_of(sample)
+        self.names = [name.strip() for name in next(self._lines(), [])]
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield each row's cells, as many as there are names.
+
+        Raises:
+            InvalidInput: naming a row of another length, or if the file is not whole.
+        """
+        for n, row in enumerate(islice(self._lines(), 1, None)):
+            if len(row) != len(self.names):
+                expected = f"{len(self.names)} cells, as the first line"
+                raise InvalidInput(f"{self.field}.{n}", expected, f"{len(row)}")
+            yield row
+
+    def _lines(self) -> Iterator[list[str]]:
+        before: list[str] = []
+        try:
+            with (
+                binary(self.source) as content,
+                io.TextIOWrapper(content, encoding=self.encoding, newline="") as file,
+            ):
+                lines = chain(file, [self.delimiter.join(END)])
+                for row in csv.reader(lines, delimiter=self.delimiter):
+                    if before:
+                        yield before
+                    before = row
+        except UnicodeDecodeError as error:
+            if self._is_told:
+                got = f"bytes that are not {self.encoding}"
+                raise InvalidInput(self.field, "a readable CSV file", got) from error
+            expected = "a CSV file in UTF-8, UTF-16 or cp1252"
+            raise InvalidInput(self.field, expected, "something else") from error
+        except csv.Error as error:
+            raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
+        if before != END:
+            raise InvalidInput(self.field, CLOSED, "one that is open at the end")
+
+    def _delimiter_of(self, sample: bytes) -> str:
+        text = sample.decode(self.encoding, "ignore")
+        if len(sample) == SAMPLE_BYTES:
+            text = text[: text.rfind("\n") + 1] or text
+        try:
+            return delimiter_of(text)
+        except csv.Error as error:
+            raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
+
+
+def delimiter_of(sample: str) -> str:
+    """Return the delimiter by which all lines of a sample have the same, and most, cells; or a
+    comma."""
+    best, cells = ",", 1
+    for delimiter in DELIMITERS:
+        lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        rows = [row for row in lines if row]
+        widths = {len(row) for row in rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]}
+        if len(widths) == 1 and (width := widths.pop()) > cells:
+            best, cells = delimiter, width
+    return best
+
+
+def _known(encoding: str, field: str) -> str:
+    try:
+        name = codecs.lookup(encoding).name
+    except LookupError as error:
+        raise InvalidInput(field, "a readable CSV file", str(error)) from None
+    return "utf-8-sig" if name == "utf-8" else encoding
+
+
+def _encoding_of(sample: bytes, file: BinaryIO) -> str:
+    """Return a file's encoding, by its first bytes or by what all of it can be decoded in."""
+    if sample[:2] in MARKS:
+        return MARKS[sample[:2]]
+    if b"\x00" in sample[:1000]:
+        return "utf-16-le" if sample[1:2] == b"\x00" else "utf-16-be"
+    return next(name for name in ENCODINGS if _is_in(file, name))
+
+
+def _is_in(file: BinaryIO, encoding: str) -> bool:
+    file.seek(0)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        while block := file.read(SAMPLE_BYTES):
+            decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class CsvFile(RowFile):
+    """A table of a model of columns, or a text in each row."""
+
+    ENDING = ".csv"
+
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
+        if not spec.columns and spec.text is None:
+            expected = "a CSV file for a model of columns or text alone"
+            raise self._refuse(expected, "one for another model")
+        text = [] if spec.text is None else [spec.text.column]
+        self._wanted = [column.name for column in spec.columns] or text
+        self._table = table = CsvTable(source, field)
+        if not table.names:
+            return
+        self._find_ids(table.names)
+        self._require(self._wanted, table.names)
+        self._use(self._wanted, table.names)
+        self._has_commas = self._find_commas()
+        self.read_as = f"{len(self._wanted)} columns by name"
+        if not spec.columns:
+            self.read_as = f"the column {self._wanted[0]}"
+        if self._has_commas:
+            self.read_as += ", with decimal commas"
+        if table.encoding != "utf-8-sig":
+            self.read_as += f", as {table.encoding}"
+        self.read_as += self._name_ids()
+
+    def _find_commas(self) -> bool:
+        """Count the rows, and return whether plain numbers have decimal commas.
+
+        Between commas 1,234 alone may be a thousand and more, and so it may where others have
+        points.
+        """
+        plain = [c for c in self.spec.columns if isinstance(c, NumericColumn) and c.written is None]
+        places = [self._table.names.index(column.name) for column in plain]
+        has_points = has_commas = has_decimals = False
+        for row in self._table.rows():
+            self.rows += 1
+            has_points = has_points or any("." in row[i] for i in places)
+            if not has_decimals:
+                commas = [text for i in places if COMMA_NUMBER.fullmatch(text := row[i].strip())]
+                has_commas = has_commas or bool(commas)
+                has_decimals = any(not THOUSANDS.fullmatch(text) for text in commas)
+        if self._table.delimiter == ",":
+            return has_decimals and not has_points
+        if has_points and has_commas:
+            raise self._refuse("numbers with decimal points or with decimal commas", "both")
+        return has_commas
+
+    def ids(self) -> list[str] | None:
+        if self.id_column is None:
+            return None
+        place, ids = self._table.names.index(self.id_column), []
+        for n, row in enumerate(self._table.rows()):
+            if not row[place].strip():
+                raise InvalidInput(self.id_column, "a name for each row", f"none of row {n}")
+            ids.append(row[place])
+        return ids
+
+    def parts(self, first: int = 0) -> Iterator[Part]:
+        """Yield cells by column, or texts."""
+        rows = self._table.rows()
+        start = first - first % self.part_rows
+        next(islice(rows, start, start), None)
+        while part := list(islice(rows, self.part_rows)):
+            yield self._part(part[max(0, first - start) :])
+            start += len(part)
+
+    def _part(self, rows: list[list[str]]) -> Part:
+        places = {name: self._table.names.index(name) for name in self._wanted}
+        if not self.spec.columns:
+            (place,) = places.values()
+            return [row[place] for row in rows]
+        cells: dict[str, list[Any] | Any] = {}
+        for column in self.spec.columns:
+            read = cell_reader(column, self.spec.missing_values, self._has_commas)
+            cells[column.name] = [read(row[places[column.name]]) for row in rows]
+        return cells

@@ -1,0 +1,140 @@
+"""Files of rows: npy, npz, Parquet, CSV, and zips of images or texts, read in parts.
+
+What a file's rows are taken from follows from the model, and is said: `read_as`. Ids come from the
+file where it has them: an array `ids` of an npz, the column `id` of a table, the names of a zip's
+files.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from model_store.sources.csv import CsvFile
+from model_store.sources.npy import NpyFile, NpzFile
+from model_store.sources.row_file import IDS, Part, RowFile, Source, zip_of
+
+MEMBER_BYTES = 64 << 20  # of a file, once inflated
+PART_BYTES = 32 << 20  # of a part, about
+
+
+class ZipOfFiles(RowFile):
+    """A zip of image files, or of texts; each is a row, its name the id."""
+
+    ENDING = ".zip"
+
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
+        if spec.image is None and spec.text is None:
+            expected = "a zip for a model of images or text alone"
+            raise self._refuse(expected, "one for another model")
+        with zip_of(source, "a whole zip file", field) as archive:
+            named = [(_path(info), info) for info in archive.infolist() if not info.is_dir()]
+        members = [(path, info) for path, info in named if not _is_of_system(path)]
+        if any(info.flag_bits & 1 for _, info in members):
+            raise self._refuse("a zip of files without passwords", "one with")
+        self._members = sorted(members, key=lambda member: member[0])
+        self.has_ids = True
+        self.rows = len(members)
+        self.read_as = "its files, in the order of their names"
+
+    @property
+    def _holds_files(self) -> bool:
+        return True
+
+    def ids(self) -> list[str] | None:
+        return [path for path, _ in self._members]
+
+    def parts(self, first: int = 0) -> Iterator[Part]:
+        with zip_of(self.source, "a whole zip file", self.field) as archive:
+            part, size = [], 0
+            for path, info in self._members[first:]:
+                part.append(self._content(archive, path, info))
+                size += len(part[-1])
+                if len(part) == self.part_rows or size > PART_BYTES:
+                    yield part
+                    part, size = [], 0
+            if part:
+                yield part
+
+    def _content(self, archive: zipfile.ZipFile, path: str, info: zipfile.ZipInfo) -> bytes:
+        with archive.open(info) as file:
+            content = file.read(MEMBER_BYTES + 1)
+        if len(content) > MEMBER_BYTES:
+            expected = f"files of at most {MEMBER_BYTES} bytes"
+            raise self._refuse(expected, f"a larger one, {path[:200]}")
+        return content
+
+
+def _path(info: zipfile.ZipInfo) -> str:
+    """Return a member's path; Windows may write folders with backslashes."""
+    return info.filename if "/" in info.filename else info.filename.replace("\\", "/")
+
+
+def _is_of_system(path: str) -> bool:
+    """Whether a member is a folder, or a file of macOS or Windows rather than the user's."""
+    parts = path.split("/")
+    return (
+        parts[0] == "__MACOSX"
+        or parts[-1].startswith(".")
+        or parts[-1] in ("", "Thumbs.db", "desktop.ini")
+    )
+
+
+def _parquet(source: Source, spec: InputSpec, field: str) -> RowFile:
+    from model_store.sources.parquet import ParquetFile  # loads pyarrow: 40 MB
+
+    return ParquetFile(source, spec, field)
+
+
+READERS: dict[str, Callable[[Source, InputSpec, str], RowFile]] = {
+    ".npy": NpyFile,
+    ".npz": NpzFile,
+    ".parquet": _parquet,
+    ".csv": CsvFile,
+    ".zip": ZipOfFiles,
+}
+
+
+def open_rows(source: Source, spec: InputSpec, field: str, ending: str | None = None) -> RowFile:
+    """Open a file of rows for a model; the ending of a content is given, that of a path its own.
+
+    Raises:
+        InvalidInput: if it is none, is not whole, or has rows of another width; names `field`.
+    """
+    if isinstance(source, Path):
+        ending = source.suffix
+    read = READERS.get((ending or "").lower())
+    if read is None:
+        expected = f"a file that ends in {', '.join(READERS)}"
+        raise InvalidInput(field, expected, (ending or "another")[:20])
+    try:
+        rows = read(source, spec, field)
+    except OSError as error:
+        raise InvalidInput(field, "a file that can be read", error.strerror or "another") from error
+    if rows.rows == 0:
+        raise InvalidInput(field, "at least one row", "none")
+    return rows
+
+
+def stamp_of(path: Path) -> str:
+    """Return what changes when a file does: its size and time."""
+    stat = path.stat()
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+
+def check_ids(ids: list[str], rows: int) -> None:
+    """Raise InvalidInput unless there is a different id for each row."""
+    if len(ids) != rows:
+        raise InvalidInput(IDS, f"one for each of the {rows} pool rows", f"{len(ids)}")
+    hashed = (blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in ids)
+    digests = np.frombuffer(b"".join(one.digest() for one in hashed), dtype="V16")
+    _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
+    if len(firsts) < rows:
+        again = ids[int(firsts[np.argmax(counts)])]
+        got = f"some that are the same, {again[:80]!r} among them"
+        raise InvalidInput(IDS, "different names", got)

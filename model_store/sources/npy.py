@@ -1,0 +1,217 @@
+"""Arrays as numpy saves them: npy and npz files. Nothing is unpickled."""
+
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from model_store.sources.row_file import (
+    ID,
+    IDS,
+    ROWS,
+    Part,
+    RowFile,
+    Source,
+    binary,
+    ids_as_text,
+    opened,
+    zip_of,
+)
+
+DIMENSIONS = 32  # of an array of a request, at most
+HEADER_BYTES = 128 << 10  # more than numpy reads
+ARRAY_BYTES = 1 << 33  # of an array that is read whole, at most
+
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, Fortran order or not, type
+
+
+def read_header(file: Any) -> Header:
+    """Read the header of an npy file of format 1.0 or 2.0; numpy raises errors of many kinds."""
+    version = np.lib.format.read_magic(file)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    return readers[version](file)
+
+
+def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
+    """Return the array of numbers that an npy file's content is, without a copy.
+
+    Raises:
+        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
+    """
+    stream = io.BytesIO(memoryview(body)[:HEADER_BYTES])
+    try:
+        shape, fortran, dtype = read_header(stream)
+    except Exception:
+        raise InvalidInput("body", "an npy file of format 1.0 or 2.0", "something else") from None
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        expected = "float or integer numbers of at most 64 bits"
+        raise InvalidInput(field, expected, f"dtype {dtype.str[:20]}")
+    if not 1 <= len(shape) <= DIMENSIONS or any(type(n) is not int or n < 1 for n in shape):
+        expected = "at least one row of at least one number"
+        raise InvalidInput(field, expected, "an array of another shape")
+    data = memoryview(body)[stream.tell() :]
+    if dtype.itemsize * math.prod(shape) != len(data):
+        expected = "as many bytes as the npy header says"
+        raise InvalidInput(field, expected, f"{len(data)} bytes of data")
+    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of an npz file.
+
+    Raises:
+        InvalidInput: if it is not such a file, or an array is too large.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            largest = max((member.file_size for member in file.infolist()), default=0)
+        if largest > ARRAY_BYTES:
+            expected = f"arrays of at most {ARRAY_BYTES} bytes"
+            raise InvalidInput(path.name, expected, f"one of {largest}")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except InvalidInput:
+        raise
+    except OSError as error:
+        expected = f"a readable npz file, {str(path)!r}"
+        raise InvalidInput("data.source", expected, error.strerror or "damage") from None
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        expected = "an npz file of arrays of numbers and strings"
+        raise InvalidInput(path.name, expected, reason) from None
+
+
+class NpyFile(RowFile):
+    """An array, looked at without reading it whole."""
+
+    ENDING = ".npy"
+
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
+        mode: Any = "r" if isinstance(source, Path) else None
+        try:
+            self._array = np.load(opened(source), mmap_mode=mode, allow_pickle=False)
+        except Exception as error:
+            raise self._refuse("a whole npy file of numbers", "something else") from error
+        self._check_array(self._array.shape, self._array.dtype)
+        self.read_as = f"the array, {self._array.dtype}"
+
+    def ids(self) -> list[str] | None:
+        return None
+
+    def parts(self, first: int = 0) -> Iterator[Part]:
+        """Yield arrays; a file in C order is read, since pages that are mapped stay in memory."""
+        array, most = self._array, self.part_rows
+        if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
+            for start in range(first, self.rows, most):
+                yield np.asarray(array[start : start + most])
+            return
+        width = math.prod(array.shape[1:])
+        with binary(self.source) as file:
+            file.seek(array.offset + first * width * array.itemsize)
+            for start in range(first, self.rows, most):
+                n = min(most, self.rows - start)
+                part = np.fromfile(file, array.dtype, n * width)
+                if len(part) < n * width:
+                    expected = "a whole npy file of numbers"
+                    raise self._refuse(expected, "one that has become shorter")
+                yield part.reshape(n, *array.shape[1:])
+
+
+class NpzFile(RowFile):
+    """One array of an npz file, and another one of ids, if there is one."""
+
+    ENDING = ".npz"
+
+    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+        super().__init__(source, spec, field)
+        with self._archive() as archive:
+            files = archive.namelist()
+            names = [name.removesuffix(".npy") for name in files if name.endswith(".npy")]
+            self._ids = next((name for name in (IDS, ID) if name in names), "")
+            self.has_ids = self._ids != ""
+            arrays = [name for name in names if name != self._ids]
+            named = [name for name in ROWS if name in arrays]
+            if len(arrays) != 1 and len(named) != 1:
+                expected = f"one array of rows, or one of several that is named {' or '.join(ROWS)}"
+                raise self._refuse(expected, f"arrays {sorted(arrays)[:10]}")
+            self._name = arrays[0] if len(arrays) == 1 else named[0]
+            with self._member(archive, self._name) as (_, shape, fortran, dtype):
+                if fortran:
+                    expected = "an array in C order (np.ascontiguousarray)"
+                    raise self._refuse(expected, "one in Fortran order")
+                self._check_array(shape, dtype)
+            self.ignored = sorted(set(arrays) - {self._name})
+            self.read_as = f"the array {self._name}"
+            if not self.has_ids:
+                self.read_as += f", {dtype}"
+                return
+            with self._member(archive, self._ids) as (_, shape, _, dtype):
+                if dtype.kind not in "UiuS" or shape != (self.rows,):
+                    expected = f"{self.rows} strings or whole numbers, one for each row"
+                    raise InvalidInput(self._ids, expected, f"{dtype} of shape {shape}")
+
+    def ids(self) -> list[str] | None:
+        if not self.has_ids:
+            return None
+        with (
+            self._archive() as archive,
+            self._member(archive, self._ids) as (file, shape, _, dtype),
+        ):
+            array = np.frombuffer(_read(file, shape[0] * dtype.itemsize), dtype=dtype)
+        return ids_as_text(array.tolist(), self._ids, 0)
+
+    def parts(self, first: int = 0) -> Iterator[Part]:
+        """Yield arrays, inflated a part at a time."""
+        with (
+            self._archive() as archive,
+            self._member(archive, self._name) as (file, shape, _, dtype),
+        ):
+            row_bytes = dtype.itemsize * math.prod(shape[1:])
+            for start in range(0, self.rows, self.part_rows):
+                n = min(self.part_rows, self.rows - start)
+                content = _read(file, n * row_bytes)
+                if start + n > first:
+                    array = np.frombuffer(content, dtype=dtype).reshape(n, *shape[1:])
+                    yield array[max(0, first - start) :]
+
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        with zip_of(self.source, "a whole npz file", self.field) as archive:
+            yield archive
+
+    @contextmanager
+    def _member(
+        self, archive: zipfile.ZipFile, name: str
+    ) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
+        """Open an array's member, read up to its numbers; yield it and what its header says."""
+        with archive.open(f"{name}.npy") as file:
+            try:
+                shape, fortran, dtype = read_header(file)
+            except (zipfile.BadZipFile, zlib.error):
+                raise
+            except Exception as error:
+                expected = "an array of format 1.0 or 2.0"
+                raise InvalidInput(name[:80], expected, "something else") from error
+            if dtype.hasobject:
+                expected = "an array of numbers or strings"
+                raise InvalidInput(name[:80], expected, "one of Python objects")
+            yield file, shape, fortran, dtype
+
+
+def _read(file: Any, size: int) -> bytes:
+    content: bytes = file.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content

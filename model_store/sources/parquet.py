@@ -1,0 +1,307 @@
+"""Parquet files: columns by name, lists of numbers, or files in a column. The one module that
+reads and writes them, by pyarrow."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet, types
+
+from model_store.artifacts.manifest import AnyColumn, InputSpec, NumericColumn
+from model_store.errors import InvalidInput
+from model_store.sources.cells import cell_reader
+from model_store.sources.row_file import ROWS, Part, RowFile, Source, ids_as_text, opened
+
+# Indices that pandas wrote without a name: no features.
+INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
+# Of a row group, which may be larger than memory, that are read ahead: of all columns, and of each.
+BUFFERED_BYTES = 32 << 20
+LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20
+
+
+def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
+    """Read a file whole.
+
+    Raises:
+        InvalidInput: if it is no whole Parquet file, with pyarrow's reason.
+    """
+    try:
+        with parquet.ParquetFile(opened(source)) as file:
+            return file.read(columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        name = f", {str(source)!r}" if isinstance(source, Path) else ""
+        raise InvalidInput(field, f"a readable Parquet file{name}", _reason(error)) from None
+
+
+def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
+    """Write tables of one schema, whose metadata the file keeps, to a path or a file of pyarrow's;
+    the same bytes for the same tables."""
+    writer = None
+    for table in tables:
+        writer = writer or parquet.ParquetWriter(sink, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+class ParquetFile(RowFile):
+    """A table, read in parts.
+
+    Attributes:
+        groups: the number of rows of each row group.
+        columns: those that rows are taken from.
+        of_all: columns that the file lacks, and their value in all of its rows, as text or None.
+    """
+
+    ENDING = ".parquet"
+
+    def __init__(
+        self,
+        source: Source,
+        spec: InputSpec,
+        field: str,
+        of_all: Mapping[str, str | None] | None = None,
+    ) -> None:
+        super().__init__(source, spec, field)
+        self.of_all = of_all or {}
+        with self._file() as file:
+            metadata, schema = file.metadata, file.schema_arrow
+        self.rows = metadata.num_rows
+        self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        self._find_ids(schema.names)
+        self.columns, self.read_as = self._wanted(schema)
+        self._use(self.columns, schema.names)
+        self.read_as += self._name_ids()
+
+    def ids(self) -> list[str] | None:
+        if self.id_column is None:
+            return None
+        ids: list[str] = []
+        for batch in self._batches([self.id_column]):
+            ids += self.ids_of(batch, len(ids))
+        return ids
+
+    def parts(self, first: int = 0) -> Iterator[Part]:
+        """Yield arrays, lists of files or texts, or cells by column."""
+        start = 0
+        for batch in self._batches(self.columns):
+            ahead = max(0, first - start)
+            if ahead < batch.num_rows:
+                yield self.part(batch.slice(ahead), start + ahead)
+            start += batch.num_rows
+
+    def batches(self, first: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield rows `first` to `first + rows` in batches, each with the place of its first row.
+
+        A batch has the columns that `part` takes, and after them that of ids, if there is one.
+        Row groups without any of the rows are not read.
+        """
+        ends = np.cumsum([0, *self.groups])
+        groups = np.flatnonzero((ends[:-1] < first + rows) & (ends[1:] > first)).tolist()
+        start = int(ends[groups[0]]) if groups else 0
+        for batch in self._batches([*self.columns, *self._id_columns], groups):
+            begin, end = max(first - start, 0), min(first + rows - start, batch.num_rows)
+            if begin < end:
+                yield start + begin, batch.slice(begin, end - begin)
+            start += batch.num_rows
+
+    def ids_of(self, batch: pa.RecordBatch, first: int) -> list[str]:
+        """Return the ids of a batch, whose last column they are; its first row is row `first`.
+
+        Raises:
+            InvalidInput: naming a row that has none.
+        """
+        assert self.id_column is not None
+        column = batch.column(batch.num_columns - 1)
+        if types.is_timestamp(column.type) and column.type.unit == "ns":
+            column = column.cast(pa.string())
+        values = column.to_pylist()
+        if types.is_fixed_size_binary(column.type):
+            values = [None if value is None else value.hex() for value in values]
+        return ids_as_text(values, self.id_column, first)
+
+    def part(self, batch: pa.RecordBatch, first: int) -> Part:
+        """Return a batch's rows, the first of which is row `first` of the file.
+
+        Raises:
+            InvalidInput: naming a row that cannot be read.
+        """
+        spec = self.spec
+        if spec.columns:
+            return {column.name: self._cells(batch, column) for column in spec.columns}
+        if spec.text is not None or (spec.image is not None and self._holds_files):
+            values = batch.column(0).to_pylist()
+            values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
+            if None in values:
+                row = first + values.index(None)
+                raise self._refuse_row(row, f"a value in column {self.columns[0]}")
+            return values
+        if len(self.columns) > 1 or self.row_size == 1:
+            cells = []
+            for column, name in zip(batch.columns, self.columns, strict=False):
+                self._check_present(column, first, f"a number in column {name[:80]}")
+                numbers = column.to_numpy(zero_copy_only=False)
+                cells.append(np.asarray(numbers, dtype=np.float64))
+            return np.stack(cells, axis=1)
+        return self._lists(batch.column(0), first)
+
+    def _lists(self, column: Any, first: int) -> np.ndarray:
+        """Return the rows of a column of lists, however deep."""
+        size = self.row_size
+        self._check_present(column, first, f"{size} numbers in {self.columns[0]}")
+        flat = column
+        while hasattr(flat.type, "value_type"):
+            flat = flat.flatten()
+        is_nested = hasattr(column.type.value_type, "value_type")
+        lengths = (
+            [_length(value) for value in column.to_pylist()]
+            if is_nested
+            else column.value_lengths().to_pylist()
+        )
+        row = next((row for row, length in enumerate(lengths) if length != size), None)
+        if row is not None:
+            raise self._refuse_row(first + row, f"{size} numbers", f"{lengths[row]}")
+        if len(flat) != len(column) * size:
+            raise self._refuse(f"lists of {size} numbers", "missing lists in lists")
+        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), size)
+
+    def _check_present(self, column: Any, first: int, expected: str) -> None:
+        if column.null_count:
+            raise self._refuse_row(first + column.is_null().to_pylist().index(True), expected)
+
+    def _refuse_row(self, row: int, expected: str, got: str = "none") -> InvalidInput:
+        return InvalidInput(f"{self.field}.{row}", expected, got)
+
+    @property
+    def _holds_files(self) -> bool:
+        return self.read_as.startswith("files")
+
+    def _wanted(self, schema: pa.Schema) -> tuple[list[str], str]:
+        """Return the columns that rows are taken from, and these in words."""
+        spec = self.spec
+        if spec.columns:
+            names = [column.name for column in spec.columns]
+            self._require(names, [*schema.names, *self.of_all])
+            there = [name for name in names if name in schema.names]
+            return there, f"the {len(names)} columns that the model was fitted with"
+        if spec.text is not None:
+            self._require([spec.text.column], schema.names)
+            return [spec.text.column], f"the column {spec.text.column}"
+        kinds = {
+            field.name: field.type
+            for field in schema
+            if field.name != self.id_column and not INDEX.fullmatch(field.name)
+        }
+        files = [name for name, kind in kinds.items() if spec.image is not None and _is_file(kind)]
+        lists = [name for name, kind in kinds.items() if _is_list(kind)]
+        for what, found in (("files in the column", files), ("the column", lists)):
+            named = [name for name in (*ROWS, "image") if name in found]
+            chosen = found if len(found) == 1 else named
+            if len(chosen) == 1:
+                return chosen, f"{what} {chosen[0]}"
+        numbers = [name for name, kind in kinds.items() if _is_number(kind)]
+        if len(numbers) == self.row_size:
+            return numbers, f"the {len(numbers)} columns of numbers, in the file's order"
+        size = self.row_size
+        expected = f"one column of lists of {size} numbers, or {size} columns of numbers"
+        if spec.image is not None:
+            expected += ", or one of image files"
+        raise self._refuse(expected, f"{len(lists)} of lists and {len(numbers)} of numbers")
+
+    def _cells(self, batch: pa.RecordBatch, column: AnyColumn) -> list[Any] | np.ndarray:
+        if column.name in self.columns:
+            found = batch.column(self.columns.index(column.name))
+            return _cells(found, column, self.spec.missing_values)
+        text = self.of_all[column.name]
+        read = cell_reader(column, self.spec.missing_values)
+        return [None if text is None else read(text)] * batch.num_rows
+
+    def _batches(
+        self, columns: list[str], groups: list[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        buffer = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
+        with self._file(buffer_size=buffer, pre_buffer=False) as file:
+            for batch in file.iter_batches(
+                self.part_rows, row_groups=groups, columns=columns, use_threads=False
+            ):
+                yield batch.select(columns)
+
+    @contextmanager
+    def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
+        try:
+            with parquet.ParquetFile(opened(self.source), **options) as file:
+                yield file
+        except (pa.ArrowException, OSError) as error:
+            raise self._refuse("a whole parquet file", "something else") from error
+
+
+def byte_range(source: Source, groups: range) -> tuple[int, int]:
+    """Return the first byte of a run of row groups, of all columns, and the byte after its last."""
+    with parquet.ParquetFile(opened(source)) as file:
+        chunks = [
+            file.metadata.row_group(i).column(j)
+            for i in groups
+            for j in range(file.metadata.num_columns)
+        ]
+    starts = [
+        min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        for chunk in chunks
+    ]
+    sizes = [chunk.total_compressed_size for chunk in chunks]
+    return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
+
+
+def _is_file(kind: pa.DataType) -> bool:
+    has_bytes = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    return has_bytes or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column's values are lists, of any length or of one."""
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return is_list(kind) and (_is_number(kind.value_type) or _is_list(kind.value_type))
+
+
+def _length(value: Any) -> int:
+    return sum(map(_length, value)) if isinstance(value, list) else 1
+
+
+def _cells(column: Any, of: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
+    """Return cells as JSON would have them; of plain numbers an array, NaN where one is missing."""
+    kind = column.type
+    if types.is_timestamp(kind) and kind.unit == "ns":  # which Python has no type for
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    if isinstance(of, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
+        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+    cells = column.to_pylist()
+    if types.is_floating(kind):
+        return [None if cell is None or cell != cell else cell for cell in cells]
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return [cell.isoformat() if isinstance(cell, date | datetime) else None for cell in cells]
+    if types.is_decimal(kind):
+        return [float(cell) if isinstance(cell, Decimal) else None for cell in cells]
+    if any(type(cell) is str for cell in cells):
+        read = cell_reader(of, missing)
+        return [read(cell) if type(cell) is str else cell for cell in cells]
+    if isinstance(of, NumericColumn) and types.is_boolean(kind):
+        return [None if cell is None else int(cell) for cell in cells]
+    return cells
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,437 @@
+"""What an answer says of a row: the fields of a prediction, in the order of JSON."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import BaseModel
+from pydantic import Field as Limits
+
+from model_store.artifacts.manifest import Manifest
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.inference.prediction import Prediction
+from model_store.scores.classification import Scores
+from model_store.scores.regression import MixtureScores
+from model_store.scores.tasks import DETECTED, AnyScores
+from model_store.types import Task
+from service.api.explanations import EXPLANATION, Explained, ExplanationAnswer
+from service.api.fields import (
+    CLASSES,
+    DRAWS,
+    Datatype,
+    Field,
+    answer_model,
+    json_objects,
+    json_values,
+    named_arrays,
+    of_task,
+)
+from service.engine.decision import Decision
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What was computed and decided of N rows, from which fields take their values."""
+
+    manifest: Manifest
+    num_samples: int
+    scores: AnyScores  # of a regression, of the target in its own units
+    prediction: Prediction
+    decision: Decision
+    samples: Float[np.ndarray, "N K C"] | None = None
+    explained: Explained | None = None
+
+    def __len__(self) -> int:
+        return len(self.decision.flag)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes or ()
+
+
+class DetectorAnswer(BaseModel):
+    """A detector's score of a row, more meaning more unlike the data, and its conformal p-value."""
+
+    score: float
+    p_value: float
+    fired: bool
+
+
+class CategoryAnswer(BaseModel):
+    """The category that a row was judged in, and how many rows rank its flag; no name: the most
+    cautious of all."""
+
+    name: str | None
+    rows: int
+
+
+class GaussianAnswer(BaseModel):
+    """What a draw of a regression says of a row, in the target's units."""
+
+    mean: float
+    std: float
+
+
+def _standard_errors(results: Results) -> dict[str, np.ndarray | None]:
+    errors = results.scores.standard_error or {}
+    return {name: errors.get(name) for name in results.scores.error_names}
+
+
+def _category_names(results: Results) -> np.ndarray | None:
+    spec, categories = results.manifest.categories, results.decision.categories
+    return None if spec is None or categories is None else np.array([*spec.names, ""])[categories]
+
+
+def _categories(results: Results) -> list[dict[str, Any] | None]:
+    spec, categories = results.manifest.categories, results.decision.categories
+    if spec is None or categories is None:
+        return [None] * len(results)
+    judged = spec.judged_rows
+    known = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
+    most_cautious = {"name": None, "rows": min(judged)}
+    return [most_cautious if c == UNKNOWN else known[c] for c in categories.tolist()]
+
+
+def _detectors(results: Results, *order: str) -> dict[str, dict[str, np.ndarray]]:
+    decision, scores = results.decision, results.prediction.detected
+    p_values = decision.p_values.detector_p_values
+    parts = {"score": scores, "fired": decision.fired, "p_value": p_values}
+    return {name: {part: parts[part][name] for part in order} for name in scores}
+
+
+def _detector_parts(manifest: Manifest) -> dict[str, Datatype]:
+    names = (*DETECTED[manifest.task], *manifest.detectors.density)
+    parts: dict[str, Datatype] = {"score": "FP64", "fired": "BOOL", "p_value": "FP64"}
+    return {f"{name}.{part}": datatype for name in names for part, datatype in parts.items()}
+
+
+def _sets(results: Results) -> list[list[str]]:
+    assert results.decision.prediction_set is not None
+    return [
+        [name for name, is_in in zip(results.classes, row, strict=True) if is_in]
+        for row in results.decision.prediction_set.tolist()
+    ]
+
+
+def _gaussians(results: Results) -> list[Any]:
+    samples = results.samples
+    if samples is None:
+        return [None] * len(results)
+    return [[{"mean": mean, "std": std} for mean, std in row] for row in samples.tolist()]
+
+
+def _gaussian_arrays(results: Results) -> dict[str, np.ndarray] | None:
+    samples = results.samples
+    return None if samples is None else {"mean": samples[..., 0], "std": samples[..., 1]}
+
+
+def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
+    explained = results.explained
+    return None if explained is None else dict(named_arrays(EXPLANATION, explained))
+
+
+def _explanations(results: Results) -> list[Any]:
+    explained = results.explained
+    if explained is None:
+        return [None] * len(results)
+    return json_objects(EXPLANATION, explained, len(explained))
+
+
+ERROR_NAMES: dict[Task, tuple[str, ...]] = {
+    "classification": Scores.error_names,
+    "regression": MixtureScores.error_names,
+}
+FIELDS = (
+    Field(
+        "label",
+        str,
+        "the most probable class",
+        lambda results: np.array(results.classes)[results.scores.label],
+        json=lambda results: [results.classes[i] for i in results.scores.label.tolist()],
+        task="classification",
+        datatype="BYTES",
+        place=2,
+    ),
+    Field(
+        "probabilities",
+        list[float],
+        "mean of the draws' class probabilities, in the order of the model's `classes`",
+        "scores.probabilities",
+        task="classification",
+        axes=(CLASSES,),
+        place=2,
+    ),
+    Field(
+        "mean",
+        float,
+        "of the predictive distribution, the mixture of the draws' Gaussians",
+        "scores.mean",
+        unit="units of the target",
+        task="regression",
+        place=2,
+    ),
+    Field(
+        "std",
+        float,
+        "its standard deviation, the total uncertainty: std^2 = aleatoric_std^2 + epistemic_std^2",
+        "scores.std",
+        unit="units of the target",
+        task="regression",
+    ),
+    Field(
+        "aleatoric_std",
+        float,
+        "root of the mean of the draws' variances: noise in the data, which more rows would not "
+        "reduce",
+        "scores.aleatoric_std",
+        unit="units of the target",
+        task="regression",
+    ),
+    Field(
+        "epistemic_std",
+        float | None,
+        "standard deviation of the draws' means: how much they disagree. `null` with one draw",
+        lambda results: results.scores.epistemic_std if results.num_samples > 1 else None,
+        unit="units of the target",
+        task="regression",
+    ),
+    Field(
+        "median",
+        float | None,
+        "of the predictive distribution, if the target was "
+        "[transformed](training.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
+        "scores.median",
+        unit="units of the target",
+        task="regression",
+        is_given=lambda manifest: manifest.transform is not None,
+        place=2,
+    ),
+    Field(
+        "num_samples",
+        int,
+        "the draws that the row used: with [`settle`](guarantees.md#early-stopping) rows differ",
+        "scores.num_draws",
+        datatype="INT64",
+        place=0,
+    ),
+    Field(
+        "entropy",
+        float,
+        "of `probabilities`: the total uncertainty, 0 to log C",
+        "scores.entropy",
+        unit="nats",
+        task="classification",
+    ),
+    Field(
+        "expected_entropy",
+        float,
+        "mean of the draws' entropies: the uncertainty that every single draw has",
+        "scores.expected_entropy",
+        unit="nats",
+        task="classification",
+        place=2,
+    ),
+    Field(
+        "bald",
+        float,
+        "`entropy` - `expected_entropy`: how much the draws disagree; more labels could reduce it",
+        "scores.bald",
+        unit="nats",
+        task="classification",
+    ),
+    Field(
+        "bald_corrected",
+        float | None,
+        "the same without the [bias of few draws](#bias-of-few-draws); `null` with one draw",
+        "scores.bald_corrected",
+        unit="nats",
+        task="classification",
+        place=2,
+    ),
+    Field(
+        "mean_std",
+        float,
+        "standard deviation of a class's probability over draws, averaged over classes",
+        "scores.mean_std",
+        task="classification",
+    ),
+    Field(
+        "variation_ratio",
+        float,
+        "1 - the largest of `probabilities`",
+        "scores.variation_ratio",
+        task="classification",
+    ),
+    Field(
+        "standard_error",
+        dict[str, float | None],
+        "[Monte Carlo error](#monte-carlo-errors) of each score: how much it may change with other "
+        "draws. `null` where so few draws do not say",
+        _standard_errors,
+        unit="units of the score",
+        parts=lambda manifest: dict.fromkeys(ERROR_NAMES[manifest.task], "FP64"),
+    ),
+    Field(
+        "flag",
+        bool,
+        "whether the row is unlike the data: [`p_value <= fpr`](guarantees.md#rates-and-coverage), "
+        "or what `fdr` decides",
+        "decision.flag",
+        datatype="BOOL",
+    ),
+    Field("p_value", float, "conformal, of the combined detectors", "decision.p_values.p_value"),
+    Field(
+        "category",
+        CategoryAnswer | None,
+        "of a version that is "
+        "[calibrated by class or group](guarantees.md#by-class-and-by-group): `name` of the label "
+        "or group that the row was judged within, `null` if unknown, and how many `rows` rank its "
+        "flag (fewer than 1 / `fpr` - 1 cannot flag it); `null` of other versions",
+        _category_names,
+        json=_categories,
+        datatype="BYTES",
+        is_given=lambda manifest: manifest.categories is not None,
+    ),
+    Field(
+        "prediction_set",
+        list[str],
+        "the classes that the row may have, the label always among them",
+        "decision.prediction_set",
+        json=_sets,
+        task="classification",
+        datatype="BOOL",
+        axes=(CLASSES,),
+        place=2,
+    ),
+    Field(
+        "abstain",
+        bool | None,
+        "`true`: do not use the label; `false`: answered; `null`: no `risk` applies",
+        "decision.abstain",
+        task="classification",
+        datatype="BOOL",
+        is_given=lambda manifest: manifest.abstention is not None,
+        place=2,
+    ),
+    Field(
+        "interval",
+        Annotated[list[float | None], Limits(min_length=2, max_length=2)],
+        "lower and upper end; holds the target with probability `coverage`. Both are `null`, "
+        "meaning unbounded, if there are too few calibration rows",
+        "decision.interval",
+        unit="units of the target",
+        task="regression",
+        axes=(("low", "high"),),
+        place=2,
+    ),
+    Field(
+        "detectors",
+        dict[str, DetectorAnswer],
+        "each [detector](training.md#detectors)'s `score`, its own conformal `p_value`, and whether "
+        "it `fired`: `p_value <= fpr`",
+        lambda results: _detectors(results, "score", "fired", "p_value"),
+        json=lambda results: json_values(
+            _detectors(results, "score", "p_value", "fired"), len(results)
+        ),
+        parts=_detector_parts,
+    ),
+    Field(
+        "samples",
+        list[list[float]],
+        "with `return_samples`: the class probabilities of each draw",
+        "samples",
+        task="classification",
+        datatype="FP32",
+        axes=(DRAWS, CLASSES),
+        is_optional=True,
+        place=3,
+    ),
+    Field(
+        "samples",
+        list[GaussianAnswer],
+        '`{"mean": ..., "std": ...}` for each draw, with `return_samples`',
+        _gaussian_arrays,
+        json=_gaussians,
+        unit="units of the target",
+        task="regression",
+        datatype="FP32",
+        axes=(DRAWS,),
+        parts=lambda _: {"mean": "FP32", "std": "FP32"},
+        is_optional=True,
+        place=3,
+    ),
+    Field(
+        "explanation",
+        ExplanationAnswer,
+        "with `explain`: [what made the row strange](#why-a-row-is-strange)",
+        _explanation_arrays,
+        json=_explanations,
+        datatype=None,
+        is_optional=True,
+        place=3,
+    ),
+)
+
+BY_TASK = {task: of_task(FIELDS, task) for task in DETECTED}
+PredictionAnswer = answer_model(
+    "PredictionAnswer",
+    """What a model of classification says of a row; information in nats. Without a risk `abstain`
+is null.
+
+`bald` is `entropy` less `expected_entropy`; of K draws it is some `bald` / K too small on
+average, which `bald_corrected` is not. One draw gives none.""",
+    BY_TASK["classification"],
+)
+RegressionAnswer = answer_model(
+    "RegressionAnswer",
+    """What a model of regression says of a row, in the target's units; one draw says nothing of
+`epistemic_std`.
+
+The bounds of `interval` are null where there are too few calibration rows for the coverage. A
+model whose target was transformed also says the `median`, which is null of others; its
+detectors' scores are of the transformed target.""",
+    BY_TASK["regression"],
+)
+
+
+class PredictAnswer(BaseModel):
+    """The answer of /predict. `num_samples` is the most draws of a row; the rates are those that
+    rows were judged by.
+
+    Where `fdr` decided the flags, `fpr` is what `fired` and `abstain` go by.
+    """
+
+    model: str
+    version: str
+    num_samples: int
+    seed: int
+    fpr: float
+    fdr: float | None
+    coverage: float
+    confidence: float | None
+    risk: float | None
+    priors: dict[str, float] | None
+    unknown_categories: dict[str, int]
+    predictions: list[PredictionAnswer] | list[RegressionAnswer]
+
+
+def given_fields(results: Results) -> list[Field]:
+    """Return the fields of an answer: those of its task, without what was not asked for."""
+    optional = {"samples": results.samples, "explanation": results.explained}
+    fields = BY_TASK[results.manifest.task]
+    return [field for field in fields if not field.is_optional or optional[field.name] is not None]
+
+
+def row_objects(results: Results) -> list[dict[str, Any]]:
+    """Return what JSON says of each row. Infinite bounds become null in it."""
+    return json_objects(given_fields(results), results, len(results))
+
+
+def part_names(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """Return by array the names of its columns, of those that have several numbers a row."""
+    axes = {field.name: field.axes[0] for field in BY_TASK[manifest.task] if len(field.axes) == 1}
+    return {
+        name: (manifest.classes or ()) if isinstance(axis, str) else axis
+        for name, axis in axes.items()
+    }

@@ -1,1 +1,0 @@
-"""Pools: files of rows, read in parts of bounded memory."""

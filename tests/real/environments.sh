@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Make the environments of other people's programs, each its own since their dependencies clash:
+# environments.sh all | NAME...
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-python3}
+names=("$@")
+[ "${names[*]}" = all ] && names=(schemathesis label-studio examples page buckets ray tritonclient kserve mlserver mlflow)
+
+make_venv() { # NAME PIP-ARGUMENTS...
+    "$PYTHON" -m venv ".venv-$1"
+    ".venv-$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+}
+
+share_packages() { # NAME: with what .venv has
+    "$PYTHON" -m venv ".venv-$1"
+    .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        > "$(".venv-$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+}
+
+make_environment() {
+    case $1 in
+    schemathesis) make_venv "$1" schemathesis==4.32.5 ;;
+    label-studio) make_venv "$1" label-studio==1.23.2 ;;
+    tritonclient) make_venv "$1" 'tritonclient[http]==2.73.0' ;;
+    kserve) make_venv "$1" kserve==0.21.0 ;;
+    mlserver) make_venv "$1" mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1 ;;
+    mlflow) make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 ;;
+    buckets) make_venv "$1" -r tests/real/bucket-requirements.txt ;;
+    page) # selenium, and axe where there is npm
+        make_venv "$1" -r tests/real/page-requirements.txt
+        if command -v npm > /dev/null; then
+            (cd .venv-page && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz package/axe.min.js)
+        fi
+        ;;
+    mutants) make_venv "$1" cosmic-ray==8.7.0 ;;
+    examples)
+        share_packages "$1"
+        .venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
+        ;;
+    ray)
+        share_packages "$1"
+        PATH="$PWD/.venv/bin:$PATH" sh docker/install.sh .venv-ray cluster cpu
+        ;;
+    *) echo "$1: expected the name of an environment in $0" >&2 && exit 2 ;;
+    esac
+}
+
+for name in "${names[@]}"; do
+    made=.venv-$name/installed
+    if [ "$made" -ot uv.lock ] || [ "$made" -ot "$0" ] || [ ! -e "$made" ]; then
+        make_environment "$name"
+        touch "$made"
+    fi
+done

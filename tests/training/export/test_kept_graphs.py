@@ -1,0 +1,158 @@
+"""Graphs that are kept by a module's structure are those that torch's exporter makes."""
+
+import onnx_ir
+import pytest
+import torch
+from torch import nn
+
+from tests.support.recipes import recipe_with
+from training.export import kept_graphs
+from training.export.graphs import WrittenOut, export, graph_of
+from training.export.kept_graphs import folder, structure
+from training.export.served import served_network
+from training.networks.model import build, initialise
+from training.recipe import POSTERIORS
+
+pytestmark = pytest.mark.usefixtures("fits")
+ROWS = {"x": {0: torch.export.Dim("rows")}}
+X = (torch.zeros(3, 4),)
+SMALL = {
+    "bhn-iaf": {"couplings": 1, "hidden": 4, "noise_dimension": 3},
+    "bhn-realnvp": {"couplings": 1, "hidden": 4},
+    "bhn-weights": {"couplings": 1, "hidden": 4},
+    "variational-hypernet": {"hidden": 4},
+    "ensemble": {"members": 2},
+}
+QUICK = ("bhn-iaf", "laplace")
+
+
+@pytest.fixture(autouse=True)
+def _own_graphs(monkeypatch, tmp_path):
+    monkeypatch.setenv("DUBITO_GRAPHS", str(tmp_path / "graphs"))
+    monkeypatch.setattr(kept_graphs, "_in_memory", {})
+
+
+def graphs_of(method: str, seed: int) -> dict[str, bytes]:
+    recipe = recipe_with(
+        method=method, network={"hidden": [5]}, posterior=SMALL.get(method, {}), seed=seed
+    )
+    model = build(recipe, (4,), 3).eval()
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(seed))
+    initialise(model, x)
+    return export(model, served_network(model, x, seed, names=("feature_neighbours",)))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in POSTERIORS],
+)
+def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monkeypatch):
+    first = graphs_of(method, 0)
+    with monkeypatch.context() as changes:
+        changes.setattr(torch.onnx, "export", None)  # a second call would fail
+        kept = graphs_of(method, 1)
+    with monkeypatch.context() as changes:
+        changes.setattr("training.export.graphs.export_program", _export_by_torch_alone)
+        new = graphs_of(method, 1)
+    assert kept["network.onnx"] != first["network.onnx"]
+    assert kept == new
+
+
+def _export_by_torch_alone(module, inputs, dynamic_shapes):
+    shapes = tuple(dynamic_shapes.values())
+    return torch.onnx.export(
+        module, inputs, dynamo=True, opset_version=20, dynamic_shapes=shapes, verbose=False
+    )
+
+
+class Scaled(nn.Module):
+    def __init__(self, constant: float = 2.0, of_tensor: float = 1.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.constant, self.tensor = constant, torch.full((2,), of_tensor)
+
+    def forward(self, x):
+        return self.layer(x) * self.constant + self.tensor
+
+
+class Reading(Scaled):
+    def forward(self, x):
+        return self.layer(x) * float(self.layer.bias[0])
+
+
+def structure_of(module: nn.Module) -> str | None:
+    with WrittenOut():
+        return structure(module, X, ROWS)
+
+
+def test_only_weights_leave_a_structure_as_it_is():
+    assert structure_of(Scaled()) == structure_of(Scaled())
+    changed = [
+        Scaled(constant=3.0),
+        Scaled(of_tensor=3.0),
+        nn.Sequential(Scaled()),
+        nn.Linear(4, 2),
+        nn.Linear(4, 2, bias=False),
+        nn.Linear(4, 3),
+        Scaled().double().float(),
+        Scaled().train(False),
+    ]
+    expected = structure_of(Scaled())
+    assert [structure_of(module) == expected for module in changed] == [False] * 6 + [True, False]
+    assert structure(Scaled(), (torch.zeros(4, 4),), ROWS) != expected
+
+
+def test_tied_weights_are_another_structure():
+    apart, tied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    tied[1].weight = tied[0].weight
+    assert structure_of(apart) != structure_of(tied)
+
+
+def test_a_module_whose_course_depends_on_values_has_no_structure():
+    assert structure_of(Reading()) is None
+
+
+def test_a_kept_graph_holds_no_weights_and_names_no_files():
+    module = Scaled()
+    nn.init.constant_(module.layer.weight, 0.12345)
+    graph_of(module, X, ROWS, ["y"])
+    (path,) = folder().iterdir()
+    assert module.layer.weight.detach().numpy().tobytes() not in path.read_bytes()
+    assert b"/" not in path.read_bytes()[32:]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda kept: kept[:-1], lambda kept: b"", lambda kept: kept * 2]
+)
+def test_a_damaged_file_is_made_again(damage, monkeypatch):
+    expected = graph_of(Scaled(), X, ROWS, ["y"])
+    (path,) = folder().iterdir()
+    kept = path.read_bytes()
+    path.write_bytes(damage(kept))
+    monkeypatch.setattr(kept_graphs, "_in_memory", {})
+    assert len(graph_of(Scaled(), X, ROWS, ["y"]).graph.node) == len(expected.graph.node)
+    assert path.read_bytes() == kept
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    for chosen in (str(tmp_path / "file" / "graphs"), ""):
+        monkeypatch.setenv("DUBITO_GRAPHS", chosen)
+        monkeypatch.setattr(kept_graphs, "_in_memory", {})
+        assert graph_of(Scaled(), X, ROWS, ["y"]).graph.node
+
+
+def test_the_folder_keeps_the_newest(monkeypatch):
+    monkeypatch.setattr(kept_graphs, "MOST_FILES", 2)
+    for key in "abc":
+        kept_graphs._write(key, b"")
+    assert len(list(folder().iterdir())) == 2
+
+
+def test_onnx_ir_counts_the_names_that_it_gives():
+    model = onnx_ir.Model(onnx_ir.Graph([], [], nodes=[]), ir_version=10)
+    kept_graphs._set_name_counters(model, 7, 8)
+    node = onnx_ir.Node("", "Identity", [])
+    model.graph.append(node)
+    got = (node.outputs[0].name, node.name, kept_graphs._name_counters(model))
+    assert got == ("val_7", "node_Identity_8", (8, 9)), f"onnx_ir {onnx_ir.__version__}: {got}"

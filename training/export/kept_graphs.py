@@ -1,0 +1,254 @@
+"""ONNX graphs of modules, kept by a module's structure and given its weights when they are used.
+
+torch's exporter takes seconds for a graph, of which weights are nothing but the initialisers. So
+what the exporter makes is kept without them, in the process and in a folder, under a digest of all
+else that it depends on: the submodules with their plain attributes, the names and shapes of their
+tensors, the operators that run on the example inputs (with the values of tensors that are neither
+parameters nor buffers), and the versions of the libraries and of this code. Constants are folded
+after the weights are in, so a graph has the same bytes whether it was kept or not.
+"""
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+OPSET = 20
+LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
+OWN_CODE = ("networks", "posteriors", "detectors", "export")
+MOST_FILES = 500  # of some 100 kB each
+READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that let values decide
+COUNTERS = "name_counters"
+DEEPEST = 3  # of attributes within attributes
+
+DynamicShapes = Mapping[str, dict[int, torch.export.Dim]]
+
+_in_memory: dict[str, bytes] = {}
+
+
+def export_program(
+    module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
+) -> torch.onnx.ONNXProgram:
+    """Return a module's ONNX program, with its weights in it and constants folded."""
+    key = structure(module, inputs, dynamic_shapes)
+    kept = None if key is None else _read(key)
+    program = None
+    if kept is None:
+        program = torch.onnx.export(
+            module,
+            inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=tuple(dynamic_shapes.values()),
+            verbose=False,
+            optimize=False,
+        )
+        assert program is not None
+        kept = None if key is None else _without_weights(program.model, module)
+        if kept is not None:
+            assert key is not None
+            _write(key, kept)
+    if kept is not None:
+        program = torch.onnx.ONNXProgram(_with_weights(kept, module), None)
+    assert program is not None
+    program.optimize()
+    return program
+
+
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
+    """Return a graph less its weights; None where an initialiser is not the weight of its name."""
+    kept, weights = ir.serde.serialize_model(model), _weights(module)
+    for tensor in kept.graph.initializer:
+        if tensor.name in weights:
+            if tensor.raw_data != TorchTensor(weights[tensor.name].detach()).tobytes():
+                return None
+            tensor.raw_data = b""
+    strip_notes(kept)
+    onnx.helper.set_model_props(kept, {COUNTERS: " ".join(map(str, _name_counters(model)))})
+    return bytes(kept.SerializeToString())
+
+
+def _with_weights(kept: bytes, module: nn.Module) -> ir.Model:
+    model = ir.serde.deserialize_model(onnx.load_model_from_string(kept))
+    _set_name_counters(model, *map(int, model.metadata_props.pop(COUNTERS).split()))
+    weights = _weights(module)
+    for name, value in model.graph.initializers.items():
+        if name in weights:
+            value.const_value = TorchTensor(weights[name].detach(), name=name)
+    return model
+
+
+def strip_notes(graph: onnx.ModelProto) -> None:
+    """Remove the exporter's notes, which name files of the machine that it ran on."""
+    graph.doc_string = ""
+    parts = graph.graph
+    for part in (parts, *parts.input, *parts.output, *parts.value_info, *parts.node):
+        del part.metadata_props[:]
+        part.doc_string = ""
+
+
+def _name_counters(model: ir.Model) -> tuple[int, int]:
+    """Return how many values and nodes onnx_ir has named, which later names begin from.
+
+    They are private to onnx_ir; a graph that is read begins from 0.
+    """
+    names = model.graph._name_authority
+    return names._value_counter, names._node_counter
+
+
+def _set_name_counters(model: ir.Model, values: int, nodes: int) -> None:
+    names = model.graph._name_authority
+    names._value_counter, names._node_counter = values, nodes
+
+
+def folder() -> Path | None:
+    """Return where graphs are kept between processes; None where `DUBITO_GRAPHS` is empty."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    chosen = os.environ.get("DUBITO_GRAPHS", str(Path(caches) / "dubito" / "graphs"))
+    return Path(chosen) if chosen else None
+
+
+def _read(key: str) -> bytes | None:
+    """Return the graph under a key, if one is kept and whole."""
+    if key not in _in_memory and (kept_in := folder()) is not None:
+        with suppress(OSError):
+            content = (kept_in / key).read_bytes()
+            if hashlib.sha256(content[32:]).digest() == content[:32]:
+                _in_memory[key] = content[32:]
+    return _in_memory.get(key)
+
+
+def _write(key: str, graph: bytes) -> None:
+    """Keep a graph; a folder that cannot be written is done without."""
+    _in_memory[key] = graph
+    if (kept_in := folder()) is None:
+        return
+    with suppress(OSError):
+        kept_in.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept_in, prefix=".", delete=False) as file:
+            file.write(hashlib.sha256(graph).digest() + graph)
+        Path(file.name).replace(kept_in / key)
+        oldest_last = sorted(kept_in.iterdir(), key=lambda path: -path.stat().st_mtime)
+        for path in oldest_last[MOST_FILES:]:
+            path.unlink()
+
+
+@torch.no_grad()
+def structure(
+    module: nn.Module, inputs: tuple[Tensor, ...], dynamic_shapes: DynamicShapes
+) -> str | None:
+    """Return a digest of all that a module's graph depends on but its weights; None where that is
+    unknown, as of a module that reads values of tensors."""
+    names: dict[int, str] = {}
+    for name, tensor in _all_tensors(module):
+        names.setdefault(id(tensor), name)
+    run = _Run({**names, **{id(x): f"input {i}" for i, x in enumerate(inputs)}})
+    run.note(_versions(), OPSET, [x.shape for x in inputs], [x.dtype for x in inputs])
+    run.note([(name, [(k, d.__name__) for k, d in dims.items()])
+              for name, dims in dynamic_shapes.items()])  # fmt: skip
+    for name, layer in module.named_modules(remove_duplicate=False):
+        run.note(name, _plain(type(layer)), _plain(vars(layer)))
+    for name, tensor in _all_tensors(module):
+        run.note(name, names[id(tensor)], type(tensor).__name__, tensor.shape, tensor.dtype)
+    try:
+        with _Functions(run), run:
+            run.note([run.describe(output) for output in tree_iter(module(*inputs))])
+    except Exception:  # the exporter then says what is wrong with it
+        return None
+    return None if run.reads_values else run.digest.hexdigest()
+
+
+def _all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+@functools.cache
+def _versions() -> str:
+    """Return the versions of the libraries, and a digest of the code that decides what runs."""
+    digest = hashlib.sha256()
+    for room in OWN_CODE:
+        for path in sorted((Path(__file__).parent.parent / room).glob("*.py")):
+            digest.update(path.read_bytes())
+    return f"{[version(name) for name in LIBRARIES]} {digest.hexdigest()}"
+
+
+def _plain(value: object, depth: int = 0) -> object:
+    """Return a value as what prints alike in every process: tensors and other objects by kind."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, dict) and depth < DEEPEST:
+        return [(str(key), _plain(inner, depth + 1)) for key, inner in value.items()]
+    if isinstance(value, list | tuple) and depth < DEEPEST:
+        return [_plain(inner, depth + 1) for inner in value]
+    return _plain(type(value)), getattr(value, "__qualname__", "")
+
+
+class _Run(TorchDispatchMode):
+    """Notes the operators of a run and what they are given, tensors by where they come from."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = names
+        self.made: list[Tensor] = []  # kept, so that no other tensor gets the id of one
+        self.digest = hashlib.sha256()
+        self.reads_values = False
+
+    def note(self, *values: object) -> None:
+        self.digest.update(repr(values).encode())
+
+    def describe(self, value: object) -> object:
+        if not isinstance(value, Tensor):
+            return _plain(value) if isinstance(value, str | dict) else str(value)
+        if id(value) not in self.names:  # a constant
+            content = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
+            self._name(value, content.hexdigest())
+        return self.names[id(value)], value.shape, value.dtype
+
+    def _name(self, tensor: Tensor, name: str) -> None:
+        self.names[id(tensor)] = name
+        self.made.append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what an operator gives."""
+        kwargs = kwargs or {}
+        self.reads_values |= func.overloadpacket.__name__ in READS_VALUES
+        self.note(str(func), sorted(kwargs), *map(self.describe, tree_iter((args, kwargs))))
+        outputs = func(*args, **kwargs)
+        for output in tree_iter(outputs):
+            if isinstance(output, Tensor) and id(output) not in self.names:
+                self._name(output, f"made {len(self.made)}")
+        return outputs
+
+
+class _Functions(TorchFunctionMode):
+    """Notes the functions of torch that are called: several may run the same operators."""
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what a function of torch gives."""
+        self.run.note(getattr(func, "__qualname__", str(func)))
+        return func(*args, **(kwargs or {}))
