@@ -13,9 +13,9 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
 from training.data import Dataset, Rows, Splits, SplitSizes, load, split, split_sizes
-from training.facts import TrainingFacts
+from training.fit import Fitted, publish, temper
 from training.networks.model import BayesianModel, build, initialise
-from training.publishing.publish import publish
+from training.provenance import Provenance
 from training.scoring import draw_counts
 from training.versions import recipe_of
 
@@ -98,16 +98,9 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
     with torch.no_grad():
         model.posterior.output.log_scale.fill_(TRAINED_LOG_STD)
     assert draw_counts(recipe.serving.draws)[-1] == 100
-    publish(
-        store,
-        NAME,
-        model,
-        recipe,
-        data,
-        splits,
-        TrainingFacts(recipe=recipe.model_dump(mode="json")),
-        Path(),
-    )
+    temper(model, recipe, splits.validation)
+    provenance = Provenance(recipe=recipe.model_dump(mode="json"))
+    publish(Fitted(model, recipe, data, splits, provenance), store, name=NAME)
     assert store.manifest(NAME, "1").precision == recipe.serving.precision
 
 

@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.common import ROOT, data_root
 from training import recipe as recipes
-from training.data import Dataset, load, split, split_sizes
+from training.data import Dataset, load
 from training.evaluation.outliers import OutlierSource, uniform
-from training.fitting.run import Run, training_facts
+from training.fit import fit
 from training.networks.model import BayesianModel
 from training.posteriors.normal import standard_noise
 from training.recipe import Recipe
@@ -80,14 +80,11 @@ def changed(
 
 def measure(recipe: Recipe, data: Dataset) -> Measured:
     """Fit, and return what is tabulated."""
-    splits = split(data, split_sizes(recipe))
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(recipe, splits, data.shape, len(data.classes), Path(folder), torch.device("cpu"))
-        model = run.fit(quiet=True)
+        fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
         seconds = time.perf_counter() - begun
-        facts = training_facts(run, splits)
-    found = facts.convergence or {}
+    model, splits, found = fitted.model, fitted.splits, fitted.provenance.convergence or {}
     x, y = torch.from_numpy(splits.test.x).float(), torch.from_numpy(splits.test.y)
     model.eval()
     eps = standard_noise(DRAWS, model.posterior.noise_dimension, 5)
@@ -99,10 +96,10 @@ def measure(recipe: Recipe, data: Dataset) -> Measured:
         )
     return Measured(
         start=getattr(recipe.posterior, "initial_log_std", None),
-        epochs=facts.epochs,
+        epochs=fitted.provenance.epochs,
         bound=found["nll"] + run.full_kl_weight * found["kl"],
         kl=found["kl"],
-        validation=facts.validation_log_likelihood or 0.0,
+        validation=fitted.provenance.validation_log_likelihood or 0.0,
         accuracy=(log_probs.exp().mean(0).argmax(1) == y).double().mean().item(),
         log_likelihood=model.likelihood.mixture_log_likelihood(log_probs, y).mean().item(),
         bald={name: mean_bald(model, torch.from_numpy(rows), eps) for name, rows in others.items()},

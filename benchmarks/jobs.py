@@ -40,7 +40,7 @@ from service.engine.batching import part_rows
 RESULTS = ROOT / "docs" / "results"
 SECONDS = 10.0  # of one-row requests, each way and round
 KERNEL_S = 5.0
-RUN = "service.batch.run"
+RUN = "service.batch.job_process"
 
 
 def main() -> None:

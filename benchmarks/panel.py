@@ -36,12 +36,11 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.sets import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
-from training.data import Dataset, load, split, split_sizes
+from training.data import Dataset, load
 from training.data.findings import findings_of
 from training.data.plan import plan_of
 from training.data.splitting import hold_out
-from training.fitting.run import Run, device_named, training_facts
-from training.publishing.publish import publish
+from training.fit import fit, publish
 from training.recipe import DataSection, Recipe
 from training.scoring import scores_and_likelihoods
 
@@ -163,13 +162,9 @@ def fitted(
     recipe = plan_of(findings_of(section, root), section, name, None).recipe
     recipe = Recipe.model_validate({**recipe.model_dump(), **merged(recipe.model_dump(), changes)})
     data = load(recipe, root)
-    splits = split(data, split_sizes(recipe))
     store = ModelStore(root / "models")
-    run = Run(recipe, splits, data.shape, len(data.classes), root, device_named("cpu"))
-    manifest = publish(
-        store, name, run.fit(quiet=True), recipe, data, splits, training_facts(run, splits), root
-    )
-    run.checkpoint.unlink()
+    result = fit(recipe, data, device="cpu", runs=root, quiet=True)
+    splits, manifest = result.splits, publish(result, store)
     seconds = time.process_time() - begun
     model = Model.load(store.open(name, manifest.version, NEEDED))
     draws = manifest.noise.default_draws

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from benchmarks.common import RESULTS, open_model, parser_of, unseen_rows
-from model_store.acquisition.choice import LOST, race, race_stages
+from model_store.acquisition.ranking import LOST, race, race_stages
 from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.inference.model import Model
 from service.engine.batching import part_rows
@@ -60,19 +60,19 @@ def raced(
         try:
             lap = laps.send(in_parts(model, x[lap.rows], seed, lap.num_draws))
         except StopIteration as ended:
-            result = ended.value
+            scores, finalists = ended.value
             break
     seconds = time.perf_counter() - between
-    known = result.scores > LOST
-    assert np.array_equal(result.scores[known], full[known])
+    known = scores > LOST
+    assert np.array_equal(scores[known], full[known])
     is_same = set(np.argsort(-full, kind="stable")[:k]) == set(
-        np.argsort(-result.scores, kind="stable")[:k]
+        np.argsort(-scores, kind="stable")[:k]
     )
     return [
         is_same,
         draws / (len(x) * DRAWS),
         seconds / (between - begun),
-        result.finalists / len(x),
+        finalists / len(x),
     ]
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from training.fitting.memory import keep_freed_memory
-from training.fitting.objectives import alpha_objective
-from training.fitting.steps import adam, clip_gradient
+from training.fitting.run import keep_freed_memory
+from training.fitting.steps import adam, alpha_objective, clip_gradient
 from training.networks.architectures import mlp
 from training.networks.model import build, initialise
 from training.posteriors import step_noise

@@ -11,14 +11,11 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import torch
-
 from benchmarks.common import ROOT
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
-from training.data import load, split, split_sizes
-from training.fitting.run import Run, training_facts
-from training.publishing.publish import publish
+from training.data import load
+from training.fit import fit, publish
 from training.recipe import Recipe
 from training.recipe import load as load_recipe
 
@@ -62,13 +59,9 @@ def recipe_for(folder: Path, method: str, number: int) -> Recipe:
 def fitted(recipe: Recipe, root: Path) -> Manifest:
     """Fit and publish a recipe in a folder of its own, and return what was measured."""
     data = load(recipe, root)
-    splits = split(data, split_sizes(recipe))
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(recipe, splits, data.shape, 0, Path(folder), torch.device("cpu"))
-        model, store = run.fit(quiet=True), ModelStore(Path(folder) / "models")
-        return publish(
-            store, recipe.name, model, recipe, data, splits, training_facts(run, splits), Path()
-        )
+        fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
+        return publish(fitted, ModelStore(Path(folder) / "models"))
 
 
 def row_of(name: str, method: str, manifests: list[Manifest]) -> str:

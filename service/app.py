@@ -54,18 +54,18 @@ DESCRIPTION = (
 def create_app(
     settings: Settings,
     backend: StateBackend | None = None,
-    trials: Path | None = None,
+    preflights: Path | None = None,
     spare: TrialProcess | None = None,
 ) -> FastAPI:
     """Return the application; it opens the model store when it starts.
 
     Args:
         backend: of the state that is shared with other processes, if there are others.
-        trials: a folder in which they find each other's trials of versions.
-        spare: a process for the first trial of a version, started ahead.
+        preflights: a folder in which they find the outcomes of each other's preflights.
+        spare: a process for the first preflight of a version, started ahead.
     """
     key_ring = KeyRing(settings)
-    context = Context(settings, key_ring, backend, trials, spare)
+    context = Context(settings, key_ring, backend, preflights, spare)
     tracing = tracing_of(settings)
     runs_jobs = settings.state is not None and settings.jobs_at_once > 0
 
@@ -73,7 +73,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # before versions are tried, which may take long
         end_with_notice(context.ending, settings.notice_s)
-        await context.threads.loads(context.models.start)
+        await context.threads.loads(context.watcher.start)
         key_ring.start()
         context.shared_state.start()
         if runs_jobs:
@@ -89,9 +89,10 @@ def create_app(
             context.runner.stop()
         context.ending.set()
         context.engine.close()
-        context.trials.close()
+        context.preflights.close()
         context.threads.close()
-        context.models.stop()
+        context.watcher.stop()
+        context.models.close()
         context.close_state()
         key_ring.stop()
         if tracing is not None:

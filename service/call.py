@@ -19,7 +19,7 @@ from starlette.types import Message
 from model_store.types import Pause
 from service.server.budget import ByteBudget, Reservation, reservation_of
 from service.server.shares import client_of
-from service.telemetry.records import RequestRecord, record_of
+from service.telemetry.records import SCOPE_KEY, RequestRecord
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Call:
         scope, begun = request.scope, time.monotonic()
         client, reservation = client_of(scope), reservation_of(scope)
         reservation.assign(client)
-        return cls(reservation, client, begun + deadline_s, begun, request, record_of(scope))
+        return cls(reservation, client, begun + deadline_s, begun, request, scope[SCOPE_KEY])
 
     def pause(self) -> None:
         """Let others work; long work calls it every few milliseconds.

@@ -20,18 +20,8 @@ from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from service.api.json_blocks import JsonRows
-from service.api.requests import (
-    FORM,
-    JSON,
-    NUMBERS_AT_ONCE,
-    SMALL_JSON_BYTES,
-    Cells,
-    Rows,
-    pool_array,
-    read_request,
-    request_media_type,
-    rows_array,
-)
+from service.api.requests import FORM, JSON, SMALL_JSON_BYTES, read_request, request_media_type
+from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope
 from service.api.schemas import Request as AnyEnvelope
 from service.auth.keys import KeyRing
@@ -44,15 +34,15 @@ from service.errors import PastDeadline
 from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
-from service.models.trials import Trials
+from service.models.preflights import Preflights
+from service.models.watcher import Watcher
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
 
 NO_STATE = (
     "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve "
-    "have no folder in "
-    "common; ask the one service that keeps them"
+    "have no folder in common; ask the one service that keeps them"
 )
 
 
@@ -64,17 +54,18 @@ class Context:
         settings: Settings,
         key_ring: KeyRing,
         backend: StateBackend | None = None,
-        trials: Path | None = None,
+        preflights: Path | None = None,
         spare: TrialProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
         idle = threading.Event()
         self.ending = threading.Event()
-        self.trials = Trials(settings, self.ending, trials, spare)
-        self.models = Models(settings, idle, self.ending, self.trials, backend)
+        self.preflights = Preflights(settings, self.ending, preflights, spare)
+        self.models = Models(settings, idle, self.preflights, backend)
+        self.watcher = Watcher(self.models, self.ending)
         actions: dict[str, Callable[..., Any]] = {
-            "refresh": self.models.look,
+            "refresh": self.watcher.look,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
@@ -84,7 +75,7 @@ class Context:
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
-        self.metrics.registry.register(LoadedCollector(self.models))
+        self.metrics.registry.register(LoadedCollector(self.watcher))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads()
@@ -93,15 +84,13 @@ class Context:
         self._label_studio: LabelStudio | None = None
 
     def metrics_page(self) -> bytes:
-        """Return this process's metrics as Prometheus' text."""
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
         self.metrics.ready.set(float(bool(self.serving())))
         return generate_latest(self.metrics.registry)
 
     def serving(self) -> dict[str, str]:
-        """Return by model the version that `latest` serves; none once the service is about to
-        end."""
+        """Return the version that `latest` serves of each model; none once the service ends."""
         if self.ending.is_set():
             return {}
         return {
@@ -125,8 +114,7 @@ class Context:
             return self._state
 
     def labelled(self, model: str, ids: list[str]) -> set[str]:
-        """Return which of these ids have a label; from a worker thread. Makes no database where
-        there is none."""
+        """Return which of these ids have a label. Makes no database where there is none."""
         return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def fetched(self, url: str) -> bytes:
@@ -149,7 +137,6 @@ class Context:
         return self._label_studio.fetch(url)
 
     def close_state(self) -> None:
-        """Close the state's database, if it was opened."""
         with self._opening_state:
             if self._state is not None:
                 self._state.close()
@@ -177,10 +164,10 @@ class Context:
         wanted = envelope.model, envelope.version
         served = self.models.peek(*wanted)
         if served is None:
-            trial = await self.threads.files(partial(self.models.trial_of, *wanted))
-            if trial is not None:
-                await asyncio.wait([asyncio.wrap_future(trial)], timeout=deadline_s)
-                if not trial.done():
+            preflight = await self.threads.files(partial(self.models.preflight_of, *wanted))
+            if preflight is not None:
+                await asyncio.wait([asyncio.wrap_future(preflight)], timeout=deadline_s)
+                if not preflight.done():
                     raise PastDeadline
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
@@ -194,8 +181,7 @@ class Context:
         max_rows: int,
         file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; forms and long JSON are read away
-        from the event loop."""
+        """Return a request's envelope and its rows as they came; forms and long JSON take a thread."""
         work = partial(read_request, call, body, kind, rows_field, max_rows, file_field)
         media_type = request_media_type(call.request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
@@ -208,8 +194,7 @@ class Context:
     async def rows(
         self, call: Call, rows: Rows, served: Served, rows_field: str
     ) -> Float32[np.ndarray, "N I"]:
-        """Return a request's rows as numbers; images, objects and many numbers are read away from
-        the event loop."""
+        """Return a request's rows as numbers; images, objects and many numbers take a thread."""
         model, numbers = served.model, len(rows) * served.model.row_size
         call.reservation.reserve(4 * numbers, rows_field)
         spec, most_pixels = model.manifest.input, self.settings.max_image_pixels
@@ -224,7 +209,6 @@ class Context:
     async def pool_rows(
         self, call: Call, pool: RowFile, served: Served
     ) -> Float32[np.ndarray, "N I"]:
-        """Return the rows of a pool's file as numbers; they are read away from the event loop."""
         size = 4 * pool.rows * pool.row_size
         call.reservation.reserve(size, pool.field)
         most_pixels, encoder = self.settings.max_image_pixels, served.model.text_encoder
@@ -232,8 +216,7 @@ class Context:
         return await self.threads.requests.run(call, size, work)
 
     async def odd_cells(self, call: Call, rows: Rows, served: Served) -> list[OddCells] | None:
-        """Return what is odd about the cells of rows that were objects, None of others; away from
-        the event loop."""
+        """Return what is odd about the cells of rows that were objects, None of others."""
         columns = served.model.manifest.input.columns
         work = partial(_odd_cells, rows, columns, call)
         return await self.threads.requests.run(call, SLICE_BYTES, work)
@@ -252,7 +235,6 @@ def _odd_cells(rows: Rows, columns: Columns, call: Call) -> list[OddCells] | Non
 
 
 def context_of(request: Request) -> Context:
-    """Return the context of the application that a request came to."""
     context: Any = request.app.state.context
     assert isinstance(context, Context)
     return context

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from scipy.stats import betabinom
 
+from model_store.conformal.drift import ALARM_AT, EDGES, FLAG_RATE_AT
 from service.app import create_app
-from service.models.drift import ALARM_AT, EDGES, FLAG_RATE_AT
 from service.settings import Settings
 from service.telemetry.metrics import SECONDS
 from tests.support.environment import ROOT

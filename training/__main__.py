@@ -3,22 +3,15 @@ learns on, and `active` says how many labels would have been needed.
 """
 
 import argparse
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
-from training.commands import active, calibrate, candidate, compare, evaluate, fit, inspect, prune
-from training.messages import printed
+from training import log
+from training.commands import active, candidate, fit, versions
 
-COMMANDS = {
-    "fit": fit,
-    "inspect": inspect,
-    "prune": prune,
-    "calibrate": calibrate,
-    "evaluate": evaluate,
-    "compare": compare,
-    "candidate": candidate,
-    "active": active,
-}
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2
@@ -29,14 +22,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.HELP))
+    fit.add_fit(commands)
+    fit.add_inspect(commands)
+    versions.add_prune(commands)
+    versions.add_calibrate(commands)
+    versions.add_evaluate(commands)
+    versions.add_compare(commands)
+    candidate.add_candidate(commands)
+    active.add_active(commands)
     options = parser.parse_args(arguments)
+    is_quiet = options.command == "calibrate" and options.quiet  # of the others it hides bars alone
     try:
-        with printed(
-            is_quiet=options.command == "calibrate" and options.quiet
-        ):  # of the others it hides bars alone
-            COMMANDS[options.command].run(options)
+        with print_messages(is_quiet):
+            options.run(options)
         return DONE
     except (InvalidInput, NotFound) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -50,6 +48,20 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return INTERRUPTED
+
+
+@contextmanager
+def print_messages(is_quiet: bool = False) -> Iterator[None]:
+    """Print what training says to standard output, the message alone; of a quiet command, none."""
+    handler, level = logging.StreamHandler(sys.stdout), log.level
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if is_quiet else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 if __name__ == "__main__":

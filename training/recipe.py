@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,18 +23,12 @@ from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
 from model_store.sources.times import is_date_format
 from model_store.types import Task
+from training.folders import data_root
 
 COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
 IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
-FEATURE_DENSITIES = (
-    "feature_neighbours",
-    "feature_gaussian",
-)  # that do not look at a row's own numbers
-ENCODED_DENSITIES = (
-    "residual",
-    "mahalanobis",
-    "cosine_neighbours",
-)  # combined of what an encoder says
+FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # do not look at a row's own numbers
+ENCODED_DENSITIES = ("residual", "mahalanobis", "cosine_neighbours")  # combined of an encoder's
 DENSITY_NAMES = (*COMBINED_DENSITIES, "cosine_neighbours", "feature_gaussian", *IMAGE_DENSITIES)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
@@ -131,31 +126,30 @@ class DataSection(Section):
         if self.group is not None and self.time is not None:
             raise ValueError("one of group and time")
         if self.vocabulary is not None and not self.integers:
-            raise ValueError("integers = true beside vocabulary")
+            raise ValueError("integers = true with vocabulary")
         keys = (self.group, self.calibration_group, self.time, self.id)
         if self.integers and any(key is not None for key in keys):
-            raise ValueError("none of group, calibration_group, time and id beside integers")
+            raise ValueError("none of group, calibration_group, time and id with integers")
         if (self.text is None) != (self.tokenizer is None):
             raise ValueError("both of text and tokenizer, or neither")
         if self.text is not None and (self.integers or set(self.columns.values()) - {"ignored"}):
-            raise ValueError("neither integers nor columns, but ignored ones, beside text")
+            raise ValueError("neither integers nor columns, but ignored ones, with text")
         if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
-            raise ValueError("text beside max_tokens and pad_token")
+            raise ValueError("text with max_tokens and pad_token")
         if self.image_size is None and (
             self.image_fit != "stretch" or self.image_interpolation != "bilinear"
         ):
-            raise ValueError("image_size beside image_fit and image_interpolation")
+            raise ValueError("image_size with image_fit and image_interpolation")
         if self.image_resize is not None and (
             self.image_fit != "crop" or self.image_resize < self.longer_side
         ):
             raise ValueError(
-                "image_resize beside image_fit = 'crop', and at least the longer side of image_size"
+                "image_resize with image_fit = 'crop', and at least the longer side of image_size"
             )
         return self
 
     @property
     def longer_side(self) -> int:
-        """The longer side of the images that rows are, in pixels; 0 where that is not said."""
         return max(self.image_size or [0])
 
     @property
@@ -184,6 +178,7 @@ class DataSection(Section):
 
 Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
 Pattern = Annotated[str, StringConstraints(min_length=1)]
+Factory = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class NetworkSection(Section):
@@ -192,9 +187,7 @@ class NetworkSection(Section):
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
     kind: Literal["papers-cnn", "gal-cnn"] | None = None
-    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = (
-        None
-    )
+    factory: Factory | None = None
     weights: Pattern | None = None
     start: Literal["random", "trained"] | None = None
     bayesian: Annotated[list[Pattern], Field(min_length=1)] | None = None
@@ -225,22 +218,19 @@ class NetworkSection(Section):
                 "standardise = true only for a network that starts at random and has no pixel_mean"
             )
         if self.output is not None and self.encoder_file is None:
-            raise ValueError(
-                "output only beside encoder = 'onnx:FILE', one of whose values it names"
-            )
+            raise ValueError("output only with encoder = 'onnx:FILE', one of whose values it names")
         if self.encoder_file is not None and self.kind is not None:
             raise ValueError(
-                "hidden or factory beside encoder = 'onnx:FILE', whose rows are no images"
+                "hidden or factory with encoder = 'onnx:FILE', whose rows are no images"
             )
         if self.encoder == "frozen" and (self.factory is None or self.trained is None):
             raise ValueError(
-                "factory and trained, the layers that are not frozen, beside encoder = 'frozen'"
+                "factory and trained, the layers that are not frozen, with encoder = 'frozen'"
             )
         return self
 
     @property
     def encoder_file(self) -> str | None:
-        """The ONNX file that is the encoder, if one is."""
         return (
             self.encoder.removeprefix("onnx:")
             if self.encoder and self.encoder.startswith("onnx:")
@@ -395,7 +385,7 @@ class TrainingSection(Section):
 
 
 class AugmentationSection(Section):
-    """`[augmentation]`: how images are changed in training, each anew in every step."""
+    """`[augmentation]`: how images are changed in training, differently in every step."""
 
     flip: list[Literal["horizontal", "vertical"]] = []
     shift: Annotated[int, Field(ge=0)] = 0
@@ -473,14 +463,13 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _leaves_ids_as_they_are(cls, content: Any) -> Any:
+        """Standardise no rows of ids, but the numbers that an encoder makes of them."""
         data, network = (
-            (content.get("data"), content.get("network"))
-            if isinstance(content, dict)
-            else (None, None)
+            content.get(key) if isinstance(content, dict) else None for key in ("data", "network")
         )
-        if not (isinstance(data, dict) and isinstance(network, dict) and _takes_ids(data)):
+        if not isinstance(data, dict) or not isinstance(network, dict) or not _takes_ids(data):
             return content
-        if str(network.get("encoder")).startswith("onnx:"):  # of whose numbers the network is
+        if str(network.get("encoder")).startswith("onnx:"):
             return content
         return {**content, "network": {"standardise": False, **network}}
 
@@ -489,28 +478,21 @@ class Recipe(Section):
         """Names of the detectors whose surprisals add up to the flag's statistic."""
         if self.serving.combined:
             return list(self.serving.combined)
-        if self.data.takes_ids and not self.network.is_encoded:
-            return [
-                name
-                for name in COMBINED[self.task]
-                if name in FEATURE_DENSITIES or name not in DENSITY_NAMES
-            ]
+        names = COMBINED[self.task]
+        scores = [name for name in names if name not in DENSITY_NAMES]
         if self.network.is_encoded:
-            return [
-                *(name for name in COMBINED[self.task] if name not in DENSITY_NAMES),
-                *ENCODED_DENSITIES,
-            ]
+            return [*scores, *ENCODED_DENSITIES]
+        if self.data.takes_ids:
+            return [*scores, *(name for name in names if name in FEATURE_DENSITIES)]
         is_of_images = self.data.source.startswith("images:")
-        return [*COMBINED[self.task], *(IMAGE_DENSITIES if is_of_images else ())]
+        return [*names, *(IMAGE_DENSITIES if is_of_images else ())]
 
     @property
     def noise(self) -> Literal["homoscedastic", "heteroscedastic"]:
-        """Whether a regression's noise is one number or differs by row."""
         return (self.likelihood or LikelihoodSection()).noise
 
     @property
     def alpha(self) -> float:
-        """The objective's alpha."""
         default = 0.5 if self.method == "dropout-alpha" else 0.0
         return default if self.training.alpha is None else self.training.alpha
 
@@ -522,7 +504,6 @@ class Recipe(Section):
 
     @property
     def choose(self) -> Literal["elbo", "likelihood"]:
-        """What chooses the checkpoint that is kept."""
         return self.training.choose or ("elbo" if self.is_variational else "likelihood")
 
     @property
@@ -532,7 +513,6 @@ class Recipe(Section):
 
     @property
     def samples(self) -> int:
-        """Draws of a training step."""
         default = 10 if self.method == "dropout-alpha" else 1
         return default if self.training.samples is None else self.training.samples
 
@@ -545,8 +525,9 @@ class Recipe(Section):
         return sha256(self.model_dump_json(exclude={"gate"}).encode()).hexdigest()
 
 
-def load(path: Path) -> Recipe:
-    """Read a recipe.
+def load(path: Path, root: Path | None = None) -> Recipe:
+    """Read a recipe. Relative paths in it are of its own folder, else of `root`, by default
+    DUBITO_DATA; of its network's files, else of the current folder.
 
     Raises:
         InvalidInput: naming the field or line that is wrong, what was expected and what came.
@@ -559,7 +540,37 @@ def load(path: Path) -> Recipe:
         raise InvalidInput(str(path), "UTF-8 text", f"byte {error.start} that is not") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(path), "TOML", str(error)) from None
-    return validated(content, str(path))
+    return _find_files(validate(content, str(path)), path.parent, root or data_root())
+
+
+def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
+    """Return a recipe whose files are where readers look for them: data below `root`, files of
+    networks below the current folder. What is elsewhere gets an absolute path; other paths stay
+    as they were written, so that a recipe is the same on every machine."""
+
+    def find(name: str, usual: Path) -> str:
+        for place in (folder, root, usual):
+            if (place / name).exists():
+                is_usual = (usual / name).exists() and (usual / name).samefile(place / name)
+                return name if is_usual else str((place / name).absolute())
+        return name
+
+    data, network = recipe.data, recipe.network
+    kind, colon, name = data.source.partition(":")
+    of_data = {"source": f"{kind}:{find(name, root)}" if colon else kind}
+    if data.tokenizer is not None:
+        of_data["tokenizer"] = find(data.tokenizer, root)
+    of_network = {}
+    if network.weights is not None:
+        of_network["weights"] = find(network.weights, Path())
+    if network.encoder_file is not None:
+        of_network["encoder"] = f"onnx:{find(network.encoder_file, Path())}"
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update=of_data),
+            "network": network.model_copy(update=of_network),
+        }
+    )
 
 
 def override(
@@ -584,10 +595,10 @@ def override(
             content["data"][field] = value
     if leave_out is not None:
         content["data"]["leave_out"] = leave_out
-    return validated(content, "command line")
+    return validate(content, "command line")
 
 
-def validated(content: dict[str, Any], origin: str) -> Recipe:
+def validate(content: dict[str, Any], origin: str) -> Recipe:
     """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
 
     Raises:
@@ -595,77 +606,65 @@ def validated(content: dict[str, Any], origin: str) -> Recipe:
     """
     section = POSTERIORS.get(str(content.get("method")))
     if section is not None:
-        _checked(section, content.get("posterior", {}), f"{origin}: posterior.")
-    recipe = _checked(Recipe, content, f"{origin}: ")
-    if recipe.serving.precision == "int8" and recipe.method not in INTEGER_METHODS:
-        raise InvalidInput(
-            f"{origin}: serving.precision", f"float32 for method {recipe.method}", "'int8'"
-        )
-    if recipe.serving.precision == "int8" and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: serving.precision", "float32 for task regression", "'int8'")
-    if recipe.training.epochs == 0 and recipe.method != "laplace":
-        raise InvalidInput(
-            f"{origin}: training.epochs", f"1 or more for method {recipe.method}", "0"
-        )
-    if recipe.likelihood is not None and recipe.task != "regression":
-        raise InvalidInput(f"{origin}: likelihood", f"none for task {recipe.task}", "one")
-    if recipe.data.target_transform != "none" and recipe.task != "regression":
-        field = f"{origin}: data.target_transform"
-        raise InvalidInput(
-            field, f"none for task {recipe.task}", repr(recipe.data.target_transform)
-        )
-    if recipe.data.class_weights is not None and recipe.task == "regression":
-        raise InvalidInput(f"{origin}: data.class_weights", "none for task regression", "some")
-    if recipe.serving.risk is not None and recipe.task == "regression":
-        raise InvalidInput(
-            f"{origin}: serving.risk", "none for task regression", f"{recipe.serving.risk}"
-        )
-    if recipe.serving.calibration == "class" and recipe.task == "regression":
-        raise InvalidInput(
-            f"{origin}: serving.calibration", "marginal or group for task regression", "'class'"
-        )
-    if recipe.serving.calibration == "group" and not (
-        recipe.data.group or recipe.data.calibration_group
-    ):
-        expected = "a column of groups in data.calibration_group or data.group beside it"
-        raise InvalidInput(f"{origin}: serving.calibration", expected, "neither")
-    if recipe.data.takes_ids:
-        _check_ids(recipe, origin)
-    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
-    for i, name in enumerate(recipe.serving.combined or ()):
-        if name not in known:
-            raise InvalidInput(
-                f"{origin}: serving.combined.{i}",
-                f"one of {known} for task {recipe.task}",
-                repr(name),
-            )
+        _validate(section, content.get("posterior", {}), f"{origin}: posterior.")
+    recipe = _validate(Recipe, content, f"{origin}: ")
+    for field, expected, got in _contradictions(recipe):
+        raise InvalidInput(f"{origin}: {field}", expected, got)
     return recipe
 
 
-def _check_ids(recipe: Recipe, origin: str) -> None:
-    """Check that a recipe for rows of ids treats them as such.
+def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """Yield what in a recipe excludes what else it says: field, what is expected, what came."""
+    data, serving = recipe.data, recipe.serving
+    if serving.precision == "int8":
+        if recipe.method not in INTEGER_METHODS:
+            yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
+        if recipe.task == "regression":
+            yield "serving.precision", "float32 for task regression", "'int8'"
+    if recipe.training.epochs == 0 and recipe.method != "laplace":
+        yield "training.epochs", f"1 or more for method {recipe.method}", "0"
+    if recipe.task == "regression":
+        if data.class_weights is not None:
+            yield "data.class_weights", "none for task regression", "some"
+        if serving.risk is not None:
+            yield "serving.risk", "none for task regression", f"{serving.risk}"
+        if serving.calibration == "class":
+            yield "serving.calibration", "marginal or group for task regression", "'class'"
+    else:
+        none = f"none for task {recipe.task}"
+        if recipe.likelihood is not None:
+            yield "likelihood", none, "one"
+        if data.target_transform != "none":
+            yield "data.target_transform", none, repr(data.target_transform)
+    if serving.calibration == "group" and not data.group_column:
+        expected = "a column of groups in data.calibration_group or data.group"
+        yield "serving.calibration", expected, "neither"
+    if data.takes_ids:
+        yield from _contradictions_of_ids(recipe)
+    known = (*DETECTED[recipe.task], *DENSITY_NAMES)
+    for i, name in enumerate(serving.combined or ()):
+        if name not in known:
+            expected = f"one of {known} for task {recipe.task}"
+            yield f"serving.combined.{i}", expected, repr(name)
 
-    Raises:
-        InvalidInput: naming the key.
-    """
+
+def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     network, why = recipe.network, "since rows are ids, which have no size"
     is_of_ids = network.encoder_file is None
     if network.factory is None and is_of_ids:
-        raise InvalidInput(f"{origin}: network", f"a factory, {why}", "another network")
-    standardise = network.standardise or None if is_of_ids else None
-    for key, value in (("standardise", standardise), ("pixel_mean", network.pixel_mean)):
-        if value is not None:
-            raise InvalidInput(f"{origin}: network.{key}", f"none, {why}", "one")
+        yield "network", f"a factory, {why}", "another network"
+    if network.standardise and is_of_ids:
+        yield "network.standardise", f"none, {why}", "one"
+    if network.pixel_mean is not None:
+        yield "network.pixel_mean", f"none, {why}", "one"
     if recipe.augmentation is not None:
-        raise InvalidInput(f"{origin}: augmentation", f"none, {why}", "one")
+        yield "augmentation", f"none, {why}", "one"
     for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
-            raise InvalidInput(
-                f"{origin}: serving.combined.{i}", f"no density of the input, {why}", repr(name)
-            )
+            yield f"serving.combined.{i}", f"no density of the input, {why}", repr(name)
 
 
-def _checked(kind: type[S], content: Any, prefix: str) -> S:
+def _validate(kind: type[S], content: Any, prefix: str) -> S:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -674,11 +673,9 @@ def _checked(kind: type[S], content: Any, prefix: str) -> S:
         if first["type"] == "missing":
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
-            known = (
-                f" (there are {', '.join(kind.model_fields)})"
-                if kind in POSTERIORS.values()
-                else ""
-            )
+            known = ""
+            if kind in POSTERIORS.values():
+                known = f" (there are {', '.join(kind.model_fields)})"
             raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
         raise InvalidInput(field, expected, repr(first["input"])[:200]) from None

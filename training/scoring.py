@@ -35,7 +35,6 @@ def draw_counts(default_draws: int) -> list[int]:
 
 
 def draw_seed(seed: int, request: int) -> int:
-    """Return the draw seed of a calibration request."""
     return hash_key(seed, Stream.CALIBRATION, request) % (MAX_SEED + 1)
 
 
@@ -161,7 +160,6 @@ def scores_and_likelihoods(
 def _sums_by_count(
     predictive: Predictive, outputs: Float32[np.ndarray, "K N C"], counts: list[int]
 ) -> list[DrawSums]:
-    """Return the sums over the first draws, for each number of draws."""
     parts = [predictive.sums(outputs[first:last], first) for first, last in pairwise([0, *counts])]
     return list(accumulate(parts, DrawSums.merge))
 

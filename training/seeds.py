@@ -24,7 +24,7 @@ class Stream(IntEnum):
     LAYER_NOISE = 6  # of layers that draw numbers of their own
     DETECTORS = 7
     TEMPERATURE = 8
-    SPLIT = 9  # of rows, when a version is calibrated anew
+    SPLIT = 9  # of rows, when a version is calibrated again
     PULL = 10  # of rows and draws that say whether a posterior has converged
     IMPORTANCE = 11  # of draws that say how well it covers what it approximates
     AUGMENTATION = 12
@@ -80,7 +80,6 @@ class ActiveStream(IntEnum):
 
 
 def generator(*key: int) -> np.random.Generator:
-    """Return numpy's generator of a key."""
     return np.random.default_rng(hash_key(*key))
 
 

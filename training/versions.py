@@ -1,5 +1,6 @@
 """Published versions that training goes on from."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -8,9 +9,9 @@ from pydantic import ValidationError
 
 from model_store.artifacts.manifest import TOKENIZER, ClassSpec, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
-from model_store.errors import InvalidInput, one_line
+from model_store.errors import InvalidInput, StoreError, one_line
 from training.data import Dataset, load, with_classes_of
-from training.facts import TrainingFacts, VersionFacts
+from training.provenance import ParentVersion, Provenance
 from training.recipe import Recipe, override
 
 if TYPE_CHECKING:
@@ -33,13 +34,12 @@ class Parent:
 
     @property
     def label(self) -> str:
-        """Its name and version."""
         return f"{self.manifest.name} version {self.manifest.version}"
 
     @property
-    def facts(self) -> VersionFacts:
+    def provenance(self) -> ParentVersion:
         """What the manifest of a version made from it says of it."""
-        return VersionFacts(name=self.manifest.name, version=self.manifest.version)
+        return ParentVersion(name=self.manifest.name, version=self.manifest.version)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -68,7 +68,6 @@ class Parent:
         return model
 
     def network_weights(self) -> "dict[str, Tensor]":
-        """Return the `state_dict` of an mle version's network."""
         from training.networks.networks import MemberNetwork
 
         network = self.model().network
@@ -114,7 +113,7 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
         InvalidInput: if it is not understood any more.
     """
     try:
-        return Recipe.model_validate(TrainingFacts.of(manifest).recipe)
+        return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError:
         label = f"{manifest.name} version {manifest.version}"
         raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
@@ -125,7 +124,7 @@ def refuse_made_by(
 ) -> None:
     """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made
     from."""
-    facts = TrainingFacts.of(manifest)
+    facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
         label, made_of = (
@@ -145,6 +144,17 @@ def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
         raise InvalidInput(field, expected, f"{data.maximum:.0f}")
 
 
+def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
+    """Return a recipe's data, their columns, tokens and classes as of the version that a fit
+    starts at."""
+    if start is None:
+        return load(recipe, root)
+    if start.recipe.task != recipe.task:
+        raise InvalidInput("task", f"{start.recipe.task}, as of {start.label}", recipe.task)
+    data = load(recipe, root, start.manifest.input.columns, start.tokenizer)
+    return with_classes_of(data, start.classes)
+
+
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:
     """Return the data that a version was fitted on, from its recipe's source or another place.
 
@@ -153,13 +163,35 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
             was fitted on with what judges it.
     """
     recipe = parent.recipe if source is None else override(parent.recipe, source=source)
-    data = with_classes_of(
-        load(recipe, root, parent.manifest.input.columns, parent.tokenizer), parent.classes
-    )
-    digest = TrainingFacts.of(parent.manifest).data_digest
+    data = load_for(recipe, root, parent)
+    digest = Provenance.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
         raise InvalidInput(
             "data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}"
         )
     return data
+
+
+def find_fitted(
+    store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
+) -> Manifest | None:
+    """Return the latest whole version that was fitted by a recipe on such data, if there is one.
+
+    None of a factory's network, or one of a file of weights: what these hold does not stand in the
+    recipe.
+    """
+    network = recipe.network
+    if network.factory is not None or network.weights is not None or network.encoder_file:
+        return None
+    origin = None if start is None else start.provenance
+    for version in reversed(store.versions(recipe.name)):
+        with suppress(StoreError, InvalidInput):
+            manifest = store.manifest(recipe.name, version)
+            of = Provenance.of(manifest)
+            is_derived = of.pruned or of.labels or of.recalibrated
+            if (of.data_digest, of.warm_start) != (data.digest(), origin) or is_derived:
+                continue
+            if recipe_of(manifest, "recipe").digest() == recipe.digest():
+                return store.open(recipe.name, version, wanted=()).manifest
+    return None

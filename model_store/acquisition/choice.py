@@ -1,5 +1,4 @@
-"""Ranking a pool: by a score, or row by row for what each adds to those before it. Seed and id
-decide all else.
+"""Choose rows of a pool given their scores. Seed and id decide all else.
 
 | acquisition | needs of each row | ranks by |
 |---|---|---|
@@ -11,7 +10,7 @@ decide all else.
 The latter two take rows that are the same bits as one, while others are left.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, UInt64
 
-from model_store.conformal.stopping import student_quantile
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
@@ -28,19 +26,11 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause, Task, no_pause
 
 RANDOM = "random"
-CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
+CANDIDATE_BYTES = 64 << 20  # kept of all candidates of a joint score
 MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
-RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
-FEWEST_RACED = 10  # draws, whose standard errors can be relied on
-REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
-FEWEST_ALIKE, PARTS_ALIKE = (
-    20,
-    40,
-)  # rows next to one in the order of scores: so many, or a part of all
-LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 LEAST_BETA, MOST_BETA = 1e-6, 1e6  # of power_bald: by chance alone, and by BALD alone
 LEAST_SCORE = 1e-300  # whose logarithm is a number
-AT_ONCE = 256  # rows that are compared in one step
+AT_ONCE = 256  # rows hashed in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
     task: (*predictive.acquisition_scores, *predictive.joint_scores, RANDOM)
     for task, predictive in PREDICTIVES.items()
@@ -63,8 +53,7 @@ def checked_acquisition(name: str | None, task: Task) -> str:
 
 
 def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the power of the weights that rows of a sampled acquisition have; it is 1 where nobody
-    says.
+    """Return the power of the weights of a sampled acquisition, by default 1.
 
     Raises:
         InvalidInput: if the acquisition has none, or it is out of bounds.
@@ -82,11 +71,11 @@ def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
     return beta
 
 
-def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
-    """Return how many rows are kept for a joint score; None for other acquisitions.
+def most_candidates(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
+    """Return how many rows are candidates of a joint score; None for other acquisitions.
 
     Raises:
-        InvalidInput: if so many are not enough for k.
+        InvalidInput: if k is more than may be chosen from these.
     """
     if name not in model.predictive.joint_scores:
         return None
@@ -98,123 +87,11 @@ def candidates_of(name: str, model: Model, rows: int, k: int, num_samples: int) 
     return min(most, rows)
 
 
-def race_stages(
-    probability: float | None, name: str, task: Task, num_samples: int
-) -> tuple[int, ...]:
-    """Return after how many draws rows of a race are left out; none where there is no race, or too
-    few draws for one.
-
-    Raises:
-        InvalidInput: if the acquisition has no races.
-    """
-    if probability is None:
-        return ()
-    raced = PREDICTIVES[task].raced
-    if name not in raced:
-        raise InvalidInput("race", f"one of the acquisitions {list(raced)} beside it", repr(name))
-    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= FEWEST_RACED)
-
-
-@dataclass(frozen=True, eq=False)
-class Lap:
-    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard
-    errors unless these are all.
-    """
-
-    rows: Int64[np.ndarray, "n"]
-    num_draws: int
-
-
-@dataclass(frozen=True, eq=False)
-class Raced:
-    """What came of a race: scores of all draws, `LOST` of rows that were left out, and how many
-    were not."""
-
-    scores: Float64[np.ndarray, "N"]
-    finalists: int
-
-
-Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
-
-
-def race(
-    rows: int,
-    k: int,
-    stages: tuple[int, ...],
-    num_samples: int,
-    probability: float,
-    field: str = "pool",
-) -> Generator[Lap, Scored, Raced]:
-    """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
-
-    After each stage the rows that are best so far take all draws, so that k scores are known which
-    a row must exceed. A row is left out if its upper bound is below the least of these. Bounds are
-    Student's, of jackknifed standard errors, and hold for all rows and stages together but for a
-    probability. No error is taken to be less than those of rows with scores like its own: few draws
-    that happen to agree make a row look settled. What is bounded is the score of all draws, of
-    which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
-    (Cochran 1977, "Sampling techniques", 2.6).
-
-    Raises:
-        InvalidInput: naming a row of `field` that the model cannot score.
-    """
-    left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
-    for n in stages:
-        if len(left) == 0:  # those that are known are above all others
-            break
-        found, errors = yield Lap(left, n)
-        assert errors is not None
-        check_scores_of(found, left, field)
-        best = left[np.argsort(-found, kind="stable")[: REFERENCES * k]]
-        best = best[~is_known[best]]
-        if len(best):
-            best.sort()
-            scores[best], _ = yield Lap(best, num_samples)
-            is_known[best] = True
-        least = np.sort(scores[is_known])[::-1][:k][-1]
-        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(
-            1.0 - n / num_samples
-        )
-        left = left[found + quantile * _at_least_as_alike(found, errors) >= least]
-    left = left[~is_known[left]]
-    if len(left):
-        scores[left], _ = yield Lap(left, num_samples)
-        is_known[left] = True
-    check_scores_of(scores[is_known], np.flatnonzero(is_known), field)
-    return Raced(scores, int(is_known.sum()))
-
-
-def _at_least_as_alike(
-    scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
-    """Return standard errors, none less than the root mean square of those of rows with scores next
-    to its own."""
-    n, order = len(scores), np.argsort(scores, kind="stable")
-    sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
-    half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
-    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
-    alike = np.empty(n)
-    alike[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
-    return np.maximum(errors, alike)
-
-
-def check_scores_of(
-    scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
-) -> None:
-    """Raise InvalidInput for the first of some rows, given their places, whose score is not a
-    number."""
-    odd = np.flatnonzero(~np.isfinite(scores))
-    if len(odd):
-        check_computed(scores[odd[:1]], field, int(rows[odd[0]]))
-
-
 @dataclass(frozen=True, eq=False)
 class Copies:
     """Which rows of a pool are the same bits."""
 
-    first: Int64[
-        np.ndarray, "G"
-    ]  # one row of each group of them, in an order that is not the pool's
+    first: Int64[np.ndarray, "G"]  # a row of each group, the groups in the order of their digests
     group: Int64[np.ndarray, "N"]  # of each row
 
 
@@ -244,8 +121,7 @@ def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Return for each id 64 bits that are a function of it, the seed and the use, whatever stands
-    beside it."""
+    """Return 64 bits for each id, a function of it, the seed and the use alone."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
         blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
@@ -258,11 +134,29 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
+def power_scores(
+    bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
+) -> Float64[np.ndarray, "N"]:
+    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement,
+    BALD^beta the weights.
+
+    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic
+    batch acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
+    """
+    uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
+    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform)) / beta
+    return scores
+
+
 def ranking(
-    scores: Float64[np.ndarray, "N"] | None, ids: Sequence[str], seed: int, k: int
+    scores: Float64[np.ndarray, "N"] | None,
+    ids: Sequence[str],
+    seed: int,
+    k: int,
+    copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
     """Return the k rows of the largest scores as /acquire answers them; without scores they are
-    random.
+    random, and with `copies` the first of each group comes before all others.
 
     Raises:
         InvalidInput: naming a row that the model cannot score.
@@ -271,27 +165,11 @@ def ranking(
     if scores is None:
         scores = random_scores(hashes)
     check_computed(scores, "pool")
-    best = top(scores, hashes, k)
+    if copies is None:
+        best = top(scores, hashes, k)
+    else:
+        best = np.lexsort((hashes, -scores, is_again(copies, hashes)))[:k]
     return _ranked(best, scores[best], ids)
-
-
-def power_ranking(
-    bald: Float64[np.ndarray, "N"],
-    copies: Copies,
-    ids: Sequence[str],
-    seed: int,
-    k: int,
-    beta: float = 1.0,
-) -> list[dict[str, Any]]:
-    """Return k rows that are chosen by `power_bald`, as /acquire answers them.
-
-    Raises:
-        InvalidInput: naming a row that the model cannot score.
-    """
-    check_computed(bald, "pool")
-    scores, hashes = power_scores(bald, ids, seed, beta), id_hashes(ids, seed)
-    order = np.lexsort((hashes, -scores, is_again(copies, hashes)))[:k]
-    return _ranked(order, scores[order], ids)
 
 
 def joint_ranking(
@@ -320,20 +198,6 @@ def _ranked(
         {"rank": rank, "index": i, "id": ids[i], "score": score}
         for rank, (i, score) in enumerate(pairs, start=1)
     ]
-
-
-def power_scores(
-    bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
-) -> Float64[np.ndarray, "N"]:
-    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement,
-    BALD^beta the weights.
-
-    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic
-    batch acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
-    """
-    uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
-    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform)) / beta
-    return scores
 
 
 def jointly(

@@ -2,9 +2,9 @@
 live data.
 
 A row may be set aside if a number that its id alone decides, uniform from 0 to 1, is below the
-share that is asked for; such rows are never ranked. So which rows can be control does not depend on
-what any version says of them, nor on what was chosen before: as long as the share stays, control
-rows are a uniform sample of all rows that were ever in a pool.
+share that is asked for; such rows are never ranked. So which rows can be control depends neither on
+the version nor on earlier choices: as long as the share stays, control rows are a uniform sample of
+all rows that were ever in a pool.
 """
 
 import math
@@ -25,8 +25,7 @@ NO_SEED = 0
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What becomes of a pool's rows, by their places in it: some are ranked, some set aside, the
-    rest is neither."""
+    """The rows of a pool that are ranked and those that are set aside, by their places in it."""
 
     ranked: Int64[np.ndarray, "R"]
     control: Int64[np.ndarray, "C"]

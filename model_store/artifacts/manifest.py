@@ -1,6 +1,7 @@
 """The manifest of an artifact. `model_store/README.md` specifies it field by field."""
 
 import hashlib
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -178,7 +179,7 @@ class InputSpec(Record):
     missing_values: tuple[str, ...] = ()
     id_column: str | None = None
 
-    @property
+    @cached_property
     def takes_ids(self) -> bool:
         """Whether rows are ids: numbers that name things and have no size."""
         return self.dtype == "int32"
@@ -305,7 +306,7 @@ class DetectorSpec(Record):
     tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
     scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
 
-    @property
+    @cached_property
     def names(self) -> DetectorNames:
         """Which are combined, densities, two-sided and attributed, and how they judge beyond the
         reference."""
@@ -406,33 +407,33 @@ class Description(Record):
             )
         return self
 
-    @property
+    @cached_property
     def classes(self) -> tuple[str, ...] | None:
         """Labels, in the order of the network's outputs; None of a regression."""
         return self.output.classes if isinstance(self.output, ClassSpec) else None
 
-    @property
+    @cached_property
     def priors(self) -> tuple[float, ...] | None:
         """The shares of the classes that probabilities are of; None of a regression, and where they
         are not known."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
-    @property
+    @cached_property
     def target(self) -> str | None:
         """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
 
-    @property
+    @cached_property
     def transform(self) -> Transform | None:
         """By what a regression's target was transformed, if it was."""
         return self.output.transform if isinstance(self.output, TargetSpec) else None
 
-    @property
+    @cached_property
     def num_labels(self) -> int:
         """How many labels a row may be given; 1 in a regression."""
         return len(self.output.classes) if isinstance(self.output, ClassSpec) else 1
 
-    @property
+    @cached_property
     def output_size(self) -> int:
         """How many numbers the network gives for each draw and row."""
         return len(self.output.classes) if isinstance(self.output, ClassSpec) else 2

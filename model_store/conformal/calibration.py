@@ -205,14 +205,14 @@ class Calibration:
             _fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts
         ]
 
-    @property
+    @cached_property
     def smallest_fpr(self) -> float:
         """The smallest false-positive rate that this calibration can tell apart from 0, of the
         category with the most rows where there are categories.
         """
         return 1.0 / (self.most_judged_rows + 1)
 
-    @property
+    @cached_property
     def most_judged_rows(self) -> int:
         """How many rows flags are ranked among, of the category with the most rows."""
         return (
@@ -221,7 +221,7 @@ class Calibration:
             else int(self.categories.judged_rows.max())
         )
 
-    @property
+    @cached_property
     def most_true_rows(self) -> int:
         """How many rows sets and intervals are calibrated on, of the category with the most
         rows."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -177,12 +178,12 @@ class Model:
                 )
         return replace(model, training_rows=training_rows, text_encoder=text_encoder)
 
-    @property
+    @cached_property
     def predictive(self) -> Predictive:
         """What depends on the model's task."""
         return predictive_of(self.manifest.task, self.manifest.transform)
 
-    @property
+    @cached_property
     def row_size(self) -> int:
         """How many numbers a flat row has."""
         return int(np.prod(self.manifest.input.shape))

@@ -9,16 +9,14 @@ itself, and of time that is kept here.
 import json
 import os
 import select
-import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import model_store
+from model_store.processes import describe_exit, start_module, write_line
 
 TRIAL = "model_store.inference.trial"
 WORKING_BYTES = 1 << 30  # beside what the files take
@@ -49,18 +47,11 @@ class TrialProcess:
     more use."""
 
     def __init__(self) -> None:
-        packages = str(Path(model_store.__path__[0]).parent)
-        path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
         secret = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # keys, and what opens buckets
         kept = {name: value for name, value in os.environ.items() if not name.startswith(secret)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", TRIAL],
-            env={
-                **kept,
-                "PYTHONPATH": path,
-                "CUDA_VISIBLE_DEVICES": "",
-            },  # trials run on the processor
-            stdin=subprocess.PIPE,
+        self._process = start_module(
+            TRIAL,
+            {**kept, "CUDA_VISIBLE_DEVICES": ""},  # trials run on the processor
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -93,11 +84,8 @@ class TrialProcess:
             "version": version,
             "working_bytes": working_bytes,
         }
-        assert self._process.stdin is not None
         begun = time.monotonic()
-        with suppress(BrokenPipeError):  # it has ended
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-            self._process.stdin.flush()
+        write_line(self._process, asked)
         line = self._line(seconds, stopping)
         if line is not None:
             failure = json.loads(line)
@@ -148,4 +136,4 @@ class TrialProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return "not in time"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return describe_exit(code)

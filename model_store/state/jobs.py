@@ -1,10 +1,9 @@
-"""Jobs: work on whole pools, which goes on after the request for it was answered, and after the
-process has died.
+"""Jobs: work on whole pools, which goes on after the request was answered and after its process
+died.
 
-A job is queued, running, and then done, failed or cancelled. Who runs one holds the lock of a
-*slot*, a file that the system unlocks when its process is gone: a job that is said to run in a slot
-that nobody holds lost its process, and is queued again. No clock and no heartbeat is needed to
-know.
+A job is queued, running, and then done, failed or cancelled. The process that runs one holds the
+lock of a *slot*, a file that the system unlocks when the process is gone: a running job whose slot
+is free lost its process, and is queued again. No clock and no heartbeat is needed.
 """
 
 import fcntl
@@ -16,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -28,15 +27,15 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final[tuple[State, ...]] = get_args(State)
 ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
-FOLDER = "jobs"  # of the state: a folder for each job, of its input and its results
+FOLDER = "jobs"  # has a folder for each job, of its input and its results
 SLOTS = "slots"
-MOST_DEATHS = 5  # of a job's process without its getting any further, before it is given up
-MOST_ORPHANED = 20  # the same where the service died too, which is rarely for the job
-STRAY_S = 3600.0  # after which a folder without a job is of nobody who is about to make one
+MOST_DEATHS = 5  # of a job's process without any progress, before the job has failed
+MOST_ORPHANED = 20  # the same where the service died too, which is rarely because of the job
+STRAY_S = 3600.0  # after which a folder without a job belongs to none that is about to be added
 
 
 class TooManyJobs(Exception):
-    """As many jobs wait as may."""
+    """The queue is full."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,11 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it will change any more."""
         return self.state in ENDED
 
 
 class Jobs:
-    """The jobs of a state folder. Any thread, and any process of the machine, may call its
-    methods."""
+    """The jobs of a state folder. Any thread and process of the machine may call its methods."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -75,7 +72,7 @@ class Jobs:
         self.slots = database.folder / SLOTS
 
     def new_folder(self) -> tuple[str, Path]:
-        """Return the id of a job that is to be, and a folder for what it needs."""
+        """Return the id of a new job, and its folder."""
         name = secrets.token_hex(16)
         try:
             (self.folder / name).mkdir(parents=True, mode=0o700)
@@ -92,16 +89,10 @@ class Jobs:
         work: int,
         most_waiting: int,
     ) -> Job:
-        """Queue a job: once this returns it will be done, or say why not.
-
-        Raises:
-            TooManyJobs: if `most_waiting` are queued already.
-        """
+        """Queue a job; raises TooManyJobs if `most_waiting` are queued already."""
         with self._database.writing() as connection:
-            waiting = connection.execute(
-                "SELECT count(*) FROM jobs WHERE state = 'queued'"
-            ).fetchone()[0]
-            if waiting >= most_waiting:
+            queued = connection.execute("SELECT count(*) FROM jobs WHERE state = 'queued'")
+            if queued.fetchone()[0] >= most_waiting:
                 raise TooManyJobs
             connection.execute(
                 "INSERT INTO jobs (id, kind, state, owner, request, created, work) "
@@ -111,11 +102,7 @@ class Jobs:
         return self.get(name)
 
     def get(self, name: str, owner: str | None = None) -> Job:
-        """Return a job, with `owner` one that it asked for.
-
-        Raises:
-            NotFound: if there is none.
-        """
+        """Return a job; raises NotFound if there is none, or it is not of the `owner`."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
@@ -125,7 +112,7 @@ class Jobs:
         return _job(row)
 
     def of(self, owner: str) -> list[Job]:
-        """Return all jobs that an owner asked for, the latest first."""
+        """Return all jobs of an owner, the latest first."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)
@@ -143,8 +130,8 @@ class Jobs:
         return found.get("queued", 0), found.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Take the job that has been queued for longest to run in a slot whose lock one holds; None
-        if none is."""
+        """Take the job that has been queued for longest, to run it in a slot whose lock the caller
+        holds; None if the queue is empty."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
@@ -155,7 +142,7 @@ class Jobs:
         return None if row is None else _job(row)
 
     def progress(self, name: str, work: int, done: int, worked_s: float) -> bool:
-        """Note how far a job is; return whether it is to go on."""
+        """Record how far a job is; return whether it is to go on."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
@@ -166,8 +153,7 @@ class Jobs:
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, said: Any) -> None:
-        """End a job that runs, and keep what is to be said of it; what is asked to be cancelled is
-        cancelled."""
+        """End a running job with its result or error; one that is to be cancelled is."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
@@ -177,11 +163,11 @@ class Jobs:
             )
 
     def put_back(self, name: str, why: str | None = None, is_orphan: bool = False) -> None:
-        """Queue a job again that ran and is not done; one that is to be cancelled is.
+        """Queue a running job again; one that is to be cancelled is.
 
         Args:
-            why: how its process died; None if it ended in order. After some deaths without getting
-                any further the job has failed.
+            why: how its process died; None if it ended in order. After some deaths without progress
+                the job has failed.
             is_orphan: whether the service had died as well.
         """
         counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
@@ -206,7 +192,7 @@ class Jobs:
             )
 
     def cancel(self, name: str) -> Job:
-        """Have a job end: at once if it is queued, soon if it runs."""
+        """End a job: at once if it is queued, soon if it runs."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
@@ -227,8 +213,7 @@ class Jobs:
         self._sweep([name])
 
     def forget_old(self, kept_s: float) -> None:
-        """Delete jobs that ended longer ago, their files, and folders of jobs that never came to
-        be."""
+        """Delete jobs that ended longer ago, their files, and folders without a job."""
         now = time.time()
         with self._database.writing() as connection:
             connection.execute(
@@ -236,26 +221,19 @@ class Jobs:
                 (now - kept_s,),
             )
         with suppress(FileNotFoundError):
-            strays = [
-                entry.name
-                for entry in os.scandir(self.folder)
-                if entry.stat().st_mtime < now - STRAY_S
-            ]
-            self._sweep(strays)
+            entries = os.scandir(self.folder)
+            self._sweep([e.name for e in entries if e.stat().st_mtime < now - STRAY_S])
 
     def _sweep(self, names: list[str]) -> None:
-        """Delete folders that are of no job."""
+        """Delete those of the folders that belong to no job."""
         for name in names:
-            with self._database.reading() as connection:
-                is_known = (
-                    connection.execute("SELECT 1 FROM jobs WHERE id = ?", (name,)).fetchone()
-                    is not None
-                )
-            if not is_known:
+            try:
+                self.get(name)
+            except NotFound:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_back_orphans(self) -> None:
-        """Queue jobs again that are said to run in a slot that nobody holds."""
+        """Queue running jobs again whose slot is free."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, slot FROM jobs WHERE state = 'running'"
@@ -267,8 +245,7 @@ class Jobs:
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Hold a slot's lock, as an open file that can be handed to a child; None if somebody else
-        does."""
+        """Hold a slot's lock, as an open file that a child can inherit; None if it is taken."""
         try:
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
@@ -286,21 +263,7 @@ class Jobs:
 
 
 def _job(row: sqlite3.Row) -> Job:
-    said = None if row["said"] is None else json.loads(row["said"])
-    return Job(
-        id=row["id"],
-        kind=row["kind"],
-        state=row["state"],
-        owner=row["owner"],
-        request=json.loads(row["request"]),
-        created=row["created"],
-        begun=row["begun"],
-        ended=row["ended"],
-        deaths=row["deaths"],
-        orphaned=row["orphaned"],
-        work=row["work"],
-        done=row["done"],
-        worked_s=float(row["worked_s"]),
-        cancel=bool(row["cancel"]),
-        said=said,
-    )
+    values = {field.name: row[field.name] for field in fields(Job)}
+    values["request"] = json.loads(row["request"])
+    values["said"] = None if row["said"] is None else json.loads(row["said"])
+    return Job(**{**values, "worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])})

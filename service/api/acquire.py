@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
 from model_store.acquisition.control import Selection, select
+from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids, open_rows
@@ -20,19 +21,24 @@ from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
-    Rows,
     envelope_of_query,
     read_body,
     request_media_type,
 )
 from service.api.responses import acquire_answer
+from service.api.rows import Rows
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
-from service.engine.keeping import acquired_rows, check_keeping, control_said, set_aside
-from service.engine.pool_ranking import PoolRanking
+from service.engine.pool_ranking import (
+    EnginePool,
+    acquired_rows,
+    check_keeping,
+    control_said,
+    set_aside,
+)
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -55,9 +61,10 @@ async def post_acquire(request: Request) -> Response:
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     envelope, rows = await _read(context, call, body)
     served = await context.served(call, envelope)
+    manifest = served.model.manifest
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = checked_acquisition(asked, served.model.manifest.task)
-    beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
+    acquisition = checked_acquisition(asked, manifest.task)
+    beta = checked_beta(envelope.beta, acquisition, manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     encoding = served.model.encoding_draws
@@ -78,67 +85,51 @@ async def post_acquire(request: Request) -> Response:
         del body, rows, pool  # which may be many times as large
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x), "ids")
-        whole, ids, are_named = (
-            x,
-            [str(i) for i in range(len(x))] if names is None else names,
-            names is not None,
-        )
+        whole, are_named = x, names is not None
+        ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
         chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
         if len(chosen.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
-        job = Job(
-            served,
-            x,
-            num_samples,
-            seed,
-            call,
-            acquisition=acquisition,
-            priors=priors,
-        )
-        pool_ranking = PoolRanking(context.engine, context.threads.answers)
+        job = Job(served, x, num_samples, seed, call, acquisition=acquisition, priors=priors)
+        k = envelope.k - len(chosen.control)
+        choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, beta)
+        to_rank = EnginePool(context.engine, context.threads.answers, job, left, choice)
         places = chosen.ranked.tolist()
         try:
-            k = envelope.k - len(chosen.control)
-            ranked = await pool_ranking.ranked(job, left, k, envelope.race, beta)
+            ranked = await rank_pool(to_rank, choice)
         except InvalidInput as error:
             raise _in_pool(error, places) from None
-        unknown = (
-            {}
-            if acquisition == RANDOM
-            else unknown_categories(x, served.model.manifest.input.columns)
-        )
+        columns = manifest.input.columns
+        unknown = {} if acquisition == RANDOM else unknown_categories(x, columns)
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
-            job = Job(served, whole[chosen.control], num_samples, ranked.seed, call)
+            job = Job(served, whole[chosen.control], num_samples, to_rank.seed, call)
             reservation.reserve(kept_bytes(job), "pool")
             predicted = await context.engine.predict(job)
-            said = control_said(served.model.manifest, predicted.prediction)
+            said = control_said(manifest, predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
         if envelope.keep:
-            numbers = row_format(served.model.manifest)
-            how = Acquisition(
-                served.name, served.version, numbers, acquisition, ranked.seed, num_samples
-            )
+            numbers, seed = row_format(manifest), to_rank.seed
+            how = Acquisition(*served.key, numbers, acquisition, seed, num_samples)
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.count_acquired(served.key, len(kept), len(chosen.control))
-        call.record.add_phases(pool_ranking.phases)
+        call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count_ranking(served.key, pool_size, draws)
     call.record.add_usage(served.name, served.version, pool_size, draws)
+    knows_labels = not are_named or not envelope.exclude_labelled or settings.state is not None
     answer = acquire_answer(
-        served.model.manifest,
+        manifest,
         acquisition=acquisition,
         num_samples=num_samples,
-        seed=ranked.seed,
+        seed=to_rank.seed,
         pool_size=pool_size,
-        excluded=None
-        if are_named and envelope.exclude_labelled and settings.state is None
-        else chosen.excluded,
+        excluded=chosen.excluded if knows_labels else None,
         priors=priors,
         race=envelope.race,
         beta=beta,
@@ -193,7 +184,7 @@ async def _opened(
 
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
-    """Return an error of a row among those that are ranked as one of the whole pool's."""
+    """Return an error of a ranked row as one of the whole pool."""
     row = error.field.removeprefix("pool.")
     if not row.isdigit():
         return error
@@ -201,7 +192,6 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
 
 
 def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
-    """Return the rows' names, None where they have none."""
     names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
     if names is not None:
         check_ids(names, rows)

@@ -22,7 +22,7 @@ async def post_refresh(request: Request) -> Response:
     context = context_of(request)
     models = context.models
     await context.threads.files(partial(context.shared_state.post, "refresh"))
-    await context.threads.loads(models.look)
+    await context.threads.loads(context.watcher.look)
     content = {}
     for name in models.names():
         latest = models.latest(name)

@@ -32,7 +32,7 @@ async def get_ready(request: Request) -> dict[str, Any]:
     serving = context.serving()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
-        otherwise = BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH
+        otherwise = BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH
         raise NotReady("; ".join(broken if may_see_names else ()) or otherwise)
     return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
 

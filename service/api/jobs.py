@@ -1,13 +1,13 @@
-"""`POST /acquire/jobs`, `POST /predict/jobs`, `/jobs`: work on whole pools, which is answered
-before it is done."""
+"""`POST /acquire/jobs`, `POST /predict/jobs`, `/jobs`: work on whole pools, answered by the id of a
+job."""
 
 import asyncio
 import io
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,15 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from model_store.acquisition.choice import (
-    candidates_of,
-    checked_acquisition,
-    checked_beta,
-    race_stages,
-)
-from model_store.acquisition.control import select
+from model_store.acquisition.choice import most_candidates
+from model_store.acquisition.control import Selection, select
+from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.openapi import ERRORS, problem_content, request_body
-from service.api.options import decision_options, groups_of, num_samples_of, priors_of
+from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import path_in
 from service.api.requests import (
     FILE_ENDINGS,
@@ -43,14 +39,11 @@ from service.api.requests import (
 )
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.auth.keys import key_name
-from service.batch.acquire_work import SELECTED_FILE
-from service.batch.asked import Asked
-from service.batch.predict_work import GROUPS_FILE
-from service.batch.work import IDS_FILE
+from service.batch.computation import request_fields
+from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.decision import DecisionOptions
-from service.engine.keeping import check_keeping
+from service.engine.pool_ranking import check_keeping
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -65,8 +58,7 @@ ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a job that is to be: those of the operator's file, or what came with the request as a
-    file."""
+    """Rows of a new job: a file of the operator's, or what came with the request."""
 
     field: str
     path: str  # whole, or the name of a file in the job's folder
@@ -81,7 +73,7 @@ class _Rows:
 )
 async def post_acquire_job(request: Request) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
-    return await _accepted(request, "acquire", AcquireRequest, "pool", _asked_to_acquire)
+    return await _accept(request, "acquire", AcquireRequest, "pool")
 
 
 @router.post(
@@ -92,22 +84,22 @@ async def post_acquire_job(request: Request) -> Response:
 )
 async def post_predict_job(request: Request) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
-    return await _accepted(request, "predict", PredictJobRequest, "inputs", _asked_to_predict)
+    return await _accept(request, "predict", PredictJobRequest, "inputs")
 
 
 @router.get("/jobs", responses={200: {"model": JobsAnswer}})
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
-    context, owner = context_of(request), _owner(request)
+    context, owner = context_of(request), key_name(request.scope) or ""
     jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
-    return _json({"jobs": [_job_json(job, context.settings.job_kept_s) for job in jobs]})
+    content = {"jobs": [_job_json(context, job) for job in jobs]}
+    return Response(orjson.dumps(content), media_type=JSON)
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
 async def get_job(request: Request, job: str) -> Response:
     """Say how far a job is."""
-    context = context_of(request)
-    return _json(_job_json(await _found(request, job), context.settings.job_kept_s))
+    return _answer(context_of(request), await _find(request, job))
 
 
 @router.get(
@@ -115,7 +107,7 @@ async def get_job(request: Request, job: str) -> Response:
 )
 async def get_job_events(request: Request, job: str) -> Response:
     """Say how far a job is each time it gets further, as server-sent events, until it is over."""
-    found = await _found(request, job)
+    found = await _find(request, job)
     return StreamingResponse(
         _events(context_of(request), found),
         media_type="text/event-stream",
@@ -133,7 +125,7 @@ async def get_job_events(request: Request, job: str) -> Response:
 )
 async def get_job_result(request: Request, job: str) -> Response:
     """Return a job's result: the answer of /acquire, or a table of predictions."""
-    found = await _found(request, job)
+    found = await _find(request, job)
     if found.state != "done":
         why = f": {found.said}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
@@ -146,10 +138,10 @@ async def get_job_result(request: Request, job: str) -> Response:
 async def post_job_cancel(request: Request, job: str) -> Response:
     """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
-    found = await _found(request, job)
+    found = await _find(request, job)
     found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
-    return _json(_job_json(found, context.settings.job_kept_s))
+    return _answer(context, found)
 
 
 @router.delete(
@@ -158,34 +150,28 @@ async def post_job_cancel(request: Request, job: str) -> Response:
 async def delete_job(request: Request, job: str) -> Response:
     """Delete a job that is over, with its result."""
     context = context_of(request)
-    found = await _found(request, job)
+    found = await _find(request, job)
     if not found.is_over:
         raise NotDone(
             f"job: expected one that is over (POST /jobs/{{job}}/cancel ends it), got one "
             f"{found.state}"
         )
     await context.threads.state(lambda: Jobs(context.state).forget(found.id))
-    return _json(_job_json(found, context.settings.job_kept_s))
+    return _answer(context, found)
 
 
-async def _accepted(
-    request: Request,
-    kind: Kind,
-    envelope_kind: type[Any],
-    field: str,
-    asked_of: Callable[[Context, Any, Served, int], dict[str, Any]],
-) -> Response:
+async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
-    context, owner = context_of(request), _owner(request)
+    context, owner = context_of(request), key_name(request.scope) or ""
     envelope, served, rows = await _read(request, context, envelope_kind, field)
 
     def queue() -> Job:
         jobs = Jobs(context.state)
         name, folder = jobs.new_folder()
         try:
-            asked = _asked(context, envelope, served, rows, folder, asked_of)
+            asked = _job_request(context, envelope, served, rows, folder)
             work = asked.rows * asked.num_samples
-            return jobs.add(name, kind, owner, asked.to_json(), work, context.settings.max_jobs)
+            return jobs.add(name, kind, owner, asdict(asked), work, context.settings.max_jobs)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -195,15 +181,14 @@ async def _accepted(
     except TooManyJobs:
         raise Overloaded(RETRY_AFTER_S) from None
     context.runner.wake()
-    answer = orjson.dumps(_job_json(job, context.settings.job_kept_s))
-    return Response(answer, 202, {"Location": f"/jobs/{job.id}"}, media_type=JSON)
+    return _answer(context, job, 202, {"Location": f"/jobs/{job.id}"})
 
 
 async def _read(
     request: Request, context: Context, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    """Return a job's request, its model, and its rows: a file that came as the body, rows that came
-    in it, or the path of the file that it names.
+    """Return a job's envelope, its model, and its rows: the body is a file, has rows in it, or names
+    a file of the operator's.
     """
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
@@ -213,7 +198,7 @@ async def _read(
     ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
-        _refuse_what_jobs_have_not(envelope)
+        _refuse_options(envelope)
         return (
             envelope,
             await context.served(call, envelope),
@@ -222,7 +207,7 @@ async def _read(
     envelope, inline = await context.read(
         call, body, kind, field, settings.max_pool_rows, file_field
     )
-    _refuse_what_jobs_have_not(envelope)
+    _refuse_options(envelope)
     served = await context.served(call, envelope)
     named = getattr(envelope, file_field)
     if named is not None:
@@ -232,28 +217,22 @@ async def _read(
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 
-def _refuse_what_jobs_have_not(envelope: Envelope) -> None:
-    """Raise InvalidInput for options that a job cannot have."""
+def _refuse_options(envelope: Envelope) -> None:
     for name in ("deadline_s", "return_samples", "explain"):
         if getattr(envelope, name, None):
             raise InvalidInput(name, "none of a job", "one")
 
 
-def _asked(
-    context: Context,
-    envelope: Any,
-    served: Served,
-    rows: _Rows,
-    folder: Path,
-    asked_of: Callable[[Context, Any, Served, int], dict[str, Any]],
-) -> Asked:
-    """Return what a job is to do, once its file was opened and its ids were looked at; what came
-    with the request is kept in the job's folder.
+def _job_request(
+    context: Context, envelope: Any, served: Served, rows: _Rows, folder: Path
+) -> JobRequest:
+    """Return what a job is to do, once its file was opened and its ids were looked at; rows that
+    came with the request are written to the job's folder.
     """
     settings, path = context.settings, folder / rows.path
     num_samples = num_samples_of(envelope, served, settings)
     if rows.content is not None:
-        _keep(path, rows.content)
+        _write(path, rows.content)
     pool = open_rows(path, served.model.manifest.input, rows.field)
     if pool.rows * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, pool.rows * num_samples
@@ -262,25 +241,31 @@ def _asked(
     if ids is not None:
         check_ids(ids, pool.rows)
     if envelope.ids is not None:
-        _keep(folder / IDS_FILE, orjson.dumps(envelope.ids))
+        _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
     if getattr(envelope, "groups", None) is not None:
         groups_of(envelope, pool.rows, served)
-        _keep(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
+        _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     seed = fresh_seed() if envelope.seed is None else envelope.seed
-    chosen: dict[str, Any] = {}
+    fields = request_fields(envelope, served, num_samples, settings.settle)
     if isinstance(envelope, AcquireRequest):
-        names = [str(i) for i in range(pool.rows)] if ids is None else list(ids)
-        check_keeping(envelope.keep, envelope.control, names, ids is not None)
-        is_excluding = ids is not None and envelope.exclude_labelled
-        known = context.labelled(served.name, names) if is_excluding else set[str]()
-        selection = select(names, known, envelope.control, envelope.k, seed)
-        if len(selection.ranked) < pool.rows:
+        names = None if ids is None else list(ids)
+        selection = _select(context, envelope, served, names, pool.rows, seed)
+        selected = len(selection.ranked) < pool.rows
+        if selected:
             file = io.BytesIO()
             np.savez(file, ranked=selection.ranked, control=selection.control)
-            _keep(folder / SELECTED_FILE, file.getvalue())
-        is_selected = len(selection.ranked) < pool.rows
-        chosen = {"selected": is_selected, "excluded": selection.excluded, "keep": envelope.keep}
-    return Asked(
+            _write(folder / SELECTED_FILE, file.getvalue())
+        race_stages(envelope.race, fields["acquisition"], served.model.manifest.task, num_samples)
+        most_candidates(fields["acquisition"], served.model, pool.rows, envelope.k, num_samples)
+        fields |= {
+            "race": envelope.race,
+            "keep": envelope.keep,
+            "selected": selected,
+            "excluded": selection.excluded,
+        }
+    else:
+        fields["format"] = envelope.format
+    return JobRequest(
         model=served.name,
         version=served.version,
         num_samples=num_samples,
@@ -291,45 +276,27 @@ def _asked(
         rows=pool.rows,
         read_as=pool.read_as,
         ignored=pool.ignored,
-        **asked_of(context, envelope, served, pool.rows),
-        **chosen,
+        **fields,
     )
 
 
-def _asked_to_acquire(
-    _: Context, envelope: AcquireRequest, served: Served, rows: int
-) -> dict[str, Any]:
-    """Return what is asked of /acquire/jobs alone."""
-    task = served.model.manifest.task
-    named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = checked_acquisition(named, task)
-    beta = checked_beta(envelope.beta, acquisition, task)
-    num_samples = envelope.num_samples or served.model.manifest.noise.default_draws
-    candidates_of(acquisition, served.model, rows, envelope.k, num_samples)
-    race_stages(envelope.race, acquisition, task, num_samples)
-    priors = priors_of(envelope, served)
-    return {
-        "acquisition": acquisition,
-        "k": envelope.k,
-        "race": envelope.race,
-        "beta": beta,
-        "priors": priors,
-    }
+def _select(
+    context: Context,
+    envelope: AcquireRequest,
+    served: Served,
+    ids: list[str] | None,
+    rows: int,
+    seed: int,
+) -> Selection:
+    names = [str(i) for i in range(rows)] if ids is None else ids
+    check_keeping(envelope.keep, envelope.control, names, ids is not None)
+    is_excluding = ids is not None and envelope.exclude_labelled
+    labelled = context.labelled(served.name, names) if is_excluding else set[str]()
+    return select(names, labelled, envelope.control, envelope.k, seed)
 
 
-def _asked_to_predict(
-    context: Context, envelope: PredictJobRequest, served: Served, _: int
-) -> dict[str, Any]:
-    """Return what is asked of /predict/jobs alone."""
-    num_samples = envelope.num_samples or served.model.manifest.noise.default_draws
-    options: DecisionOptions = decision_options(
-        envelope, served, num_samples, context.settings.settle
-    )
-    return {"options": options, "priors": options.priors, "format": envelope.format}
-
-
-def _keep(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    """Write a file of a job that is to be, so that it lasts."""
+def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
+    """Write a file to a job's folder, and wait until it is on the disk."""
     try:
         with path.open("wb") as file:
             if isinstance(content, np.ndarray):
@@ -342,17 +309,17 @@ def _keep(path: Path, content: bytes | bytearray | np.ndarray) -> None:
         raise of_disk(error) from error
 
 
-async def _found(request: Request, job: str) -> Job:
-    context, owner = context_of(request), _owner(request)
+async def _find(request: Request, job: str) -> Job:
+    context, owner = context_of(request), key_name(request.scope) or ""
     return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
 
 
 async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
-    """Yield an event each time a job has got further; a comment where nothing has changed for
-    long."""
+    """Yield an event each time a job got further, and a comment after a long time without
+    change."""
     before, told = b"", time.monotonic()
     while True:
-        content = orjson.dumps(_job_json(job, context.settings.job_kept_s))
+        content = orjson.dumps(_job_json(context, job))
         if content != before:
             before, told = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -368,13 +335,13 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
 
 
-def _owner(request: Request) -> str:
-    """Return the name of the request's key, "" where the API is open."""
-    return key_name(request.scope) or ""
+def _answer(
+    context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(orjson.dumps(_job_json(context, job)), status, headers, media_type=JSON)
 
 
-def _job_json(job: Job, kept_s: float) -> dict[str, Any]:
-    """Return what is said of a job."""
+def _job_json(context: Context, job: Job) -> dict[str, Any]:
     asked = job.request
     is_done = job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
@@ -398,11 +365,7 @@ def _job_json(job: Job, kept_s: float) -> dict[str, Any]:
         "created": job.created,
         "begun": job.begun,
         "ended": job.ended,
-        "expires": None if job.ended is None else job.ended + kept_s,
+        "expires": None if job.ended is None else job.ended + context.settings.job_kept_s,
         "error": job.said if job.state == "failed" else None,
         "result": f"/jobs/{job.id}/result" if is_done else None,
     }
-
-
-def _json(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type=JSON)

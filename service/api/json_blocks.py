@@ -39,8 +39,7 @@ _ITEM = _item()
 
 
 class JsonRows:
-    """The rows of a JSON body that were found and not parsed yet; `blocks` are where their text
-    begins and ends."""
+    """The rows of a JSON body, found and not parsed yet; `blocks` are where their text begins and ends."""
 
     def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
@@ -48,7 +47,6 @@ class JsonRows:
         self.count = count
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return self.count
 
     def parsed(self) -> Iterator[list[Any]]:

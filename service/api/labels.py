@@ -22,7 +22,8 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service.api.openapi import ERRORS, problem_content
-from service.api.requests import JSON, parse_json, read_body, request_media_type, rows_array
+from service.api.requests import JSON, parse_json, read_body, request_media_type
+from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
     LabelEntry,

@@ -1,9 +1,12 @@
-"""From a request's fields to the options that its rows are predicted and decided by."""
+"""From a request's fields, or the parameters of other protocols, to the options that its rows are
+predicted and decided by."""
 
 import math
-from typing import Protocol
+import re
+from typing import Any, Protocol
 
 import numpy as np
+import orjson
 from jaxtyping import Int64
 
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
@@ -12,13 +15,22 @@ from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
-from service.api.schemas import Envelope, PredictRequest
-from service.engine.decision import DecisionOptions
+from model_store.inference.prediction import DecisionOptions
+from service.api.schemas import Envelope, PredictRequest, validate
 from service.errors import TooLarge
 from service.settings import Settings
 
 SUMS_TO_1 = 1e-6  # how near shares of classes must come
 NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
+
+
+# Those of /predict that go with any form of an answer.
+KNOWN = tuple(
+    name
+    for name in PredictRequest.model_fields
+    if name not in ("model", "version", "inputs", "groups", "explain")
+)
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Named(Protocol):
@@ -120,7 +132,8 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     if manifest.classes is None:
         raise InvalidInput("priors", f"none, since {served.name} is a regression", "some")
     if manifest.priors is None or label_shift is None:
-        expected = f"none, since {served.name} version {served.version} does not say which shares it was fitted with"
+        version = f"{served.name} version {served.version}"
+        expected = f"none, since {version} does not say which shares it was fitted with"
         raise InvalidInput("priors", expected, "some (a version that is fitted today says it)")
     missing = [name for name in manifest.classes if name not in priors]
     if missing or len(priors) > len(manifest.classes):
@@ -180,7 +193,8 @@ def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         known = f"at most {largest:g}" if largest > 0 else "none"
-        expected = f"{known}, which {served.name} can keep with confidence {envelope.confidence:g} ({rows} rows)"
+        confidence = f"confidence {envelope.confidence:g} ({rows} rows)"
+        expected = f"{known}, which {served.name} can keep with {confidence}"
         raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 
@@ -218,3 +232,45 @@ def _risk(
             "risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}"
         )
     return wanted
+
+
+def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
+    strings of JSON.
+
+    Raises:
+        InvalidInput: naming the parameter that is not known, or is no JSON.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in KNOWN:
+            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
+            raise InvalidInput(
+                place, f"one of {', '.join(sorted((*KNOWN, *also)))}", "an unknown one"
+            )
+        if isinstance(value, str):
+            try:
+                value = orjson.loads(value.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                raise InvalidInput(
+                    f"{where}.{name}", "a number, or one as a string", "another string"
+                ) from None
+        fields[name] = value
+    return fields
+
+
+def envelope_of(
+    model: str | None, version: str | None, fields: dict[str, Any], where: str
+) -> PredictRequest:
+    """Return the envelope of a request whose fields came as parameters.
+
+    Raises:
+        InvalidInput: naming the parameter that is wrong.
+    """
+    content = {"inputs": [], **fields}
+    content |= {} if model is None else {"model": model}
+    content |= {} if version is None else {"version": version}
+    try:
+        return validate(PredictRequest, content)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}.{error.field}", error.expected, error.got) from None

@@ -1,40 +1,89 @@
 """`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike
-the data."""
+the data.
 
+Every protocol predicts by `predict`: admission, the client's share, memory, the deadline, the
+micro-batch, the decision, drift and metrics. A route reads a request, `ToPredict`, and names the
+`Encoder` of its answer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from jaxtyping import Bool, Int64
+from jaxtyping import Float64, Int64
 
-from model_store.inference.explanation import explain
-from model_store.inference.prediction import Prediction
-from service.api.explanations import Explained
+from model_store.artifacts.manifest import InputSpec
+from model_store.inference.explanation import explain, rows_as_usual
+from model_store.inference.prediction import (
+    DecisionOptions,
+    Prediction,
+    check_computed,
+    decide,
+)
+from model_store.sources.columns import OddCells, unknown_categories, usual_row
+from model_store.sources.row_file import RowFile
+from model_store.types import Pause
+from service.api.explanations import Explained, explanation_bytes
 from service.api.openapi import ERRORS, request_body
-from service.api.predictions import PredictAnswer
-from service.api.requests import JSON, NPZ, header, read_body
+from service.api.options import (
+    decision_options,
+    groups_of,
+    num_samples_of,
+    refuse_too_many_explained,
+    refuse_too_many_samples,
+)
+from service.api.predictions import PredictAnswer, Results
+from service.api.requests import JSON, NPZ, SMALL_JSON_BYTES, header, read_body
 from service.api.responses import (
     NUMBERS_AT_ONCE,
-    json_rows,
-    numbers_a_row,
+    Answer,
+    answer_bytes,
     predict_json,
-    predict_json_parts,
     predict_npz,
     response,
-    with_samples,
 )
+from service.api.rows import Rows
 from service.api.schemas import PredictRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.decision import Decision, DecisionOptions, decide
+from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
-from service.predicting import INPUTS, Asked, ToExplain, predict
+from service.models.models import Served
 
-Answer = tuple[list[bytes], Bool[np.ndarray, "N"]]  # in parts, and which rows are flagged
+T = TypeVar("T")
 Groups = Int64[np.ndarray, "N"] | None
+Encoder = Callable[[Answer, Pause], list[bytes]]
+
+INPUTS = "inputs"  # the field that errors name rows by
+FEW_ROWS = 8  # of a request whose answer takes no time to write
 
 router = APIRouter()
+
+
+@dataclass(eq=False)
+class ToPredict:
+    """A request to predict rows, as it was read. `rows` are let go of once they are numbers."""
+
+    call: Call
+    envelope: PredictRequest
+    served: Served
+    rows: Rows | RowFile | None
+
+    @property
+    def num_rows(self) -> int:
+        assert self.rows is not None
+        return self.rows.rows if isinstance(self.rows, RowFile) else len(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ToExplain:
+    """Odd cells of rows that came as objects, and rows with one column after the other as usual."""
+
+    cells: list[OddCells] | None
+    as_usual: Prediction | None
 
 
 @router.post(
@@ -47,98 +96,157 @@ async def post_predict(request: Request) -> Response:
     data."""
     context = context_of(request)
     asked = await _read(context, context.begin(request))
-    as_arrays = NPZ in header(request, b"accept")
-    answer = await predict(context, asked, AsArrays() if as_arrays else AsJson())
-    return response(answer, NPZ if as_arrays else JSON)
+    if NPZ in header(request, b"accept"):
+        return response(await predict(context, asked, predict_npz, as_arrays=True), NPZ)
+    return response(await predict(context, asked, predict_json), JSON)
 
 
-async def _read(context: Context, call: Call) -> Asked:
+async def _read(context: Context, call: Call) -> ToPredict:
     """Return what a request asks; its body goes with its rows."""
     settings = context.settings
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     envelope, rows = await context.read(call, body, PredictRequest, INPUTS, settings.max_rows)
-    return Asked(call, envelope, await context.served(call, envelope), rows)
+    return ToPredict(call, envelope, await context.served(call, envelope), rows)
 
 
-class AsJson:
-    """Answers as JSON."""
+async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
+    """Return the result of work that reads so many bytes: few at once, many away from the event
+    loop."""
+    if size <= SMALL_JSON_BYTES:
+        return work()
+    return await context.threads.requests.run(call, size, work)
 
-    as_arrays = False
 
-    def write(
-        self,
-        job: Job,
-        predicted: Predicted,
-        options: DecisionOptions,
-        groups: Groups,
-        to_explain: ToExplain | None,
-    ) -> Answer:
-        """Return an answer. What is decided of few rows may be that of others in their micro-batch
-        too."""
-        served, batch = job.served, predicted.batch
-        prediction = (
-            predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
-        )
-        if to_explain is not None:
-            decision = decide(prediction, options)
-            as_usual, cells = to_explain.as_usual, to_explain.cells
-            why = explain(served.model, prediction, job.x, as_usual, job.call.pause)
-            manifest = served.model.manifest
-            parts = predict_json_parts(
-                job, predicted, options, decision, Explained(manifest, why, cells)
-            )
-            return parts, decision.flag
-        if len(job.x) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
-            decision = decide(prediction, options)
-            return predict_json_parts(job, predicted, options, decision), decision.flag
-        # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch
-        # that ask alike and
-        # bring no groups.
-        is_shared = options.fdr is None and groups is None
-        shared = batch.shared(options, partial(_decided, job, options)) if is_shared else None
-        if shared is not None:
-            flags, rows = shared[0].flag[predicted.rows], shared[1][predicted.rows]
+async def predict(
+    context: Context, asked: ToPredict, encode: Encoder, as_arrays: bool = False
+) -> list[bytes]:
+    """Predict a request's rows and return the answer in parts; `as_arrays` takes less memory.
+
+    Raises:
+        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
+        ClientDisconnect: if the client hangs up.
+    """
+    settings, call, envelope, served = context.settings, asked.call, asked.envelope, asked.served
+    manifest, reservation, num_rows = served.model.manifest, call.reservation, asked.num_rows
+    num_samples = num_samples_of(envelope, served, settings)
+    options = decision_options(envelope, served, num_samples, settings.settle)
+    groups = groups_of(envelope, num_rows, served)
+    refuse_too_many_samples(envelope, num_rows, num_samples, served, settings.max_answer_numbers)
+    refuse_too_many_explained(envelope, num_rows, served, settings)
+    more = rows_to_explain(manifest.input) if envelope.explain else 0
+    all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
+    with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+        cells = None
+        if isinstance(asked.rows, RowFile):
+            x = await context.pool_rows(call, asked.rows, served)
         else:
-            decision, rows = _decided(job, options, prediction)
-            flags = decision.flag
-        if predicted.samples is not None:
-            rows = with_samples(rows, predicted.samples, batch.prediction.scores)
-        return [
-            predict_json(served, predicted.num_samples, predicted.seed, options, job.x, rows)
-        ], flags
+            assert asked.rows is not None
+            x = await context.rows(call, asked.rows, served, INPUTS)
+            if envelope.explain and manifest.input.columns:
+                cells = await context.odd_cells(call, asked.rows, served)
+        asked.rows = None  # which may be many times as large
+        reservation.shrink(x.nbytes)
+        keep, rule, priors = envelope.return_samples, options.rule, options.priors
+        job = Job(served, x, num_samples, envelope.seed, call, rule, keep, priors=priors)
+        kept_draws = num_samples if keep else 0
+        size = kept_bytes(job) + answer_bytes(manifest, len(x), kept_draws, as_arrays)
+        reservation.reserve(size, "answer")
+        if envelope.explain:
+            size = explanation_bytes(manifest, len(x), as_arrays) + more * x.nbytes
+            reservation.reserve(size + kept_bytes(job, more * len(x)), "explain")
+        predicted = await context.engine.predict(job)
+        to_explain = None
+        if envelope.explain:
+            as_usual = await _predict_as_usual(context, job, predicted) if more else None
+            to_explain = ToExplain(cells, as_usual)
+        write = partial(_write, context, job, predicted, options, groups, encode, to_explain)
+        if len(x) <= FEW_ROWS and not keep and not envelope.explain:
+            parts, flags = write()
+        else:
+            parts, flags = await context.threads.answers.run(call, reservation.held, write)
+    call.record.add_phases(predicted.phases)
+    call.record.add_usage(served.name, served.version, len(x), num_samples, flags)
+    del x, job, predicted, write  # an answer may take long to be read
+    reservation.shrink(sum(map(len, parts)))
+    return parts
 
 
-class AsArrays:
-    """Answers as npz."""
-
-    as_arrays = True
-
-    def write(
-        self,
-        job: Job,
-        predicted: Predicted,
-        options: DecisionOptions,
-        groups: Groups,
-        to_explain: ToExplain | None,
-    ) -> Answer:
-        """Return an answer."""
-        prediction = (
-            predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
-        )
-        decision, explained = decide(prediction, options), None
-        if to_explain is not None:
-            as_usual = to_explain.as_usual
-            why = explain(job.served.model, prediction, job.x, as_usual, job.call.pause)
-            explained = Explained(job.served.model.manifest, why, to_explain.cells)
-        job.call.pause()
-        return [
-            predict_npz(job.served, predicted, options, job.x, decision, explained)
-        ], decision.flag
+def rows_to_explain(spec: InputSpec) -> int:
+    """Return how many more rows are predicted for each that is explained: itself, and once for each
+    column."""
+    return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
-def _decided(
-    job: Job, options: DecisionOptions, prediction: Prediction
-) -> tuple[Decision, list[dict[str, Any]]]:
-    """Return what is decided of rows, and what JSON says of each."""
-    decision = decide(prediction, options)
-    return decision, json_rows(job.served, job.num_samples, prediction, decision)
+async def _predict_as_usual(context: Context, job: Job, predicted: Predicted) -> Prediction:
+    """Return the prediction of a job's `rows_as_usual` under its own draws."""
+    columns = job.served.model.manifest.input.columns
+    work = partial(rows_as_usual, columns, job.x, job.call.pause)
+    x = await context.threads.requests.run(job.call, job.x.nbytes, work)
+    again = Job(job.served, x, job.num_samples, predicted.seed, job.call, priors=job.priors)
+    return (await context.engine.predict(again)).prediction
+
+
+def _write(
+    context: Context,
+    job: Job,
+    predicted: Predicted,
+    options: DecisionOptions,
+    groups: Groups,
+    encode: Encoder,
+    to_explain: ToExplain | None,
+) -> tuple[list[bytes], int]:
+    """Return the answer in parts and how many rows are flagged, and note both where rows are
+    watched and counted.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot predict.
+    """
+    served, scores = job.served, predicted.batch.prediction.scores
+    overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
+    check_computed(overall, INPUTS)
+    results, rows = _decide(job, predicted, options, groups, to_explain)
+    columns = served.model.manifest.input.columns
+    unknown = unknown_categories(job.x, columns) if columns else {}
+    answer = Answer(results, rows, predicted.seed, options, unknown)
+    parts = encode(answer, job.call.pause)
+    if job.seed is None:  # else a replay
+        served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
+    num_flags = int(np.count_nonzero(answer.flags))
+    context.metrics.count_prediction(
+        served.key, scores.overall, overall, job.num_samples, num_flags
+    )
+    return parts, num_flags
+
+
+def _decide(
+    job: Job,
+    predicted: Predicted,
+    options: DecisionOptions,
+    groups: Groups,
+    to_explain: ToExplain | None,
+) -> tuple[Results, slice]:
+    """Return results, and which rows of them are the job's.
+
+    Rows are decided one by one, but for `fdr`. So what is decided of a few rows may be that of
+    their whole micro-batch, once for all of its requests that ask alike.
+    """
+    manifest = job.served.model.manifest
+
+    def results(prediction: Prediction, explained: Explained | None = None) -> Results:
+        decision, samples = decide(prediction, options), predicted.samples
+        return Results.of(manifest, job.num_samples, prediction, decision, samples, explained)
+
+    is_small = len(job.x) * (20 + 2 * manifest.output_size) <= NUMBERS_AT_ONCE
+    is_plain = predicted.samples is None and groups is None and to_explain is None
+    if is_small and is_plain and options.fdr is None:
+        whole = predicted.batch.shared(options, results)
+        if whole is not None:
+            return whole, predicted.rows
+    prediction, explained = predicted.prediction, None
+    if groups is not None:
+        prediction = prediction.of_groups(groups)
+    if to_explain is not None:
+        as_usual, model = to_explain.as_usual, job.served.model
+        why = explain(model, prediction, job.x, as_usual, job.call.pause)
+        explained = Explained(manifest, why, to_explain.cells)
+    return results(prediction, explained), slice(None)

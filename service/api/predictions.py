@@ -1,6 +1,7 @@
 """What an answer says of a row: the fields of a prediction, in the order of JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import Field as Limits
 
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
-from model_store.inference.prediction import Prediction
+from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import DETECTED, AnyScores
@@ -27,7 +28,6 @@ from service.api.fields import (
     named_arrays,
     of_task,
 )
-from service.engine.decision import Decision
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,57 @@ class Results:
     def __len__(self) -> int:
         return len(self.decision.flag)
 
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        num_samples: int,
+        prediction: Prediction,
+        decision: Decision,
+        samples: Float[np.ndarray, "K N C"] | None = None,
+        explained: Explained | None = None,
+    ) -> "Results":
+        scores, of_draws = reported(prediction.scores), samples
+        by_row = None if of_draws is None else of_draws.transpose(1, 0, 2)
+        return cls(manifest, num_samples, scores, prediction, decision, by_row, explained)
+
+    def take(self, rows: slice) -> "Results":
+        """Return those of some rows."""
+        prediction = self.prediction.take(rows)
+        return replace(
+            self,
+            scores=reported(prediction.scores),
+            prediction=prediction,
+            decision=self.decision.take(rows),
+            samples=None if self.samples is None else self.samples[rows],
+            explained=None if self.explained is None else self.explained.take(rows),
+        )
+
     @property
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes or ()
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        """What JSON says of each row. Infinite bounds become null in it."""
+        return json_objects(self._fields, self, len(self))
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What an answer in arrays says of each row."""
+        return dict(named_arrays(self._fields, self))
+
+    @property
+    def _fields(self) -> "list[Field]":
+        """The fields of the task, without what was not asked for."""
+        optional = {"samples": self.samples, "explanation": self.explained}
+        fields = BY_TASK[self.manifest.task]
+        return [f for f in fields if not f.is_optional or optional[f.name] is not None]
+
+
+def reported(scores: AnyScores) -> AnyScores:
+    """Return the scores as they are answered: of a regression, of the target in its own units."""
+    return scores if isinstance(scores, Scores) else scores.in_units
 
 
 class DetectorAnswer(BaseModel):
@@ -414,18 +462,6 @@ class PredictAnswer(BaseModel):
     priors: dict[str, float] | None
     unknown_categories: dict[str, int]
     predictions: list[PredictionAnswer] | list[RegressionAnswer]
-
-
-def given_fields(results: Results) -> list[Field]:
-    """Return the fields of an answer: those of its task, without what was not asked for."""
-    optional = {"samples": results.samples, "explanation": results.explained}
-    fields = BY_TASK[results.manifest.task]
-    return [field for field in fields if not field.is_optional or optional[field.name] is not None]
-
-
-def row_objects(results: Results) -> list[dict[str, Any]]:
-    """Return what JSON says of each row. Infinite bounds become null in it."""
-    return json_objects(given_fields(results), results, len(results))
 
 
 def part_names(manifest: Manifest) -> dict[str, tuple[str, ...]]:

@@ -11,46 +11,53 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from model_store.acquisition.choice import candidates_of, checked_acquisition, checked_beta
+from model_store.acquisition.choice import most_candidates
 from model_store.artifacts.place import is_url
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from service.api.options import decision_options, num_samples_of, priors_of
+from service.api.options import num_samples_of
 from service.api.schemas import AcquireRequest, PredictRequest, validate
+from service.batch.computation import StorePlace, request_fields, whole_path
+from service.batch.data_set import (
+    OUT,
+    REJECTS,
+    SOURCE,
+    DataSetRequest,
+    Plan,
+    begin,
+    default_shard_rows,
+)
 from service.batch.files import Files, Stopped, files_at
-from service.batch.here import At, run_here
-from service.batch.job import OUT, REJECTS, SOURCE, Asked, Job, begun, shard_rows_of
-from service.batch.progress import Progress
 from service.batch.ranking import RANKING, RankedParts
-from service.batch.shard_work import Said, Told, digest_of, store_of
+from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_here
 from service.models.reservoir import fresh_seed
 from service.settings import Settings, processors
 
 DONE = "done.json"
 MAX_REJECTS = 0.01
+REPORT_S = 0.5  # between lines on a terminal, where each takes the place of the one before
+REPORT_SELDOM_S = 10.0  # elsewhere
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, as options name it."""
+    """A model, as options of requests take it."""
 
     model: Model
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.model.manifest.name
 
     @property
     def version(self) -> str:
-        """Its version."""
         return self.model.manifest.version
 
 
@@ -77,89 +84,52 @@ def _parser(command: str) -> argparse.ArgumentParser:
         prog=f"python -m service {command}",
         description=f"{about} a data set of Parquet files: see docs/data-sets.md. Started again, it goes on.",
     )
-    add = parser.add_argument
-    add(
-        "source",
-        metavar="SRC",
-        help="a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix",
-    )
+
+    def add(name: str, metavar: str, about: str, **options: Any) -> None:
+        parser.add_argument(name, metavar=metavar, help=about, **options)
+
+    add("source", "SRC", "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix")
     add(
         "--out",
-        metavar="DST",
+        "DST",
+        "a folder or a bucket's URL, empty or of this job",
         required=command == "score",
-        help="a folder or a bucket's URL, empty or of this job",
     )
-    add("--model", metavar="NAME", help="a published model; may be left out where there is one")
-    add("--version", default="latest", metavar="V", help="a number or an alias (latest)")
-    add(
-        "--num-samples",
-        type=int,
-        metavar="N",
-        help="posterior draws; by default the model's own number",
-    )
+    add("--model", "NAME", "a published model; may be left out where there is one")
+    add("--version", "V", "a number or an alias (latest)", default="latest")
+    add("--num-samples", "N", "posterior draws; by default the model's own number", type=int)
     add(
         "--seed",
+        "S",
+        "of the draws; by default one that nobody can foresee, kept in DST",
         type=int,
-        metavar="S",
-        help="of the draws; by default one that nobody can foresee, kept in DST",
     )
-    add("--priors", metavar="JSON", help="shares of all classes, an object keyed by class")
+    add("--priors", "JSON", "shares of all classes, an object keyed by class")
     if command == "score":
-        add("--fpr", type=float, metavar="P", help="false-positive rate of the flag (0.05)")
-        add("--fdr", type=float, metavar="P", help=argparse.SUPPRESS)
-        add("--coverage", type=float, metavar="P", help="of prediction sets and intervals (0.95)")
-        add(
-            "--confidence",
-            type=float,
-            metavar="P",
-            help="with which coverage is kept; by default on average",
-        )
-        add(
-            "--risk",
-            type=float,
-            metavar="P",
-            help="abstain where a label is wrong with a larger probability",
-        )
-        add("--settle", type=float, metavar="T", help="tolerance at which a row stops drawing")
+        add("--fpr", "P", "false-positive rate of the flag (0.05)", type=float)
+        add("--fdr", "P", argparse.SUPPRESS, type=float)
+        add("--coverage", "P", "of prediction sets and intervals (0.95)", type=float)
+        add("--confidence", "P", "with which coverage is kept; by default on average", type=float)
+        add("--risk", "P", "abstain where a label is wrong with a larger probability", type=float)
+        add("--settle", "T", "tolerance at which a row stops drawing", type=float)
     else:
-        add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
-        add(
-            "--acquisition",
-            metavar="NAME",
-            help="what to choose rows by: as /acquire has it (bald)",
+        parser.add_argument(
+            "-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)"
         )
-        add(
-            "--beta",
-            type=float,
-            metavar="B",
-            help="of power_bald: rows are taken by chance, BALD^B their weights (1)",
-        )
-        add("--exclude", type=Path, metavar="FILE", help="ids that are left out, one a line")
+        add("--acquisition", "NAME", "what to choose rows by: as /acquire has it (bald)")
+        beta = "of power_bald: rows are taken by chance, BALD^B their weights (1)"
+        add("--beta", "B", beta, type=float)
+        add("--exclude", "FILE", "ids that are left out, one a line", type=Path)
+    workers = "processes, one thread each; by default one for each processor"
+    add("--workers", "N", workers, type=int)
     add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes, one thread each; by default one for each processor",
+        "--ray", "ADDRESS", "run on Ray: `local` starts it here, `auto` or host:port join a cluster"
     )
-    add(
-        "--ray",
-        metavar="ADDRESS",
-        help="run on Ray: `local` starts it here, `auto` or host:port join a cluster",
-    )
-    add(
-        "--max-rejects",
-        type=float,
-        default=MAX_REJECTS,
-        metavar="SHARE",
-        help="of all rows, that may be unreadable",
-    )
-    add(
-        "--shard-rows",
-        type=int,
-        metavar="N",
-        help="most rows of a part; by default 32768, fewer of wide rows",
-    )
-    add("--quiet", action="store_true", help="say nothing of progress")
+    rejects = "of all rows, that may be unreadable"
+    add("--max-rejects", "SHARE", rejects, type=float, default=MAX_REJECTS)
+    rows = "most rows of a part; by default 32768, fewer of wide rows"
+    add("--shard-rows", "N", rows, type=int)
+    parser.add_argument("--quiet", action="store_true", help="say nothing of progress")
     return parser
 
 
@@ -170,39 +140,37 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
     excluded = _excluded(getattr(options, "exclude", None))
-    loaded = _loaded(options, settings)
-    asked = _asked(command, options, settings, loaded, excluded)
+    loaded = _load(options, settings)
+    request = _request(command, options, settings, loaded, excluded)
     with _output(options) as place:
         source, out = files_at(options.source, SOURCE), files_at(place, OUT)
         _refuse_overlap(options.source, place)
         out.check_output()
-        check_rows = partial(_check_rows, asked, loaded.model)
-        job = begun(
-            out, source, asked, options.seed is not None, loaded.model.manifest.input, check_rows
+
+        def check_rows(rows: int) -> None:
+            most_candidates(request.acquisition, loaded.model, rows, request.k, request.num_samples)
+
+        spec = loaded.model.manifest.input
+        plan = begin(out, source, request, options.seed is not None, spec, check_rows)
+        to_workers = WorkerOptions(
+            whole_path(options.source), whole_path(place), StorePlace.of(settings), tuple(excluded)
         )
-        told = Told(
-            *(_whole(options.source), _whole(place), _whole(str(settings.store))),
-            *(str(settings.cache.resolve()), settings.cache_bytes),
-            None if settings.verify_key_file is None else str(settings.verify_key_file.resolve()),
-            tuple(excluded),
-        )
-        progress = _worked(job, out, told, options)
+        progress = _work(plan, out, to_workers, options)
         if command == "acquire":
-            parts = RankedParts(job, out, source, loaded.model)
+            parts = RankedParts(plan, out, source, loaded.model)
             ranked = parts.ranking()
             if options.out is None:
                 print(json.dumps(parts.answer(ranked)))
             else:
                 parts.write(ranked)
-        done = {"rows": job.rows, "rejected": progress.rejected, "parts": len(job.shards)}
+        done = {"rows": plan.rows, "rejected": progress.rejected, "parts": len(plan.shards)}
         out.create(DONE, json.dumps(done).encode() + b"\n")
         out.clear()
-    _tell(options, job, progress)
+    _print_end(options, plan, progress)
 
 
-def _loaded(options: argparse.Namespace, settings: Settings) -> Loaded:
-    """Return the model that the options mean."""
-    store = store_of(settings)
+def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
+    store = StorePlace.of(settings).open()
     name = options.model or settings.default_model
     if name is None:
         names = store.names()
@@ -214,44 +182,33 @@ def _loaded(options: argparse.Namespace, settings: Settings) -> Loaded:
     return Loaded(Model.load(store.open(name, store.resolve(name, options.version), wanted=NEEDED)))
 
 
-def _asked(
+def _request(
     command: str,
     options: argparse.Namespace,
     settings: Settings,
     loaded: Loaded,
     excluded: list[str],
-) -> Asked:
+) -> DataSetRequest:
     """Return what is asked, checked as a request is."""
-    kind = PredictRequest if command == "score" else AcquireRequest
-    names = (
-        "num_samples",
-        "seed",
-        "priors",
-        "fpr",
-        "fdr",
-        "coverage",
-        "confidence",
-        "risk",
-        "settle",
-    )
-    given = {name: getattr(options, name, None) for name in (*names, "k", "acquisition", "beta")}
-    if given["priors"] is not None:
-        given["priors"] = _json(given["priors"])
-    rows: dict[str, Any] = {"inputs": []} if command == "score" else {}
-    envelope = validate(
-        kind, {name: value for name, value in given.items() if value is not None} | rows
-    )
     model = loaded.model
+    names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
+    given: dict[str, Any] = {"inputs": []} if command == "score" else {}
+    for name in (*names, "settle", "k", "acquisition", "beta"):
+        value = getattr(options, name, None)
+        if value is not None:
+            given[name] = _json(value) if name == "priors" else value
+    envelope = validate(PredictRequest if command == "score" else AcquireRequest, given)
+    assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = num_samples_of(envelope, loaded, settings)
-    basics: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": loaded.name,
         "version": loaded.version,
-        "manifest": digest_of(model.manifest),
+        "manifest": manifest_digest(model.manifest),
         "num_samples": num_samples,
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows
-        or shard_rows_of(model.row_size, model.manifest.output_size),
-        "priors": priors_of(envelope, loaded),
+        or default_shard_rows(model.row_size, model.manifest.output_size),
+        **request_fields(envelope, loaded, num_samples, settings.settle),
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:
@@ -259,16 +216,9 @@ def _asked(
                 "none of a data set, whose rows are not decided together (p_value is in the parts)"
             )
             raise InvalidInput("fdr", expected, "one")
-        decided = decision_options(envelope, loaded, num_samples, settings.settle)
-        return Asked("score", **basics, options=decided)
-    assert isinstance(envelope, AcquireRequest)
-    task = model.manifest.task
-    acquisition = checked_acquisition(options.acquisition, task)
-    beta = checked_beta(envelope.beta, acquisition, task)
-    digest = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return Asked(
-        "acquire", **basics, acquisition=acquisition, k=envelope.k, beta=beta, exclude=digest
-    )
+        return DataSetRequest(kind="score", **fields)
+    exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
+    return DataSetRequest(kind="acquire", **fields, exclude=exclude)
 
 
 def _json(text: str) -> Any:
@@ -276,10 +226,6 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise InvalidInput("priors", "a JSON object", "something else") from None
-
-
-def _check_rows(asked: Asked, model: Model, rows: int) -> None:
-    candidates_of(asked.acquisition, model, rows, asked.k, asked.num_samples)
 
 
 def _excluded(file: Path | None) -> list[str]:
@@ -299,19 +245,14 @@ def _refuse_overlap(source: str, out: str) -> None:
     """Raise InvalidInput if the output would be among the data."""
     if is_url(source) != is_url(out):
         return
-    inner, outer = _whole(out).rstrip("/") + "/", _whole(source).rstrip("/") + "/"
+    inner, outer = (whole_path(place).rstrip("/") + "/" for place in (out, source))
     if inner.startswith(outer):
         raise InvalidInput(OUT, "a place outside the data set", out)
 
 
-def _whole(place: str) -> str:
-    """Return a place as every process finds it."""
-    return place if is_url(place) else str(Path(place).resolve())
-
-
 @contextmanager
 def _output(options: argparse.Namespace) -> Iterator[str]:
-    """Yield where the output goes: a folder for the time being where nobody names one."""
+    """Yield where the output goes: by default a temporary folder."""
     if options.out is not None:
         yield options.out
         return
@@ -324,70 +265,135 @@ def _output(options: argparse.Namespace) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _worked(job: Job, out: Files, told: Told, options: argparse.Namespace) -> Progress:
+def _work(
+    plan: Plan, out: Files, to_workers: WorkerOptions, options: argparse.Namespace
+) -> "Progress":
     """Have all shards done that are not, and return what it took.
 
     Raises:
-        Stopped: if more rows cannot be read than may be.
-        InvalidInput: as a shard's worker says it.
+        Stopped: if more rows cannot be read than may be, or with a worker's error.
     """
     names = out.names()
-    done = {shard.number for shard in job.shards if job.part(shard.number) in names}
-    todo = [shard.number for shard in job.shards if shard.number not in done]
+    done = {shard.number for shard in plan.shards if plan.part(shard.number) in names}
+    todo = [shard.number for shard in plan.shards if shard.number not in done]
     rejected, reasons = 0, list[str]()
     for number in sorted(done):
-        if job.rejects(number) in names:
-            lines = (out.read(job.rejects(number)) or b"").splitlines()
+        if plan.rejects(number) in names:
+            lines = (out.read(plan.rejects(number)) or b"").splitlines()
             rejected += len(lines)
             reasons += [json.loads(line)["reason"] for line in lines[:1]]
-    progress = Progress(job, done, rejected, options.quiet)
-    _check_rejects(job, progress, reasons, options)
+    progress = Progress(plan, done, rejected, options.quiet)
+    _check_rejects(progress, reasons, plan, options)
     if not todo:
         return progress
+    running: Generator[ShardResult | RowsDone, None, None]
     if options.ray is None:
-        running: Generator[At | Said, None, None] = run_here(
-            told, todo, options.workers or processors()
-        )
+        running = run_here(to_workers, plan, todo, options.workers or processors())
     else:
         from service.batch.on_ray import run_on_ray
 
-        running = run_on_ray(told, todo, options.ray, options.workers)
+        running = run_on_ray(to_workers, todo, options.ray, options.workers)
     with closing(running):
-        for said in running:
-            if isinstance(said, At):
-                progress.at(said.shard, said.rows)
+        for result in running:
+            if isinstance(result, RowsDone):
+                progress.at(result.shard, result.rows)
                 continue
-            if said.error is not None:
-                raise Stopped(said.error)
-            progress.done(said.shard, said.rejected, said.row_draws, said.cpu_s)
-            reasons += said.reasons
-            _check_rejects(job, progress, reasons, options)
+            if result.error is not None:
+                raise Stopped(result.error)
+            progress.done(result.shard, result.rejected, result.row_draws, result.cpu_s)
+            reasons += result.reasons
+            _check_rejects(progress, reasons, plan, options)
         progress.end()
     return progress
 
 
 def _check_rejects(
-    job: Job, progress: Progress, reasons: list[str], options: argparse.Namespace
+    progress: "Progress", reasons: list[str], plan: Plan, options: argparse.Namespace
 ) -> None:
-    if progress.rejected > options.max_rejects * job.rows:
+    if progress.rejected > options.max_rejects * plan.rows:
         got = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
         raise Stopped(
-            f"source: expected at most {options.max_rejects:g} of {job.rows} rows that cannot be "
+            f"source: expected at most {options.max_rejects:g} of {plan.rows} rows that cannot be "
             f"read, got {got}"
         )
 
 
-def _tell(options: argparse.Namespace, job: Job, progress: Progress) -> None:
-    """Say what was done."""
+def _print_end(options: argparse.Namespace, plan: Plan, progress: "Progress") -> None:
     if options.quiet or options.out is None:
         return
-    what = "scored" if job.asked.kind == "score" else "ranked"
-    rejected = (
-        f", {progress.rejected:,} rejected ({options.out}/{REJECTS})" if progress.rejected else ""
-    )
-    where = "" if what == "scored" else f", {RANKING}.json"
+    request = plan.request
+    done, where = ("scored", "") if request.kind == "score" else ("ranked", f", {RANKING}.json")
+    rejected = f", {progress.rejected:,} rejected ({options.out}/{REJECTS})"
     print(
-        f"{job.rows:,} rows {what} by {job.asked.model} version {job.asked.version}, seed "
-        f"{job.asked.seed}{rejected}"
+        f"{plan.rows:,} rows {done} by {request.model} version {request.version}, seed "
+        f"{request.seed}{rejected if progress.rejected else ''}"
         f": {options.out}{where}; {progress.cost}, {progress.elapsed_s:,.0f} s"
     )
+
+
+class Progress:
+    """Counts what is done, and now and then prints it in one line on standard error."""
+
+    def __init__(self, plan: Plan, done: set[int], rejected: int, quiet: bool) -> None:
+        self._plan, self._quiet = plan, quiet
+        self._done = len(done)
+        self._rows_before = self._rows = sum(plan.shards[number].rows for number in done)
+        self._at: dict[int, int] = {}
+        self._began = time.monotonic()
+        self._printed = 0.0
+        self.rejected = rejected
+        self.row_draws = 0
+        self.cpu_s = 0.0
+
+    def at(self, shard: int, rows: int) -> None:
+        self._at[shard] = rows
+        self._print()
+
+    def done(self, shard: int, rejected: int, row_draws: int, cpu_s: float) -> None:
+        self._at.pop(shard, None)
+        self._done += 1
+        self._rows += self._plan.shards[shard].rows
+        self.rejected += rejected
+        self.row_draws += row_draws
+        self.cpu_s += cpu_s
+        self._print()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def line(self) -> str:
+        rows, all_rows = self._rows + sum(self._at.values()), self._plan.rows
+        rate = (rows - self._rows_before) / max(self.elapsed_s, 1e-9)
+        left = "" if rate == 0 else f", {rate:,.0f} rows/s, {_clock((all_rows - rows) / rate)} left"
+        return (
+            f"{100 * rows / all_rows:3.0f} %  {rows:,} of {all_rows:,} rows, {self._done} of "
+            f"{len(self._plan.shards)} parts{left}; {self.cost}"
+            + (f"; {self.rejected:,} rejected" * bool(self.rejected))
+        )
+
+    @property
+    def cost(self) -> str:
+        return f"{self.row_draws:,} rows x draws, {self.cpu_s:,.0f} processor seconds"
+
+    def end(self) -> None:
+        """Leave the last line."""
+        if not self._quiet and sys.stderr.isatty() and self._printed:
+            sys.stderr.write(f"\r\x1b[K{self.line()}\n")
+            sys.stderr.flush()
+
+    def _print(self) -> None:
+        is_terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        if self._quiet or now - max(self._printed, self._began) < (
+            REPORT_S if is_terminal else REPORT_SELDOM_S
+        ):
+            return
+        self._printed = now
+        sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")
+        sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,14 +1,13 @@
 """Where data sets and outputs lie: a folder, or a bucket. What is written appears whole, once, and
 never changes.
 
-`Files` is all that differs. A file of a data set is read through a `Copy`, a path of this machine
-that has what is needed of it; of a folder it is the file itself.
+A file of a data set is read through a `Copy`, a path of this machine that has the bytes that are
+needed; of a folder it is the file itself.
 """
 
 import os
 import tempfile
 import uuid
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,73 +43,28 @@ class Listed:
 
     @property
     def of_folders(self) -> dict[str, str | None]:
-        """What the names of its folders say of all its rows, as `date=2024-01-01`; None where they
-        say nothing."""
+        """Columns that the names of its folders give to all its rows, as `date=2024-01-01`."""
         pairs = (folder.partition("=") for folder in self.name.split("/")[:-1])
         values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
     def changed(self) -> InvalidInput:
-        """Return what is said where it is another by now."""
-        return InvalidInput(
-            "source", f"{self.name} as it was when the job began", "another, or none"
-        )
+        """Return the error of a file that is another by now."""
+        expected = f"{self.name} as it was when the job began"
+        return InvalidInput("source", expected, "another, or none")
 
 
 class Copy:
-    """A file as libraries open it: `path`, in which all bytes that were needed are right."""
+    """A file as libraries open it: `path`, in which the bytes that were needed are right."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def need(self, first: int, end: int) -> None:
-        """Have bytes `first` to `end` there, and the footer; others may not be."""
+        """Make bytes `first` to `end` available, besides the footer."""
 
     def close(self) -> None:
-        """Let go of it."""
-
-
-class Files(ABC):
-    """A data set, or an output. Any method may raise a DubitoError that says in one line what is
-    wrong."""
-
-    @abstractmethod
-    def data(self) -> list[Listed]:
-        """Return the data set's Parquet files in the order of their names, those that begin with .
-        or _ aside."""
-
-    @abstractmethod
-    def open(self, listed: Listed) -> Copy:
-        """Open a file of the data set; raises InvalidInput if it is not as it was listed."""
-
-    @abstractmethod
-    def check_output(self) -> None:
-        """Raise InvalidInput, with the reason, if this is no place for an output."""
-
-    @abstractmethod
-    def names(self) -> set[str]:
-        """Return the names of all files, but for drafts."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes | None:
-        """Return a file, None if there is none."""
-
-    @abstractmethod
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none; return whether there was none."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove what killed writers left behind, once nothing is left to be written."""
-
-
-def files_at(place: str, field: str) -> Files:
-    """Return the files of a folder, or a bucket's URL; `field` is the option that named it.
-
-    Raises:
-        InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
-    """
-    return BucketFiles(place, field) if is_url(place) else LocalFiles(Path(place), field)
+        """Release the file."""
 
 
 def _is_data(name: str) -> bool:
@@ -119,15 +73,16 @@ def _is_data(name: str) -> bool:
     )
 
 
-class LocalFiles(Files):
-    """Files below a folder, or one file."""
+class LocalFiles:
+    """Files below a folder, or one file. Any method may raise a DubitoError of one line."""
 
     def __init__(self, root: Path, field: str) -> None:
         self.root = root
         self.field = field
 
     def data(self) -> list[Listed]:
-        """Return the file itself, or those below the folder."""
+        """Return the data set's Parquet files in the order of their names; those that begin with .
+        or _ are left out."""
         if self.root.is_file():
             return [self._listed(self.root, self.root.name)]
         if not self.root.is_dir():
@@ -148,14 +103,14 @@ class LocalFiles(Files):
         return Listed(name, path.stat().st_size, stamp_of(path))
 
     def open(self, listed: Listed) -> Copy:
-        """Return the file."""
+        """Open a file of the data set; raises InvalidInput if it is not as it was listed."""
         path = self.root if self.root.is_file() else self.root / listed.name
         if not path.is_file() or self._listed(path, listed.name) != listed:
             raise listed.changed()
         return Copy(path)
 
     def check_output(self) -> None:
-        """Make the folder."""
+        """Make the folder; raises InvalidInput if this is no place for an output."""
         try:
             make_folder(self.root)
         except OSError as error:
@@ -164,22 +119,22 @@ class LocalFiles(Files):
             ) from None
 
     def names(self) -> set[str]:
-        """Return what lies below the folder."""
+        """Return the names of all files but drafts."""
         below = (path for path in self.root.rglob("*") if path.is_file())
         return {
             str(path.relative_to(self.root)) for path in below if not path.name.startswith(DRAFT)
         }
 
     def read(self, name: str) -> bytes | None:
-        """Return a file."""
+        """Return a file, None if there is none."""
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a draft, wait until it is on the disk, and link it, which is refused where there is
-        such a file."""
+        """Write a file if there is none; return whether there was none. A draft is written, synced
+        and linked, which fails where there is such a file."""
         target = self.root / name
         draft = target.parent / f"{DRAFT}{uuid.uuid4().hex}"
         try:
@@ -202,13 +157,13 @@ class LocalFiles(Files):
         return True
 
     def clear(self) -> None:
-        """Remove drafts."""
+        """Remove the drafts of killed writers, once nothing is left to be written."""
         for draft in self.root.rglob(f"{DRAFT}*"):
             draft.unlink(missing_ok=True)
 
 
-class BucketFiles(Files):
-    """Objects below a bucket's URL, or one object."""
+class BucketFiles:
+    """Objects below a bucket's URL, or one object, as `LocalFiles`."""
 
     def __init__(self, url: str, field: str) -> None:
         self.url = url.rstrip("/")
@@ -217,39 +172,29 @@ class BucketFiles(Files):
 
     @cached_property
     def _read(self) -> tuple[Objects, str | None]:
-        """Where the data are: below the URL or, if nothing is and it names a file, that file alone
-        beside others."""
+        """Where the data are: below the URL or, if nothing is and it names a file, that file
+        alone."""
         parent, _, name = self.url.rpartition("/")
         if not name.endswith(ENDING) or parent.endswith("/") or self.objects.entries():
             return self.objects, None
         return Objects.of(parent, self.field), name
 
     def data(self) -> list[Listed]:
-        """Return the objects below the URL; if there are none, the one that it names."""
         objects, alone = self._read
-        return [listed for listed in self._below(objects) if alone in (None, listed.name)]
-
-    @staticmethod
-    def _below(objects: Objects) -> list[Listed]:
         entries = objects.entries()
         return [
-            Listed(
-                name, entries[name].size, entries[name].tag or entries[name].modified.isoformat()
-            )
-            for name in sorted(entries)
-            if _is_data(name)
+            Listed(name, entry.size, entry.tag or entry.modified.isoformat())
+            for name, entry in sorted(entries.items())
+            if _is_data(name) and alone in (None, name)
         ]
 
     def open(self, listed: Listed) -> Copy:
-        """Return a copy that has the footer."""
         return _BucketCopy(self._read[0], listed)
 
     def check_output(self) -> None:
         """Create an object twice: the server must refuse the second."""
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(
-            path
-        )  # a server that makes a bucket for whoever writes says here that there is none
+        self.objects.entries(path)  # fails where there is no bucket; a write might make one
         try:
             created, again = self.objects.create(path, b"1"), self.objects.create(path, b"2")
         finally:
@@ -259,16 +204,13 @@ class BucketFiles(Files):
             raise InvalidInput(self.field, "a bucket that honours conditional writes", got)
 
     def names(self) -> set[str]:
-        """Return the objects below the URL."""
         return {name for name in self.objects.entries() if not name.startswith(PROBE)}
 
     def read(self, name: str) -> bytes | None:
-        """Return an object."""
         found = self.objects.get(name, MOST_BYTES)
         return None if found is None else found.content
 
     def create(self, name: str, content: bytes) -> bool:
-        """Create an object."""
         return self.objects.create(name, content)
 
     def clear(self) -> None:
@@ -276,8 +218,7 @@ class BucketFiles(Files):
 
 
 class _BucketCopy(Copy):
-    """A file without a name that has holes where nothing was needed, so it takes little room on the
-    disk."""
+    """A sparse file without a name: the footer, and the bytes that were needed last."""
 
     def __init__(self, objects: Objects, listed: Listed) -> None:
         self._objects, self._listed = objects, listed
@@ -311,7 +252,6 @@ class _BucketCopy(Copy):
         return content
 
     def need(self, first: int, end: int) -> None:
-        """Fetch these bytes, in place of those that were fetched before."""
         if self._held[0] <= first and end <= self._held[1]:
             return
         self._held = 0, 0
@@ -323,5 +263,16 @@ class _BucketCopy(Copy):
         self._held = first, end
 
     def close(self) -> None:
-        """Give its room back."""
         self._file.close()
+
+
+Files = LocalFiles | BucketFiles
+
+
+def files_at(place: str, field: str) -> Files:
+    """Return the files of a folder, or a bucket's URL; `field` is the option that named it.
+
+    Raises:
+        InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
+    """
+    return BucketFiles(place, field) if is_url(place) else LocalFiles(Path(place), field)

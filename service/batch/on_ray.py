@@ -2,7 +2,7 @@
 others if one dies.
 
 Nothing of the data goes through Ray: an actor is given a shard's number, reads its rows and writes
-    its part.
+its part.
 """
 
 import json
@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput, one_line
+from service.batch.data_set import OUT
 from service.batch.files import Stopped
-from service.batch.here import MOST_TRIES
-from service.batch.job import OUT
-from service.batch.shard_work import Said, Told, Worker
+from service.batch.shards import MOST_TRIES, ShardResult, Worker, WorkerOptions
 from service.integrations.ray import set_ray_environment
 from service.settings import processors
 
@@ -34,19 +33,18 @@ OBJECT_BYTES = 100 << 20  # of its store of objects, which hold numbers of shard
 class ShardActor:
     """Does the shard of each batch."""
 
-    def __init__(self, told: str, threads: int) -> None:
-        self._worker = Worker(Told.of_json(told), threads)
+    def __init__(self, options: WorkerOptions, threads: int) -> None:
+        self._worker = Worker(options, threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return what is said of the shards."""
-        said = [self._worker.answered(int(number), lambda _: None) for number in batch["shard"]]
-        return {"said": np.array([json.dumps(asdict(one)) for one in said])}
+        results = [self._worker.result(int(number), lambda _: None) for number in batch["shard"]]
+        return {"result": np.array([json.dumps(asdict(result)) for result in results])}
 
 
 def run_on_ray(
-    told: Told, todo: list[int], address: str, workers: int | None
-) -> Generator[Said, None, None]:
-    """Do shards on a cluster, and yield what comes of them.
+    options: WorkerOptions, todo: list[int], address: str, workers: int | None
+) -> Generator[ShardResult, None, None]:
+    """Do shards on a cluster, and yield their results.
 
     Raises:
         InvalidInput: if there is no Ray, or no cluster at the address.
@@ -57,12 +55,12 @@ def run_on_ray(
         why = "its actors died"
         for _ in range(MOST_TRIES):
             try:
-                for said in _round(ray, told, sorted(left), workers):
-                    if said.error is not None and said.may_pass:
-                        why = said.error
+                for result in _round(ray, options, sorted(left), workers):
+                    if result.error is not None and result.may_pass:
+                        why = result.error
                         continue
-                    left.discard(said.shard)
-                    yield said
+                    left.discard(result.shard)
+                    yield result
             except ray.exceptions.RayError as error:
                 why = one_line(error)
             if not left:
@@ -70,14 +68,16 @@ def run_on_ray(
         raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {why}")
 
 
-def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iterator[Said]:
+def _round(
+    ray: Any, options: WorkerOptions, shards: list[int], workers: int | None
+) -> Generator[ShardResult, None, None]:
     """Have each shard done once, as far as its actor lives."""
     most = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
     done = ray.data.from_items(
         [{"shard": number} for number in shards], override_num_blocks=len(shards)
     ).map_batches(
         ShardActor,
-        fn_constructor_args=(told.to_json(), 1),
+        fn_constructor_args=(options, 1),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(
             min_size=1,
@@ -88,13 +88,12 @@ def _round(ray: Any, told: Told, shards: list[int], workers: int | None) -> Iter
         num_cpus=1,
     )
     for row in done.iter_rows():
-        content = json.loads(str(row["said"]))
-        yield Said(**{**content, "reasons": tuple(content["reasons"])})
+        yield ShardResult(**json.loads(str(row["result"])))
 
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Join a cluster, or start one on this machine for the time being; yield Ray."""
+    """Join a cluster, or start one on this machine for a while; yield Ray."""
     set_ray_environment({}, address == LOCAL)
     try:
         import ray
@@ -127,7 +126,7 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _options(address: str, folder: str | None) -> dict[str, Any]:
-    """Return how to begin at an address; `folder` is for the files of a cluster that is started."""
+    """Return options of `ray.init`; `folder` is for the files of a cluster that is started."""
     if address == LOCAL:
         own = {
             "num_cpus": processors(),
@@ -142,9 +141,8 @@ def _options(address: str, folder: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have what Ray's library says on standard error go nowhere, and what it prints, such as that a
-    node has died, to standard error.
-    """
+    """Silence standard error of Ray's library, and print its messages, such as that a node has
+    died, to standard error."""
     ours, before = os.dup(2), sys.stderr
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -1,5 +1,4 @@
-"""Whoever starts jobs: a thread that looks for queued ones, and has each run by a process of its
-own.
+"""Start jobs: a thread looks for queued ones, and has each run by a process of its own.
 
 A process for each job, since a job's pool and model take memory that is then given back, since it
 can be given less of the processors than requests get, and since what kills it leaves the service
@@ -8,42 +7,32 @@ a slot while it runs.
 """
 
 import contextlib
-import json
 import logging
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
-import service
 from model_store.errors import DubitoError
+from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
-from service.batch.acquire_work import rows_answered
-from service.batch.asked import Asked
-from service.batch.run import PUT_BACK
+from service.batch.computation import StorePlace
+from service.batch.job_process import PUT_BACK, JobRequest, answered_rows
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
 logger = logging.getLogger("dubito")
 
-RUN = "service.batch.run"
+JOB_MODULE = "service.batch.job_process"
 LOOK_S = 1.0  # between looks at the queue, for what other processes have put there
 SWEEP_S = 60.0  # between looks for what is old
 END_S = 10.0  # that a job gets to end in order
-SECRET = (
-    "API_KEYS",
-    "ADMIN_KEY",
-    "KEYS_FILE",
-    "LABEL",
-)  # settings that a job's process is not told
+SECRET = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # no settings for a job's process
 
 
 @dataclass(eq=False)
@@ -57,7 +46,6 @@ class JobRunner:
     """Starts jobs and sees to those that ended. Any thread may call its methods."""
 
     def __init__(self, settings: Settings, state: Callable[[], Database], metrics: Metrics) -> None:
-        """Begin with nothing; `state` opens the database."""
         self.settings = settings
         self.metrics = metrics
         self._state = state
@@ -76,7 +64,7 @@ class JobRunner:
         self._wake.set()
 
     def stop(self) -> None:
-        """Have what runs put back in the queue, and end."""
+        """Put running jobs back in the queue, and end."""
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -85,7 +73,7 @@ class JobRunner:
         said = ""
         while not self._ending:
             try:
-                if has_state(self.settings.state):  # else nobody ever asked for anything
+                if has_state(self.settings.state):  # else there never was a job
                     self._look(Jobs(self._state()))
                 self.metrics.state_usable.set(1)
                 said = ""
@@ -104,7 +92,7 @@ class JobRunner:
         for running in list(self._running):
             if running.process.poll() is not None:
                 self._running.remove(running)
-                self._see_off(jobs, running)
+                self._finish(jobs, running)
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
             jobs.forget_old(self.settings.job_kept_s)
@@ -126,7 +114,7 @@ class JobRunner:
             held.close()
             return
         try:
-            process = _started(self.settings, job, handle)
+            process = _start(self.settings, job, handle)
         except OSError as error:
             jobs.put_back(job.id, f"no process could be started for it: {error.strerror}")
             held.close()
@@ -140,22 +128,24 @@ class JobRunner:
         )
         self._running.append(_Running(job, process, held))
 
-    def _see_off(self, jobs: Jobs, running: _Running) -> None:
-        """Note that a job's process has ended."""
+    def _finish(self, jobs: Jobs, running: _Running) -> None:
         code = running.process.returncode
         try:
             if code == PUT_BACK:
                 jobs.put_back(running.job.id)
             elif code != 0:
-                jobs.put_back(running.job.id, f"the process that ran it ended ({_end(code)})")
+                jobs.put_back(
+                    running.job.id, f"the process that ran it ended ({describe_exit(code)})"
+                )
             job = jobs.get(running.job.id)
             if job.is_over:
                 self.metrics.jobs.labels(job.kind, job.state).inc()
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
-                asked = Asked.from_json(job.request)
+                request = JobRequest.from_json(job.request)
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                     self.metrics.count_acquired(
-                        (asked.model, asked.version), *rows_answered(jobs.folder / job.id, asked)
+                        (request.model, request.version),
+                        *answered_rows(jobs.folder / job.id, request),
                     )
             logger.info("job %s is %s", job.id, job.state)
         finally:
@@ -169,47 +159,28 @@ class JobRunner:
                 running.process.wait(END_S)
             running.process.kill()
             running.process.wait()
-            with contextlib.suppress(DubitoError):  # whoever starts next finds its slot free
+            with contextlib.suppress(DubitoError):  # the next service finds its slot free
                 Jobs(self._state()).put_back(running.job.id)
             running.slot.close()
 
 
-def _started(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job, which holds the slot's lock as long as it is there."""
-    packages = str(Path(service.__path__[0]).parent)
-    path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {
+def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
+    """Start the process of a job, which holds the slot's lock as long as it lives."""
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not any(secret in name for secret in SECRET)
     }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", RUN],
-        env={**kept, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[slot],
-    )
+    process = start_module(JOB_MODULE, environment, stdout=subprocess.DEVNULL, pass_fds=[slot])
     assert settings.state is not None
-    told = {
+    options = {
         "job": job.id,
         "state": str(settings.state.resolve()),
-        "store": settings.store
-        if isinstance(settings.store, str)
-        else str(settings.store.resolve()),
-        "cache": str(settings.cache.resolve()),
-        "cache_bytes": settings.cache_bytes,
-        "verify_key_file": None
-        if settings.verify_key_file is None
-        else str(settings.verify_key_file.resolve()),
+        "store": asdict(StorePlace.of(settings)),
         "threads": settings.worker_threads,
     }
-    assert process.stdin is not None
+    write_line(process, options)
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(told).encode() + b"\n")
+        assert process.stdin is not None
         process.stdin.close()
     return process
-
-
-def _end(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

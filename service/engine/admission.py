@@ -20,26 +20,22 @@ from service.settings import Settings
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
-FIRST_TRY_S, LAST_TRY_S = (
-    4.0,
-    32.0,
-)  # after the first refusal, or the last try: more is let in, to see if it is over
+# After the first refusal, or the last try: more is let in, to see if it is over.
+FIRST_TRY_S, LAST_TRY_S = 4.0, 32.0
 TRIED_S = 0.25  # without a refusal: that much more is not too much
 LATEST = 0.1  # weight of the latest micro-batch in the rate
 
 
 class Admission:
-    """Counts the work that waits or is done, and refuses what is too much. For the event loop's
-    thread alone."""
+    """Counts the work that waits or runs, and refuses too much of it. For the event loop alone."""
 
     def __init__(self, settings: Settings, idle: threading.Event) -> None:
-        """Begin; `idle` is set while no request is waiting or in work."""
         self.settings = settings
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
         self._sizes: Counter[int] = Counter()  # how many requests in work have so many rows x draws
-        self.idle = idle
+        self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
         self._limit = settings.max_queued_row_draws
         self._overloaded_until = -math.inf
@@ -89,7 +85,7 @@ class Admission:
             asyncio.get_running_loop().call_later(REST_S, self._rest)
 
     def refuse_overload(self, work: int, client: Hashable = None) -> None:
-        """Raise Overloaded if so many further rows x draws of a client are too much for now."""
+        """Raise Overloaded if `work` more rows x draws of a client are too much for now."""
         now = time.monotonic()
         most = self._most(now)
         if (
@@ -103,8 +99,7 @@ class Admission:
             )
 
     def _is_within_share(self, work: int, client: Hashable, most: int) -> bool:
-        """Whether there were room, had every other client, or every other request, brought at most
-        as much."""
+        """Whether there were room, had no other client, or no other request, brought more."""
         whole = self._of_clients[client] + work
         clients = sum(
             min(held, whole) for other, held in self._of_clients.items() if other != client
@@ -114,19 +109,16 @@ class Admission:
         return work + sum(count * min(size, work) for size, count in self._sizes.items()) <= most
 
     def _most(self, now: float) -> int:
-        """Return how many rows x draws may wait or be in work."""
         burst = self.settings.max_queued_row_draws
         if now >= self._overloaded_until:
             self._limit = burst
         elif now >= self._next_try:
-            self._limit, self._next_try = (
-                min(burst, max(self._tried, 2 * self._limit)),
-                now + TRIED_S,
-            )
+            self._limit = min(burst, max(self._tried, 2 * self._limit))
+            self._next_try = now + TRIED_S
         return self._limit
 
     def _overload(self, now: float) -> None:
-        """Note a refusal: an overload begins, or goes on and a try was one too many."""
+        """Note a refusal: an overload begins or goes on, or a try was one too many."""
         least = min(self.settings.overload_row_draws, self.settings.max_queued_row_draws)
         if now >= self._overloaded_until:
             self._patience, self._tried = FIRST_TRY_S, 2 * least
@@ -137,8 +129,7 @@ class Admission:
         self._overloaded_until = now + LASTING_S
 
     def note(self, row_draws: int, seconds: float) -> None:
-        """Note how long work took: what clients are told to wait goes by it. Any thread may call
-        it."""
+        """Note how long work took: the time to wait that clients are told follows. Thread-safe."""
         rate = row_draws / seconds
         self._rate = rate if self._rate == 0.0 else (1.0 - LATEST) * self._rate + LATEST * rate
 

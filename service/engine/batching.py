@@ -31,20 +31,16 @@ from service.telemetry.metrics import Metrics
 SMALL_ROW_DRAWS = 200  # a millisecond of arithmetic
 BATCH_ROW_DRAWS = 6_400  # rows x draws of a micro-batch
 PARTS_FOR_OTHERS = 4  # that such a part of a large job is divided in where others wait or may come
-REMADE_ROW_DRAWS = (
-    100_000  # the same where draws are too large to hold, and made again for each part of a job
-)
+# The same where draws are too large to hold, and made again for each part of a job
+REMADE_ROW_DRAWS = 100_000
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 ENCODED_S = 0.25  # that the encoder takes for the rows of a micro-batch or part, at most
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
-GATHER_S = (
-    0.01  # after a micro-batch, in which those who come with the next requests are waited for
-)
+# After a micro-batch, in which those who come with the next requests are waited for
+GATHER_S = 0.01
 
 
 class Engine:
-    """Computes jobs that were admitted."""
-
     def __init__(self, admission: Admission, metrics: Metrics) -> None:
         self.admission = admission
         self.metrics = metrics
@@ -58,7 +54,6 @@ class Engine:
         self._worker.start()
 
     def close(self) -> None:
-        """End the worker thread, after what it is at."""
         with self._something:
             self._closed = True
             self._something.notify()
@@ -79,15 +74,13 @@ class Engine:
         return (await self._computed(job)).pool_scores()
 
     async def _computed(self, job: Job) -> Progress:
-        """Compute a job, at once where that takes less time than the way to the worker and back."""
+        """Compute a job: here where that is quicker than the way to the worker and back."""
         progress = Progress(job)
         is_paired = job.served.model.manifest.noise.paired  # else a draw holds every weight
         is_small = self.admission.row_draws <= SMALL_ROW_DRAWS and job.served.model.encoder is None
         if is_small and job.seed is None and is_paired:
             progress.queued = time.perf_counter()
-            await asyncio.sleep(
-                0
-            )  # requests that came together see each other, and are computed together
+            await asyncio.sleep(0)  # requests that come together are computed together
             if self.admission.in_work == 1 and job.served.reservoir.has_ready:
                 if time.monotonic() > job.call.deadline:
                     raise PastDeadline
@@ -111,8 +104,7 @@ class Engine:
             pass
 
     def _turn(self) -> bool:
-        """Compute what is next, of which nothing is held afterwards; False once closed and
-        empty."""
+        """Compute what is next, and hold nothing of it; False once closed and empty."""
         with self._something:
             self._await_work()
             if self._closed and not self._queue:
@@ -127,8 +119,7 @@ class Engine:
         return True
 
     def _await_work(self) -> None:
-        """Wait until something is in the queue; right after a micro-batch for a moment also for
-        company."""
+        """Wait for work; right after a micro-batch for a moment also for company."""
         while len(self._queue) < self._gathered and not self._closed:
             left = self._gathering_until - time.monotonic()
             if left <= 0:
@@ -139,7 +130,7 @@ class Engine:
             self._something.wait()
 
     def _next(self) -> list[Progress]:
-        """Take from the queue what is computed next: a part of a large job, or a micro-batch.
+        """Take what is computed next: a part of a large job, or a micro-batch.
 
         A micro-batch takes no client's account further beyond the smallest than one part does.
         """
@@ -192,7 +183,6 @@ class Engine:
                 progress.finish()
 
     def _compute(self, batch: list[Progress]) -> None:
-        """Compute all rows of small jobs that go together, or the next part of a large one."""
         begun = time.perf_counter()
         job = batch[0].job
         sets = _drawn(batch)
@@ -201,17 +191,15 @@ class Engine:
             progress.job.x[progress.rows_done : progress.rows_done + most] for progress in batch
         ]
         x = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        computed = (
-            _pool_part(job, x, sets[0]) if job.acquisition else _predicted(batch, parts, x, sets)
-        )
+        is_pool = job.acquisition is not None
+        computed = _pool_part(job, x, sets[0]) if is_pool else _predicted(batch, parts, x, sets)
         ended = time.perf_counter()
         for progress, rows, part in zip(batch, parts, computed, strict=True):
             progress.take(part, len(rows), begun, ended)
         self._count(batch, len(x), begun, ended)
 
     def _most_rows(self, progress: Progress) -> int:
-        """Return how many rows of a job are computed at once: fewer of a large one where others are
-        about."""
+        """Return how many rows of a job are computed at once: fewer where others wait."""
         job = progress.job
         most = part_rows(job.served.model, job.num_samples)
         is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
@@ -231,8 +219,7 @@ class Engine:
 
 
 def part_rows(model: Model, num_samples: int) -> int:
-    """Return how many rows are computed at once: those of a micro-batch, or of a part of a large
-    request or pool."""
+    """Return how many rows a micro-batch, or a part of a large job, has."""
     is_held = model.runtime.set_bytes(num_samples) <= HELD_BYTES
     summed = SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed)
@@ -241,51 +228,36 @@ def part_rows(model: Model, num_samples: int) -> int:
 
 
 def kept_bytes(job: Job, rows: int | None = None) -> int:
-    """Return about how many bytes are kept of a job until it is answered: what was computed, in
-    parts and then whole, and of a job in several parts the draws. With `rows`, of a job like it of
-    so many rows.
-    """
+    """Return about how many bytes are kept of a job, or of one like it of `rows`, until it is
+    answered: results in parts and then whole, and of a job in several parts the draws."""
     model, rows = job.served.model, len(job.x) if rows is None else rows
     set_bytes = model.runtime.set_bytes(job.num_samples)
-    draws = (
-        set_bytes
-        if rows > part_rows(job.served.model, job.num_samples) and set_bytes <= HELD_BYTES
-        else 0
-    )
+    is_kept = rows > part_rows(model, job.num_samples) and set_bytes <= HELD_BYTES
+    draws = set_bytes if is_kept else 0
     if job.acquisition is not None:
-        kept = 0
-        if job.candidates is not None:
-            kept = joint_bytes(job)
-        return draws + kept + 32 * rows
+        return draws + (0 if job.candidates is None else joint_bytes(job)) + 32 * rows
     samples = 8 * job.num_samples if job.keep_samples else 0
     return draws + rows * (400 + model.manifest.output_size * (96 + samples))
 
 
 def joint_bytes(job: Job) -> int:
-    """Return about how many bytes the candidates of a joint score are, and the choice among
-    them."""
+    """Return about how many bytes the candidates of a joint score, and the search, take."""
     assert job.acquisition is not None
     assert job.candidates is not None
-    joint, outputs = (
-        job.served.model.predictive.joint_scores[job.acquisition],
-        job.served.model.manifest.output_size,
-    )
-    of_row = 48 + 4 * joint.numbers(job.num_samples, outputs)
-    return job.candidates * of_row + joint.work_bytes(
-        job.num_samples, outputs, min(job.candidates, MOST_JOINTLY)
-    )
+    model, draws = job.served.model, job.num_samples
+    joint, outputs = model.predictive.joint_scores[job.acquisition], model.manifest.output_size
+    kept = job.candidates * (48 + 4 * joint.numbers(draws, outputs))
+    return kept + joint.work_bytes(draws, outputs, min(job.candidates, MOST_JOINTLY))
 
 
 def _own_rows(job: Job) -> int:
-    """How many rows can be computed in one product, each under draws of its own; 0 if it cannot
-    be."""
+    """Return how many rows fit in one product, each under draws of its own; 0 if none can."""
     runtime = job.served.model.runtime
     return HELD_BYTES // runtime.set_bytes(job.num_samples) if runtime.paired else 0
 
 
 def _drawn(batch: list[Progress]) -> list[DrawSet]:
-    """Return each job's draws: exactly those of its seed, or a fresh set, the same for all new jobs
-    of the batch."""
+    """Return each job's draws: those of its seed, or a fresh set that all new jobs share."""
     fresh: DrawSet | None = None
     sets = []
     for progress in batch:
@@ -305,7 +277,7 @@ def _predicted(
     x: Float32[np.ndarray, "N I"],
     sets: list[DrawSet],
 ) -> list[Part]:
-    """Predict a micro-batch's rows, and return each job's part of it."""
+    """Return each job's part of a micro-batch's prediction."""
     job = batch[0].job
     model = job.served.model
     known, density = model.runtime.before_draws(x)
@@ -336,7 +308,6 @@ def _predicted(
 
 
 def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[Part]:
-    """Score a pool's rows, for a joint score also each alone."""
     assert job.acquisition is not None
     asked = job.served.model, x, draws, job.acquisition, job.priors
     if job.candidates is not None:
@@ -349,11 +320,7 @@ def _pool_part(job: Job, x: Float32[np.ndarray, "N I"], draws: DrawSet) -> list[
 
 
 def _theta_of_rows(sets: list[DrawSet], rows: list[int]) -> Float32[np.ndarray, "K N D"]:
-    """Return theta of each row, given each job's draw set and number of rows."""
-    repeated = []
-    for draws, n in zip(sets, rows, strict=True):
-        assert (
-            draws.theta is not None
-        )  # a set whose theta is too large to hold is alone in its micro-batch
-        repeated.append(np.repeat(draws.theta[:, None], n, axis=1))
+    # A set whose theta is too large to hold is alone in its micro-batch.
+    thetas = [draws.theta for draws in sets if draws.theta is not None]
+    repeated = [np.repeat(theta[:, None], n, axis=1) for theta, n in zip(thetas, rows, strict=True)]
     return np.concatenate(repeated, axis=1)

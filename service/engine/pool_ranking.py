@@ -1,27 +1,23 @@
-"""Ranking a pool within a request: which scores its acquisition needs of the engine, and what
-follows from them."""
+"""The pool of a request: its rows are scored by the engine, within the request's memory; some are
+set aside, some kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import (
-    RANDOM,
-    Copies,
-    Raced,
-    candidates_of,
-    copies_of,
-    joint_ranking,
-    power_ranking,
-    race,
-    race_stages,
-    ranking,
-)
-from model_store.inference.prediction import check_computed
+from model_store.acquisition.choice import Copies, copies_of, most_candidates
+from model_store.acquisition.ranking import Choice, Lap, Pool, Scored
+from model_store.artifacts.manifest import Manifest
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.errors import InvalidInput
+from model_store.inference.prediction import Prediction, check_computed
+from model_store.scores.joint import Candidates
+from model_store.state.labels import AcquiredRow, checked_id
+from model_store.state.live import said_of
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
 from service.engine.threads import FairThreads
@@ -33,115 +29,121 @@ T = TypeVar("T")
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
 
-@dataclass(frozen=True, eq=False)
-class Ranked:
-    """The rows of a ranking, the seed of all draws, and of a race how many rows took all of
-    them."""
-
-    rows: list[dict[str, Any]]
-    seed: int
-    finalists: int | None = None
-
-
 @dataclass(eq=False)
-class PoolRanking:
-    """Ranks a pool for a request that was admitted; what it takes of memory is taken of the
-    request's reservation first."""
+class EnginePool(Pool):
+    """The pool of a request that was admitted, within its reservation of memory."""
 
     engine: Engine
     answers: FairThreads
+    job: Job  # with an acquisition
+    ids: Sequence[str]
+    choice: Choice
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
-    async def ranked(
-        self, job: Job, ids: list[str], k: int, probability: float | None, beta: float = 1.0
-    ) -> Ranked:
-        """Return the k best of a job's rows; fewer of a smaller pool, none of an empty one.
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """The seed of the draws; a fresh one where none were needed."""
+        if self.job.seed is None:
+            self.job = replace(self.job, seed=fresh_seed())
+        assert self.job.seed is not None
+        return self.job.seed
 
-        Args:
-            job: with an acquisition.
-            probability: with which a race may leave a row out; None: there is no race.
-            beta: of the acquisition `power_bald`.
+    async def scores(self) -> Float64[np.ndarray, "N"]:
+        """Return the score of each row."""
+        return (await self._score(self.job)).scores
 
-        Raises:
-            InvalidInput: naming a row that the model cannot score, or an option that the
-                acquisition has not.
-        """
-        acquisition, model = job.acquisition, job.served.model
-        assert acquisition is not None
-        stages = race_stages(probability, acquisition, model.manifest.task, job.num_samples)
-        finalists = None
-        if acquisition == RANDOM or k == 0 or len(job.x) == 0:  # needs a seed and no draws
-            seed = fresh_seed() if job.seed is None else job.seed
-            rank = partial(_by_scores, None, ids, seed, min(k, len(ids)))
-        elif stages and probability is not None:
-            raced, seed = await self._race(job, k, stages, probability)
-            finalists, rank = raced.finalists, partial(_by_scores, raced.scores, ids, seed, k)
-        elif acquisition in model.predictive.batches:
-            most = candidates_of(acquisition, model, len(job.x), k, job.num_samples)
-            job.call.reservation.reserve(
-                COPY_BYTES * len(job.x) + (0 if most is None else job.x.nbytes), "pool"
-            )
-            copies = await self._run(job, partial(copies_of, job.x, job.call.pause))
-            distinct = job if most is None else replace(job, x=job.x[copies.first], candidates=most)
-            scored = await self._score(distinct)
-            seed, rank = scored.seed, partial(_batch, distinct, scored, copies, ids, k, beta)
-        else:
-            scored = await self._score(job)
-            seed, rank = scored.seed, partial(_by_scores, scored.scores, ids, scored.seed, k)
-        return Ranked(await self._run(job, rank), seed, finalists)
+    async def lap(self, lap: Lap) -> Scored:
+        """Return the scores of some rows, which are copied for as long as it takes."""
+        held = self.job.call.reservation.held
+        self.job.call.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
+        is_race = lap.num_draws < self.choice.num_samples
+        scored = await self._score(
+            replace(self.job, x=self.job.x[lap.rows], num_samples=lap.num_draws, is_race=is_race)
+        )
+        self.job.call.reservation.shrink(held)
+        return scored.scores, scored.errors
 
-    async def _race(
-        self, job: Job, k: int, stages: tuple[int, ...], probability: float
-    ) -> tuple[Raced, int]:
-        """Return what comes of a race, and the seed of its draws."""
-        laps = race(len(job.x), k, stages, job.num_samples, probability)
-        lap, seed = next(laps), job.seed
-        while True:
-            is_last = lap.num_draws == job.num_samples
-            held = job.call.reservation.held
-            job.call.reservation.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
-            scored = await self._score(
-                replace(
-                    job,
-                    x=job.x[lap.rows],
-                    seed=seed,
-                    num_samples=lap.num_draws,
-                    is_race=not is_last,
-                )
-            )
-            job.call.reservation.shrink(held)
-            seed = scored.seed
-            try:
-                lap = laps.send((scored.scores, scored.errors))
-            except StopIteration as ended:
-                return ended.value, seed
+    async def copies(self) -> Copies:
+        """Find rows that are the same bits."""
+        is_joint = self._most_candidates is not None
+        size = COPY_BYTES * len(self.job.x) + is_joint * self.job.x.nbytes
+        self.job.call.reservation.reserve(size, "pool")
+        return await self.run(partial(copies_of, self.job.x, self.pause))
+
+    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+        """Return the rows that gain most alone."""
+        distinct = replace(self.job, x=self.job.x[copies.first], candidates=self._most_candidates)
+        scored = await self._score(distinct)
+        check_computed(scored.scores[copies.group], "pool")
+        assert scored.best is not None
+        return scored.best.rows, scored.best.candidates
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do work on the threads for answers, by fair shares."""
+        return await self.answers.run(self.job.call, self.job.x.nbytes, work)
+
+    def pause(self) -> None:
+        """Let others work."""
+        self.job.call.pause()
+
+    @property
+    def _most_candidates(self) -> int | None:
+        choice, job = self.choice, self.job
+        return most_candidates(
+            choice.acquisition, job.served.model, len(job.x), choice.k, choice.num_samples
+        )
 
     async def _score(self, job: Job) -> PoolScores:
-        job.call.reservation.reserve(kept_bytes(job), "pool")
+        self.job.call.reservation.reserve(kept_bytes(job), "pool")
         scored = await self.engine.score(job)
         self.phases.extend(scored.phases)
+        self.job = replace(self.job, seed=scored.seed)
         return scored
 
-    async def _run(self, job: Job, work: Callable[[], T]) -> T:
-        return await self.answers.run(job.call, job.x.nbytes, work)
+
+def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: bool) -> None:
+    """Raise InvalidInput if rows are to be kept that cannot be, or a share `control` set aside and
+    not kept."""
+    if control and not keep:
+        expected = "0 unless `keep` is true, since labels of control rows judge the model"
+        raise InvalidInput("control", expected, "a share")
+    if not keep:
+        return
+    if not are_named:
+        raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
+    for n, name in enumerate(ids):
+        checked_id(name, f"ids.{n}")
 
 
-def _by_scores(
-    scores: Float64[np.ndarray, "N"] | None, ids: list[str], seed: int, k: int
-) -> list[dict[str, Any]]:
-    """Return the ranking of a pool by a score of each row; without scores it is random."""
-    return ranking(scores, ids, seed, k) if ids and k else []
+def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
+    """Return what is kept of the predictions of rows that are set aside."""
+    if (
+        manifest.categories is not None and manifest.categories.kind == "group"
+    ):  # which is not known
+        prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
+    return said_of(prediction, manifest.classes)
 
 
-def _batch(
-    job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int, beta: float
-) -> list[dict[str, Any]]:
-    """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of
-    `copies.first`."""
-    if scored.best is None:
-        return power_ranking(scored.scores, copies, ids, scored.seed, k, beta)
-    check_computed(scored.scores[copies.group], "pool")
-    assert job.acquisition is not None
-    kind = job.served.model.predictive.joint_scores[job.acquisition]
-    joint = kind(scored.best.candidates, job.num_samples, scored.seed)
-    return joint_ranking(joint, scored.best.rows, copies, ids, k, job.call.pause)
+def set_aside(places: Sequence[int], ids: Sequence[str], ranked: int) -> list[dict[str, Any]]:
+    """Return rows that are set aside as /acquire answers them, behind those that are ranked."""
+    return [
+        {"rank": rank, "index": i, "id": ids[i], "score": None, "control": True}
+        for rank, i in enumerate(places, start=ranked + 1)
+    ]
+
+
+def acquired_rows(
+    pool: Float32[np.ndarray, "N I"] | Mapping[int, Float32[np.ndarray, "I"]],
+    ranked: list[dict[str, Any]],
+    said: list[dict[str, Any]],
+) -> list[AcquiredRow]:
+    """Return the rows of an answer as they are kept; `said` is of those that are set aside, in
+    their order."""
+    of_control = iter(said)
+    return [
+        AcquiredRow(
+            *(row["id"], row["rank"], row["score"], pool[row["index"]], row["control"]),
+            next(of_control) if row["control"] else None,
+        )
+        for row in ranked
+    ]

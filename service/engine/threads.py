@@ -1,9 +1,9 @@
 """Threads for what would keep the event loop busy: each kind of work has its own.
 
-Reading requests and writing answers may take a second. Each piece of work runs in a thread of its
-own, but only so many run at a time: at a pause, after a slice of some milliseconds, a piece lets the
-next one run, by the fair shares of clients (`service.server.shares`). So nobody's large body keeps
-another client waiting for more than a slice.
+Reading requests and writing answers may take a second. Each piece of work has a thread, but few run
+at a time: at a pause, after a slice of some milliseconds, a piece lets the next one run, by the
+fair shares of clients (`service.server.shares`). So no large body keeps another client waiting for
+more than a slice.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class _Piece:
 
 
 class Threads:
-    """The threads beside the event loop and the engine's own."""
+    """The service's threads, without the event loop's and the engine's."""
 
     def __init__(self) -> None:
         self._files = ThreadPoolExecutor(1, "files")

@@ -17,7 +17,6 @@ PATIENCE_S = 0.05  # how long a piece waits for an idle moment before it is made
 
 
 def fresh_seed() -> int:
-    """Return a seed that nobody can foresee."""
     return secrets.randbelow(MAX_SEED + 1)
 
 
@@ -25,10 +24,9 @@ class Reservoir:
     """Draw sets of fresh seeds, kept ready by a thread; each is handed out once.
 
     It fills up when half are gone: making draws drives the network out of the processor's cache, so
-        it had better
-    happen once for several requests than after each. It works while no request does, but waits for
-    none any longer when three quarters are gone: requests that never pause are then served by one
-    core while another makes draws.
+    it had better happen once for several requests. It works while no request does, but waits no
+    longer when three quarters are gone: requests that never pause are then served by one core while
+    another makes draws.
     """
 
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
@@ -46,7 +44,6 @@ class Reservoir:
 
     @property
     def has_ready(self) -> bool:
-        """Whether the next set is ready."""
         return len(self._ready) > 0
 
     def take(self, num_draws: int) -> DrawSet:
@@ -66,13 +63,12 @@ class Reservoir:
         return DrawSet(ready.seed, num_draws, np.concatenate([theta, more]))
 
     def close(self) -> None:
-        """End the thread; draws already handed out stay good."""
+        """End the thread; draws that were taken stay good."""
         self._closed = True
         self._wanted.set()
 
     def join(self) -> None:
-        """Wait until the closed reservoir's thread has ended: a process that ends while it draws
-        would abort."""
+        """Wait until the thread has ended: a process that ends while it draws would abort."""
         if self.depth > 0:
             self._thread.join()
 

@@ -25,8 +25,8 @@ from scipy import stats
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
+from model_store.conformal.drift import ALARM_AT
 from model_store.scores.tasks import PREDICTIVES
-from service.models.drift import ALARM_AT
 from tests.support.browser import (
     MISSING,
     WAIT_S,

@@ -16,7 +16,7 @@ import pytest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
 from model_store.inference.trials import TrialProcess
-from service.models.trials import Trials
+from service.models.preflights import Preflights
 from service.settings import Settings
 from tests.support.environment import ROOT
 from tests.support.graphs import endless, hungry
@@ -41,7 +41,7 @@ def graphs(digits_store):
 def trials(own_store):
     """Trials of `own_store` within 60 s and little memory, and what ends them."""
     ending = threading.Event()
-    made = Trials(Settings(store=own_store.root, trial_s=60, trial_bytes=BYTES), ending)
+    made = Preflights(Settings(store=own_store.root, trial_s=60, trial_bytes=BYTES), ending)
     yield made, ending
     ending.set()
     made.close()
@@ -132,7 +132,7 @@ def test_a_version_that_fails_is_named_and_what_was_served_goes_on(
 def test_a_graph_that_takes_longer_than_it_may_is_broken_by_name(own_store, digits_store, graphs):
     version = publish_again(own_store, digits_store, "digits", network=endless(graphs["network"]))
     ending, before = threading.Event(), children(os.getpid())
-    tries = Trials(Settings(store=own_store.root, trial_s=0.5), ending)
+    tries = Preflights(Settings(store=own_store.root, trial_s=0.5), ending)
     with pytest.raises(BrokenArtifact, match=r"expected a prediction within 0.5 s, got none"):
         tries.check(own_store.manifest("digits", version))
     ending.set()
@@ -145,10 +145,12 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(
 ):
     ending, manifest = threading.Event(), own_store.manifest("digits", "1")
     settings = Settings(store=own_store.root)
-    first = Trials(settings, ending, tmp_path)
+    first = Preflights(settings, ending, tmp_path)
     assert first.of(manifest).result() is None
     assert first.of(manifest) is first.of(manifest)
-    other = Trials(Settings(store=tmp_path / "none"), ending, tmp_path)  # which could try nothing
+    other = Preflights(
+        Settings(store=tmp_path / "none"), ending, tmp_path
+    )  # which could try nothing
     begun = time.monotonic()
     assert other.of(manifest).result() is None
     assert time.monotonic() - begun < 0.4  # without a process
@@ -174,7 +176,7 @@ def test_a_trial_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
 
 def test_without_trials_versions_are_loaded_at_once(own_store):
     ending = threading.Event()
-    tries = Trials(Settings(store=own_store.root, trial_s=0), ending)
+    tries = Preflights(Settings(store=own_store.root, trial_s=0), ending)
     assert tries.of(own_store.manifest("digits", "1")).done()
     ending.set()
     tries.close()

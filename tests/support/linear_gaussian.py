@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from training.data import Rows, Splits
-from training.fitting.run import Run, training_facts
+from training.fitting.run import Run, run_provenance
 from training.networks.model import BayesianModel, build
 from training.recipe import Recipe
 
@@ -172,7 +172,7 @@ def main() -> None:
                     problem, recipe(method, start, training={}, **posterior), Path(folder)
                 )
             ratio, off = compared(model, problem)
-            facts = training_facts(run, problem.splits)
+            facts = run_provenance(run, problem.splits)
             assert facts.convergence is not None
             row = (
                 f"| {method} | {start:g} | {facts.epochs} | {ratio.min():.2f} to {ratio.max():.2f} "

@@ -9,14 +9,14 @@ import torch
 from model_store.artifacts.manifest import ImageSpec
 from model_store.artifacts.store import ModelStore
 from training.data import Dataset, Rows, load, split, split_sizes
-from training.facts import TrainingFacts
+from training.fit import Fitted, publish, temper
 from training.networks.architectures import mlp
 from training.networks.flows import Composition
 from training.networks.likelihoods import Categorical
 from training.networks.model import BayesianModel, build, initialise
 from training.networks.networks import DrawnNetwork, Stochastic
 from training.posteriors.hypernetwork import HypernetworkPosterior
-from training.publishing.publish import publish
+from training.provenance import Provenance
 from training.recipe import Recipe
 
 
@@ -56,8 +56,15 @@ def publish_unfitted(store: ModelStore, recipe: Recipe, root: Path) -> None:
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, len(data.classes))
     initialise(model, torch.from_numpy(splits.train.x))
-    facts = TrainingFacts(recipe=recipe.model_dump(mode="json"))
-    publish(store, recipe.name, model, recipe, data, splits, facts, root)
+    _publish(store, model, recipe, data, splits, root)
+
+
+def _publish(store, model, recipe, data, splits, root=None):
+    provenance = Provenance(recipe=recipe.model_dump(mode="json"))
+    temperature = temper(model, recipe, splits.validation)
+    if temperature is not None:
+        provenance = provenance.model_copy(update={"temperature": temperature})
+    publish(Fitted(model, recipe, data, splits, provenance), store, root=root)
 
 
 def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:
@@ -87,13 +94,4 @@ def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> 
     splits = split(data, split_sizes(recipe))
     model = build(recipe, data.shape, classes)
     initialise(model, torch.from_numpy(splits.train.x))
-    publish(
-        store,
-        name,
-        model,
-        recipe,
-        data,
-        splits,
-        TrainingFacts(recipe=recipe.model_dump(mode="json")),
-        Path(),
-    )
+    _publish(store, model, recipe, data, splits)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from model_store.errors import InvalidInput
+from tests.support.recipes import write_recipe
 from training.recipe import COMBINED_DENSITIES, load, override
 
 RECIPE = """
@@ -203,3 +204,32 @@ def test_a_regression_has_detectors_and_noise_of_its_own_by_default(tmp_path):
     recipe = load(write(tmp_path, RECIPE.replace(old, new)))
     assert recipe.combined == ["epistemic_std", *COMBINED_DENSITIES]
     assert recipe.noise == "homoscedastic"
+
+
+def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    beside, data, elsewhere = (tmp_path / name for name in ("beside", "data", "elsewhere"))
+    for folder in (beside, data, elsewhere):
+        folder.mkdir()
+    network = {"factory": "mynets:net", "weights": "w.safetensors", "trained": ["0"]}
+    path = write_recipe(beside, data={"source": "csv:rows.csv", "target": "y"}, network=network)
+
+    def paths():
+        recipe = load(path, data)
+        return recipe.data.source, recipe.network.weights
+
+    assert paths() == ("csv:rows.csv", "w.safetensors")  # where none is, as it is written
+    (tmp_path / "w.safetensors").touch()
+    (data / "rows.csv").touch()
+    digest = load(path, data).digest()
+    assert paths() == ("csv:rows.csv", "w.safetensors")  # where each is looked for anyhow
+    (data / "w.safetensors").touch()
+    assert paths() == ("csv:rows.csv", str(data / "w.safetensors"))
+    for name in ("rows.csv", "w.safetensors"):
+        (beside / name).touch()
+    assert paths() == (f"csv:{beside / 'rows.csv'}", str(beside / "w.safetensors"))
+    assert load(path, data).digest() != digest
+    monkeypatch.chdir(beside)
+    assert load(path, beside).digest() == digest

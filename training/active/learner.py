@@ -1,9 +1,7 @@
-"""What learns of labels: fits of a recipe on few rows, from scratch or from where the last one
-ended.
+"""Fits of a recipe on few labels, from scratch or from where the last one ended.
 
 A fit takes the labels that it is given and no others: it has a number of epochs, keeps the weights
-    of its last step,
-and fits no temperature. So no label is spent on validation.
+of its last step, and fits no temperature. So no label is spent on validation.
 """
 
 import math
@@ -47,22 +45,20 @@ class Learner:
     """A model, and the optimiser that it was fitted with."""
 
     def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
-        """Take a recipe and all of its data: of which rows labels are seen is said fit by fit."""
         self.recipe, self.data, self.seed, self.device = recipe, data, seed, device
         self.x = torch.from_numpy(data.train.x)
         self.y = torch.from_numpy(data.train.y)
         self.model: BayesianModel | None = None
         self.optimizer: torch.optim.Adam | None = None
-        self.is_fresh = True  # whether no label was seen yet
+        self.is_fresh = True  # no label was seen yet
 
     @property
     def fitted(self) -> BayesianModel:
-        """The model of the last fit."""
         assert self.model is not None
         return self.model
 
     def begin(self, number: int) -> None:
-        """Begin anew, with the initial weights of a round's number."""
+        """Start from the initial weights of a round's number."""
         recipe = self._recipe(number)
         order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
@@ -111,8 +107,8 @@ class Learner:
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
-        """Return the noise of draws, a function of the integers in `key`, at most as many as the
-        method has."""
+        """Return the noise of draws, a function of the integers in `key`; no more than the method
+        has."""
         posterior = self.fitted.posterior
         draws = draws if posterior.max_draws is None else min(draws, posterior.max_draws)
         return noise(posterior, draws, *key).to(self.device)
@@ -120,13 +116,12 @@ class Learner:
     def predict(
         self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return what is served of each draw and row."""
+        """Return the outputs of each draw and row, as they are served."""
         return (
             self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
         )
 
     def measure(self, draws: int, number: int) -> Measure:
-        """Return how good predictions of the test rows are."""
         likelihood, test = self.fitted.likelihood, self.data.test
         served = self.predict(test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number))
         found = likelihood.validation(torch.from_numpy(served), torch.from_numpy(test.y))
@@ -134,7 +129,7 @@ class Learner:
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of what a later fit goes on from, names as in a checkpoint."""
+        """Return a copy of the weights and the optimiser, names as in a checkpoint."""
         assert self.optimizer is not None
         moments = {
             name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()
@@ -142,7 +137,7 @@ class Learner:
         return {**module_tensors(self.fitted, "model"), **moments}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
-        """Take up what `tensors` gave after a round."""
+        """Restore what `tensors` returned after a round."""
         self.begin(number)
         assert self.optimizer is not None
         load_module(self.fitted, tensors, "model")
@@ -156,7 +151,6 @@ class Learner:
         )
 
     def _weigh_classes(self, y: Tensor) -> None:
-        """Set the weights of classes, where a recipe has such, by the labels that there are."""
         likelihood, wanted = self.fitted.likelihood, self.recipe.data.class_weights
         if wanted is not None:
             assert isinstance(likelihood, Categorical)

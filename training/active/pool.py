@@ -1,28 +1,15 @@
-"""The pool: which rows get labels first, which ones an acquisition looks at, and which of these it
-takes."""
+"""Which rows get labels first, which ones an acquisition looks at, and how it scores these."""
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import (
-    RANDOM,
-    Lap,
-    Raced,
-    Scored,
-    copies_of,
-    joint_ranking,
-    power_ranking,
-    race,
-    race_stages,
-    ranking,
-)
+from model_store.acquisition.choice import Copies, copies_of
+from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
 from model_store.errors import InvalidInput
-from model_store.scores.tasks import AnyScores, Predictive
-from model_store.types import Task
+from model_store.scores.joint import Candidates
+from model_store.scores.tasks import PREDICTIVES, AnyScores
 from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
@@ -30,25 +17,12 @@ Index = Int64[np.ndarray, "_"]
 Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some draws say of some rows
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What chooses rows: an acquisition of a task; where it is raced, how often it may go wrong;
-    where it is sampled, the power of the weights.
-    """
-
-    acquisition: str
-    task: Task
-    race: float | None = None
-    beta: float = 1.0
-
-
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
-    """Return the rows that get the first labels: of each class as many as of any other, of a
-    regression random ones.
+    """Return the rows that get the first labels: equally many of each class, or of a regression
+    random ones.
 
     Raises:
-        InvalidInput: if they are too many, or too few to have one of each class, or targets that
-            differ.
+        InvalidInput: if they are too many, too few for one of each class, or all of one target.
     """
     if not 1 <= count <= len(y):
         raise InvalidInput(
@@ -78,86 +52,59 @@ def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -
     return np.sort(kept)
 
 
-def chosen(
+def choose(
     predict: Predict,
-    draws: int,
     x: Float32[np.ndarray, "N I"],
     ids: Sequence[str],
-    wanted: Wanted,
-    predictive: Predictive,
+    choice: Choice,
     seed: int,
-    k: int,
 ) -> Index:
-    """Return which k of some rows an acquisition takes, best first.
+    """Return which rows an acquisition takes, best first; ids and seed decide ties."""
+    ranked = rank_now(LearnerPool(predict, x, ids, choice, seed), choice)
+    return np.array([row["index"] for row in ranked.rows], dtype=np.int64)
 
-    Args:
-        predict: gives what draws say of rows.
-        draws: as many as there are.
-        x: the rows.
-        ids: what they are called: ties are decided by these and the seed.
-        wanted: the acquisition, and whether it is a race.
-        predictive: of the task.
-        seed: of what is random in the choice.
-        k: how many to take.
-    """
-    name = wanted.acquisition
-    if name == RANDOM:
-        return _indices(ranking(None, ids, seed, k))
-    if name in predictive.joint_scores:
-        copies, score = copies_of(x), predictive.joint_scores[name]
-        samples = predictive.samples(predict(copies.first, slice(0, draws)))
-        joint = score(score.of(samples), draws, seed)
-        return _indices(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k))
-    stages = race_stages(
-        wanted.race if name in predictive.raced else None, name, wanted.task, draws
-    )
-    if stages:
-        assert wanted.race is not None
-        scores = _raced(
-            predict, race(len(x), k, stages, draws, wanted.race), draws, predictive, name
+
+class LearnerPool(Pool):
+    """Rows that a network in training scores."""
+
+    def __init__(
+        self,
+        predict: Predict,
+        x: Float32[np.ndarray, "N I"],
+        ids: Sequence[str],
+        choice: Choice,
+        seed: int,
+    ) -> None:
+        self.ids, self.seed = ids, seed
+        self._predict, self._x, self._choice = predict, x, choice
+        self._predictive = PREDICTIVES[choice.task]
+
+    async def scores(self) -> Float64[np.ndarray, "N"]:
+        """Return the score of each row."""
+        name = self._choice.acquisition
+        scored = self._scored(
+            np.arange(len(self._x)), self._choice.num_samples, name in self._predictive.jackknifed
         )
-        return _indices(ranking(scores, ids, seed, k))
-    outputs, jackknifed = predict(np.arange(len(x)), slice(0, draws)), name in predictive.jackknifed
-    scores = np.concatenate(
-        [
-            predictive.acquisition(_scores(part, predictive, jackknifed), name)
-            for part in _parts(outputs)
-        ]
-    )
-    if name in predictive.sampled:
-        return _indices(power_ranking(scores, copies_of(x), ids, seed, k, wanted.beta))
-    return _indices(ranking(scores, ids, seed, k))
+        return np.concatenate([self._predictive.acquisition(part, name) for part in scored])
 
-
-def _raced(
-    predict: Predict,
-    laps: Generator[Lap, Scored, Raced],
-    draws: int,
-    predictive: Predictive,
-    name: str,
-) -> Float64[np.ndarray, "_"]:
-    """Return the scores of rows that were raced, of those left out as the race says."""
-    lap = next(laps)
-    while True:
-        outputs = predict(lap.rows, slice(0, lap.num_draws))
-        parts = [predictive.race(_scores(part, predictive, True), name) for part in _parts(outputs)]
+    async def lap(self, lap: Lap) -> Scored:
+        """Return the scores of some rows under some draws."""
+        scored = self._scored(lap.rows, lap.num_draws, True)
+        parts = [self._predictive.race(part, self._choice.acquisition) for part in scored]
         scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
-        try:
-            lap = laps.send((scores, None if lap.num_draws == draws else errors))
-        except StopIteration as ended:
-            raced: Raced = ended.value
-            return raced.scores
+        return scores, errors
 
+    async def copies(self) -> Copies:
+        """Find rows that are the same bits."""
+        return copies_of(self._x)
 
-def _parts(outputs: Float32[np.ndarray, "K N C"]) -> list[Float32[np.ndarray, "K n C"]]:
-    return np.array_split(outputs, -(-outputs.shape[1] // SCORED_AT_ONCE), axis=1)
+    async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
+        """Return all rows that differ."""
+        outputs = self._predict(copies.first, slice(0, self._choice.num_samples))
+        score = self._predictive.joint_scores[self._choice.acquisition]
+        return np.arange(len(copies.first)), score.of(self._predictive.samples(outputs))
 
-
-def _scores(
-    outputs: Float32[np.ndarray, "K N C"], predictive: Predictive, with_errors: bool
-) -> AnyScores:
-    return predictive.scores(predictive.sums(outputs), with_errors)
-
-
-def _indices(ranked: list[dict[str, Any]]) -> Index:
-    return np.array([row["index"] for row in ranked], dtype=np.int64)
+    def _scored(self, rows: Index, num_draws: int, with_errors: bool) -> list[AnyScores]:
+        outputs = self._predict(rows, slice(0, num_draws))
+        parts = np.array_split(outputs, -(-outputs.shape[1] // SCORED_AT_ONCE), axis=1)
+        return [self._predictive.scores(self._predictive.sums(part), with_errors) for part in parts]

@@ -16,9 +16,7 @@ class Protocol:
 
     initial: int = 20  # labels before the first acquisition
     batch: int = 10  # labels of an acquisition
-    candidates: int = (
-        2000  # rows of the pool that an acquisition looks at, fresh random ones each time
-    )
+    candidates: int = 2000  # random rows of the pool that an acquisition looks at
     draws: int = 100  # that score candidates
     test_draws: int = 100  # that predict test rows
     epochs: int = 50  # of each fit
@@ -28,8 +26,8 @@ class Protocol:
 
 @dataclass(frozen=True)
 class End:
-    """When an arm of one seed ends: at so many labels or, with a target, after some rounds in a row
-    at the target."""
+    """When an arm of one seed ends: at a number of labels or, with a target, after some rounds in a
+    row at it."""
 
     labels: int
     target: float | None = None
@@ -46,16 +44,14 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
         return f"{self.recipe.name}, {self.start}, {self.acquisition}"
 
     @property
     def is_control(self) -> bool:
-        """Whether its rows are chosen at random."""
         return self.acquisition == RANDOM
 
     def controls(self, other: "Arm") -> bool:
-        """Whether it is what another arm is compared with."""
+        """Whether another arm is compared with it."""
         mine, its = ((arm.recipe.name, arm.start) for arm in (self, other))
         return self.is_control and not other.is_control and mine == its
 

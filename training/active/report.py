@@ -1,36 +1,49 @@
-"""What a simulation found: a page with a table and a plot, and the same as JSON."""
+"""The report of a simulation: a page with a table and a plot, and the same as JSON."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
+from model_store.acquisition.choice import RANDOM
 from model_store.errors import InvalidInput
 from model_store.types import Task
-from training.active.plot import learning_curves, number
 from training.active.protocol import End, Protocol
-from training.active.records import Curves
-from training.active.savings import Mean, Needed, Saved, has_ended, mean_needed, needed, saved
+from training.active.rounds import (
+    Curves,
+    Mean,
+    Needed,
+    Saved,
+    has_ended,
+    mean_needed,
+    needed,
+    saved,
+)
 from training.evaluation.intervals import LEVEL
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
+DOTS = 100  # to an inch
+STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions; random choice is dashed
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What was found of an arm."""
+    """The results of an arm."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
     mean: Mean
-    saved: Saved | None  # of an arm beside random choice
+    saved: Saved | None  # against random choice
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What was found of all arms."""
+    """The results of all arms."""
 
     task: Task
     source: str
@@ -44,7 +57,6 @@ class Report:
 
     @property
     def metric(self) -> str:
-        """What is measured on the test rows."""
         return "accuracy" if self.task == "classification" else "rmse"
 
     def text(self) -> str:
@@ -53,7 +65,7 @@ class Report:
         lines = [
             f"# Labels needed for a test {metric} of {number(self.target)}",
             "",
-            *self._told(),
+            *self._protocol(),
             "",
             f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved "
             "against random "
@@ -100,28 +112,23 @@ class Report:
             "active.png": learning_curves(curves, means, self.target, self.metric, self.unit),
         }
 
-    def _told(self) -> list[str]:
-        """Say what was done."""
+    def _protocol(self) -> list[str]:
         p = self.protocol
         origin = "as asked for" if self.is_given else "what random choice comes to with all labels"
         return [
             f"Simulated on `{self.source}`: {p.initial} labels first, {p.batch} an acquisition "
-            f"out of {p.candidates} "
-            f"random rows without a label, scored by {p.draws} draws"
+            f"out of {p.candidates} random rows without a label, scored by {p.draws} draws"
             + (f" in a race (probability {p.race:g})" if p.race is not None else "")
             + (f", power_bald with beta {p.beta:g}" if p.beta != 1.0 else "")
             + f"; {p.epochs} epochs a fit; the test {self.metric}"
             + (f", in the units of `{self.unit}`," if self.unit else "")
-            + f" is of {p.test_draws} draws, on test rows that are "
-            f"used for nothing else. The target is {origin}. A fit sees the labels counted here "
-            "and no others: none "
-            "are held out for a checkpoint, a temperature or anything else. Labels needed are "
-            "those of the first "
-            "round at the target; in brackets the least and the most of the seeds.",
+            + f" is of {p.test_draws} draws, on test rows that are used for nothing else. The "
+            f"target is {origin}. A fit sees the labels counted here and no others: none are held "
+            "out for a checkpoint, a temperature or anything else. Labels needed are those of the "
+            "first round at the target; in brackets the least and the most of the seeds.",
         ]
 
     def _unfinished(self) -> list[str]:
-        """Say which seeds have not ended yet, and of which arms nothing is there."""
         begun = {found.curves.arm.label for found in self.arms}
         lines = [
             f"* {label}: **not finished**, of seeds {', '.join(map(str, seeds))}."
@@ -160,8 +167,7 @@ class Report:
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:
-        """Say of each arm whether it or random choice needs fewer labels, and whether that is
-        beyond chance."""
+        """State for each arm whether it or random choice needs fewer labels, beyond chance."""
         lines = []
         for found in self.arms:
             if found.saved is None:
@@ -181,11 +187,10 @@ class Report:
 
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Put together what was found; without a target it is what random choice comes to, over all its
-    seeds.
+    """Return the report; the default target is what random choice comes to, over all its seeds.
 
     Raises:
-        InvalidInput: if nothing was found, or nothing of random choice where that is the target.
+        InvalidInput: if there are no rounds, or none of random choice where that is the target.
     """
     curves = [
         Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds})
@@ -257,3 +262,75 @@ def _content(found: Findings) -> dict[str, Any]:
             for seed, rounds in found.curves.seeds.items()
         },
     }
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number in a few digits, and whole from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def learning_curves(
+    curves: Sequence[Curves], means: Sequence[Mean], target: float, metric: str, unit: str = ""
+) -> bytes:
+    """Draw the metric against labels as a PNG, a panel for each start: an arm's mean over seeds
+    within least and most, and its labels needed.
+
+    Means go as far as all seeds of an arm do; beyond, its seeds are thin lines.
+    """
+    plt.switch_backend("Agg")
+    starts = list(dict.fromkeys(one.arm.start for one in curves))
+    figure, axes = plt.subplots(
+        1,
+        len(starts),
+        figsize=(1 + 6.5 * len(starts), 5.5),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
+    recipes = list(dict.fromkeys(one.arm.recipe.name for one in curves))
+    acquisitions = [
+        name for name in dict.fromkeys(one.arm.acquisition for one in curves) if name != RANDOM
+    ]
+    for axis, start in zip(axes[0], starts, strict=True):
+        axis.axhline(target, color="grey", linewidth=0.8)
+        for one, mean in zip(curves, means, strict=True):
+            if one.arm.start == start:
+                place = 0 if one.arm.is_control else acquisitions.index(one.arm.acquisition)
+                colour = (
+                    recipes.index(one.arm.recipe.name)
+                    if len(recipes) > 1
+                    else place + (not one.arm.is_control)
+                )
+                _draw(
+                    axis,
+                    one,
+                    mean,
+                    f"C{colour % 10}",
+                    "--" if one.arm.is_control else STYLES[place % len(STYLES)],
+                )
+        axis.legend(loc="best", fontsize="small")
+        of_what = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
+        axis.set(xlabel="labels", ylabel=of_what, title=f"{start} start; target {number(target)}")
+        axis.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DOTS)
+    plt.close(figure)
+    return picture.getvalue()
+
+
+def _draw(
+    axis: Axes, one: Curves, mean: Mean, colour: str, style: str | tuple[int, tuple[int, ...]]
+) -> None:
+    counts = one.counts
+    values = np.array([one.at(count) for count in counts])
+    told = f"{mean.bound} {mean.value:.0f}".strip()
+    label = f"{one.arm.recipe.name}, {one.arm.acquisition}: {told} labels"
+    axis.plot(counts, values.mean(1), linestyle=style, color=colour, label=label)
+    axis.fill_between(counts, values.min(1), values.max(1), color=colour, alpha=0.1, linewidth=0)
+    for rounds in one.seeds.values():
+        rest = rounds[len(counts) - 1 :]
+        labels, metrics = [done.labels for done in rest], [done.metric for done in rest]
+        axis.plot(labels, metrics, linestyle=style, color=colour, alpha=0.4, linewidth=0.8)
+    if not mean.bound:
+        height = np.interp(mean.value, counts, values.mean(1))
+        axis.plot(mean.value, height, "o", color=colour, markeredgecolor="black")

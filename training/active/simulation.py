@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from model_store.acquisition.ranking import Choice
 from model_store.scores.tasks import PREDICTIVES
 from training.active.learner import Learner
-from training.active.pool import Wanted, candidates, chosen, initial_labels
+from training.active.pool import candidates, choose, initial_labels
 from training.active.protocol import Arm, End, Protocol
-from training.active.records import Curves, Record, Round
-from training.active.savings import has_ended
+from training.active.rounds import Curves, Record, Round, has_ended
 from training.data import Dataset
 from training.seeds import ActiveStream, hash_key
 
@@ -35,7 +35,6 @@ class Work:
     folder: Path
 
     def record(self) -> Record:
-        """Return what is there of it."""
         return Record(self.folder, f"{self.arm.acquisition}-{self.arm.start}-{self.seed}")
 
 
@@ -57,7 +56,7 @@ def simulate_all(
 
 
 def curves_of(work: Sequence[Work]) -> list[Curves]:
-    """Return the rounds that are there, by arm."""
+    """Return the rounds that were done, by arm."""
     curves: dict[str, Curves] = {}
     for one in work:
         curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
@@ -73,11 +72,12 @@ def simulate(
     record: Record,
     device: torch.device,
 ) -> Iterator[Round]:
-    """Do the rounds that are missing, and keep and give each."""
+    """Do the rounds that are missing, and record and yield each."""
     learner = Learner(arm.recipe, data, seed, device)
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
-        learner.restore(record.tensors(), _begun(arm, len(record.rounds) - 1))
+        begun_in = len(record.rounds) - 1 if arm.start == "cold" else 0
+        learner.restore(record.tensors(), begun_in)
     while not has_ended(record.rounds, end, task, protocol.batch):
         number, labelled = len(record.rounds), np.array(record.labelled, dtype=np.int64)
         begun = time.perf_counter()
@@ -104,11 +104,6 @@ def simulate(
         yield done
 
 
-def _begun(arm: Arm, number: int) -> int:
-    """Return the number of the round in which the weights of a round were begun."""
-    return number if arm.start == "cold" else 0
-
-
 def _acquired(
     arm: Arm,
     learner: Learner,
@@ -122,14 +117,19 @@ def _acquired(
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
-    best = chosen(
+    raced = arm.acquisition in PREDICTIVES[task].raced
+    best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
-        len(eps),
         x.astype(np.float32),
         [str(i) for i in among],
-        Wanted(arm.acquisition, task, protocol.race, protocol.beta),
-        PREDICTIVES[task],
+        Choice(
+            task,
+            arm.acquisition,
+            protocol.batch,
+            len(eps),
+            protocol.race if raced else None,
+            protocol.beta,
+        ),
         hash_key(seed, ActiveStream.CHOICE, number),
-        protocol.batch,
     )
     return among[best]

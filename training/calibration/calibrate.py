@@ -1,28 +1,62 @@
 """Calibration: detectors are fitted on one split that the model was not fitted on, and ranked on
-another.
+another, by category where guarantees are to hold of each."""
 
-`python -m training fit` and `prune` calibrate here on the splits of a fit. The command `calibrate`,
-for a published version and other rows, comes here by way of `training.publishing.recalibrate`.
-"""
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
+from model_store.conformal.mondrian import UNKNOWN, Categories, CategoryKind
 from model_store.conformal.sets import class_nonconformity, target_nonconformity
 from model_store.conformal.stopping import Spread
+from model_store.errors import InvalidInput
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
-from training.calibration.categories import CategoriesWanted
-from training.data import Rows
+from training.data import MAX_GROUPS, Dataset, Rows
 from training.data.targets import checked_fitted
 from training.scoring import rows_per_draw_set, scores_and_spreads
 from training.seeds import ServedRows, hash_key
+
+
+@dataclass(frozen=True)
+class CategoriesWanted:
+    """By what guarantees are to hold: the names of all classes, or of all groups, of the column
+    `column`."""
+
+    kind: CategoryKind
+    names: tuple[str, ...]
+    column: str | None = None
+
+    @classmethod
+    def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoriesWanted | None":
+        """Return what a recipe's `serving.calibration` wants of data; None where it is marginal.
+
+        Raises:
+            InvalidInput: if the data have no such groups.
+        """
+        if calibration == "class":
+            return cls("class", data.classes)
+        if calibration != "group":
+            return None
+        if not data.group_names:
+            expected = (
+                f"a column of at most {MAX_GROUPS} groups in data.calibration_group or data.group"
+            )
+            raise InvalidInput("serving.calibration", expected, repr(column))
+        return cls("group", data.group_names, column)
+
+    def of_rows(self, scores: list[AnyScores], rows: Rows) -> Categories:
+        if self.kind == "class":
+            return Categories.by_class(self.names, np.stack([s.labels for s in scores]), rows.y)
+        if rows.groups is None:
+            raise ValueError("expected rows whose groups are known, got others")
+        return Categories.by_group(self.names, rows.groups, len(scores))
 
 
 def calibrate(
@@ -43,24 +77,18 @@ def calibrate(
         InvalidInput: naming a target that the transform cannot take.
     """
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    of_reference, of_ranking = (
-        hash_key(seed, ServedRows.REFERENCE),
-        hash_key(seed, ServedRows.RANKING),
-    )
-    reference_scores, reference_densities, reference_spreads = scores_and_spreads(
-        runtime, reference, counts, of_reference, share, transform
-    )
-    scores, densities, spreads = scores_and_spreads(
-        runtime, ranking, counts, of_ranking, share, transform
+    (of_reference, reference_density, reference_spreads), (scores, density, spreads) = (
+        scores_and_spreads(runtime, rows, counts, hash_key(seed, stream), share, transform)
+        for rows, stream in ((reference, ServedRows.REFERENCE), (ranking, ServedRows.RANKING))
     )
     return Calibration.fit(
         counts,
-        by_detector(reference_scores, reference_densities, detectors.density, reference_spreads),
-        by_detector(scores, densities, detectors.density, spreads),
+        by_detector(of_reference, reference_density, detectors.density, reference_spreads),
+        by_detector(scores, density, detectors.density, spreads),
         np.stack([nonconformity(s, ranking.y, transform) for s in scores]),
         detectors,
         num_labels,
-        answers(reference_scores, scores, ranking.y),
+        _answers(of_reference, scores, ranking.y),
         None if wanted is None else wanted.of_rows(scores, ranking),
     )
 
@@ -95,12 +123,9 @@ def nonconformity(
     return target_nonconformity(scores.mean, scores.std, y)
 
 
-def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
+def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
     """Return the uncertainty of either split at each number of draws, and where the ranking split's
-    labels are wrong.
-
-    A regression has no labels, and None.
-    """
+    labels are wrong; None of a regression."""
     of_ranking = [s for s in ranking if isinstance(s, Scores)]
     if not of_ranking:
         return None
@@ -109,3 +134,18 @@ def answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray)
         np.stack([s.variation_ratio for s in of_ranking]),
         np.stack([s.label != y for s in of_ranking]),
     )
+
+
+def groups_known(
+    calibration: Calibration, rows: Rows, names: tuple[str, ...]
+) -> Int64[np.ndarray, "N"] | None:
+    """Return rows' groups as a calibration by group numbers them, `UNKNOWN` of those that it has
+    not; None where it is not by group, or the rows have none.
+
+    `names` are those that the rows' own numbers mean.
+    """
+    categories = calibration.categories
+    if categories is None or categories.kind != "group" or rows.groups is None:
+        return None
+    number = {name: i for i, name in enumerate(categories.names)}
+    return np.array([number.get(name, UNKNOWN) for name in names], dtype=np.int64)[rows.groups]

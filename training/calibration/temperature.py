@@ -11,8 +11,8 @@ log T, counts only where rows are few: of rows that are all predicted rightly th
 would take T to 0.
 
 T is kept if it pays on rows that it was not fitted on: with one half of the rows fitted, the other
-    measured, and the
-other way about, the mean gain in log-likelihood must be more than its standard error. Else T is 1.
+measured, and the other way about, the mean gain in log-likelihood must be more than its standard
+error. Else T is 1.
 """
 
 import math

@@ -1,1 +1,45 @@
-"""The commands of `python -m training`: a module each, with its options beside what it runs."""
+"""What the commands share: the store of the environment, and options. They parse and print; what
+they do is in the rooms that they call."""
+
+import argparse
+from typing import Any, TypeAlias
+
+from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.store import ModelStore
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def open_store(writes: bool = True) -> ModelStore:
+    """Return the model store, of DUBITO_STORE.
+
+    Raises:
+        InvalidInput: if it is no bucket, or, for a command that `writes`, one that writers cannot
+            share.
+    """
+    store = store_of_environment()
+    if writes:
+        store.storage.check_writable()  # now, rather than when hours have gone by
+    return store
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"
+    )
+
+
+def add_version(parser: argparse.ArgumentParser, name: str = "model") -> None:
+    """Add the published version that a command is about."""
+    parser.add_argument(
+        name, metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
+    )
+
+
+def print_quality(quality: dict[str, Any]) -> None:
+    for key, value in quality.items():
+        print(f"  {key:32} {value:.4f}")

@@ -14,22 +14,24 @@ from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
+from training import log
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
-from training.commands import folders
-from training.commands.fit import weights_digest
+from training.commands import Commands, add_device, add_target
 from training.data import Dataset, load
-from training.messages import log
+from training.folders import data_root, hold, runs_folder
 from training.recipe import LaplaceSection, Recipe
 
-HELP = (
-    "simulate active learning on labelled data: how many labels are needed, and how many are saved"
-)
 FOLDER = "active"  # among the runs
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+def add_active(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "active",
+        help="simulate active learning on labelled data: how many labels are needed, and how many "
+        "are saved",
+    )
+    parser.set_defaults(run=_active)
     default = Protocol()
     parser.add_argument(
         "recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data"
@@ -37,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ..."
     )
-    parser.add_argument(
-        "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"
-    )
+    add_target(parser)
     parser.add_argument(
         "--acquisition",
         metavar="NAME",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--start",
         default="cold",
         choices=["cold", "warm", "both"],
-        help="whether a fit begins anew, or where the last one ended",
+        help="whether a fit begins from scratch, or where the last one ended",
     )
     parser.add_argument(
         "--initial", type=int, default=default.initial, help="labels before the first acquisition"
@@ -88,15 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says"
     )
     parser.add_argument("--seeds", type=int, default=5, help="how many, from the recipe's on")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument(
         "--report", action="store_true", help="simulate nothing: report what there is"
     )
 
 
-def run(options: argparse.Namespace) -> None:
-    """Simulate what is missing, and write and print the report."""
+def _active(options: argparse.Namespace) -> None:
     loaded = [
         recipes.override(recipes.load(path), source=options.data, target=options.target)
         for path in options.recipes
@@ -106,18 +105,17 @@ def run(options: argparse.Namespace) -> None:
     protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
-    from training.active.report import (
-        report,
-    )  # wrong recipes and data are answered before torch is there
+    # wrong recipes and data are answered before torch is there
+    from training.active.report import report
     from training.active.simulation import Work, curves_of, simulate_all
-    from training.fitting.augmentation import check_augmentation
-    from training.fitting.memory import keep_freed_memory
-    from training.fitting.run import check_pixels, device_named
+    from training.fit import check_pixels, find_device, weights_digest
+    from training.fitting.run import keep_freed_memory
+    from training.fitting.steps import check_augmentation
 
     for recipe in loaded:
         check_augmentation(recipe.augmentation, data[recipe.name].shape)
         check_pixels(recipe, data[recipe.name])
-    device = device_named(options.device)
+    device = find_device(options.device)
     keep_freed_memory()
     asked = asdict(protocol)
     if protocol.beta == 1.0:  # so that simulations of before there was one go on
@@ -130,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
         if recipe.network.weights is not None:
             told += f" {weights_digest(Path(recipe.network.weights))}"
         runs[recipe.name] = (
-            folders.runs() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
+            runs_folder() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
         )
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
@@ -140,10 +138,10 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as held:
         if not options.report:
             for folder in runs.values():
-                held.enter_context(folders.locked(folder))
+                held.enter_context(hold(folder))
             simulate_all(work, protocol, end, device, options.quiet)
         found = report(curves_of(work), loaded[0].data.source, protocol, end)
-    folder = folders.runs() / FOLDER / "-".join(runs)
+    folder = runs_folder() / FOLDER / "-".join(runs)
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in found.files().items():
         (folder / file).write_bytes(content)
@@ -152,56 +150,45 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
-    """Return the data of each recipe, by its name.
-
-    Raises:
-        InvalidInput: naming what cannot be simulated, or what differs between recipes.
-    """
+    """Return the data of each recipe, by its name; all must be the same."""
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
             raise InvalidInput("name", "a recipe of another name", f"{recipe.name!r} twice")
         if isinstance(recipe.posterior, LaplaceSection):
-            expected = "a method that is fitted by steps: laplace takes validation rows, whose labels count too"
-            raise InvalidInput("method", expected, "'laplace'")
-        if recipe.data.target_transform != "none":
-            expected = "'none': a transform would be chosen by targets that have no label yet"
-            raise InvalidInput(
-                "data.target_transform", expected, repr(recipe.data.target_transform)
+            expected = (
+                "a method that is fitted by steps: laplace takes validation rows, whose labels "
+                "count too"
             )
+            raise InvalidInput("method", expected, "'laplace'")
+        transform, encoder = recipe.data.target_transform, recipe.network.encoder
+        if transform != "none":
+            expected = "'none': a transform would be chosen by targets that have no label yet"
+            raise InvalidInput("data.target_transform", expected, repr(transform))
         if recipe.network.is_encoded:
             expected = (
                 "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
             )
-            raise InvalidInput("network.encoder", expected, repr(recipe.network.encoder))
-        data[recipe.name] = load(recipe, folders.data_root())
-        first = data[loaded[0].name]
-        if (recipe.task, data[recipe.name].digest()) != (loaded[0].task, first.digest()):
+            raise InvalidInput("network.encoder", expected, repr(encoder))
+        data[recipe.name] = load(recipe, data_root())
+        first = loaded[0]
+        told = recipe.task, data[recipe.name].digest()
+        if told != (first.task, data[first.name].digest()):
             raise InvalidInput(
-                "data", f"the task and rows of {loaded[0].name}", f"others, of {recipe.name}"
+                "data", f"the task and rows of {first.name}", f"others, of {recipe.name}"
             )
     return data
 
 
 def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
-    """Return how the simulation goes.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
     for name in ("initial", "batch", "candidates", "draws", "test_draws", "epochs", "seeds"):
-        if getattr(options, name) < 1:
-            raise InvalidInput(
-                f"--{name.replace('_', '-')}", "at least 1", str(getattr(options, name))
-            )
-    if options.candidates < options.batch:
-        raise InvalidInput(
-            "--candidates", f"at least {options.batch}, as many as --batch", str(options.candidates)
-        )
-    if options.until < options.initial:
-        raise InvalidInput(
-            "--until", f"at least {options.initial}, as many as --initial", str(options.until)
-        )
+        number = getattr(options, name)
+        if number < 1:
+            raise InvalidInput(f"--{name.replace('_', '-')}", "at least 1", str(number))
+    for name, other in (("candidates", "batch"), ("until", "initial")):
+        number, least = getattr(options, name), getattr(options, other)
+        if number < least:
+            raise InvalidInput(f"--{name}", f"at least {least}, as many as --{other}", str(number))
     if options.race is not None and not 0 < options.race < 1:
         raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
     sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
@@ -219,20 +206,14 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
-    """Return when arms end, with all rows labelled at the latest.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
+    """Return when arms end, with all rows labelled at the latest."""
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
-        raise InvalidInput(
-            "--target-accuracy", "none for a regression: --target-rmse", str(accuracy)
-        )
+        expected = "none for a regression: --target-rmse"
+        raise InvalidInput("--target-accuracy", expected, str(accuracy))
     if task == "classification" and rmse is not None:
-        raise InvalidInput(
-            "--target-rmse", "none for a classification: --target-accuracy", str(rmse)
-        )
+        expected = "none for a classification: --target-accuracy"
+        raise InvalidInput("--target-rmse", expected, str(rmse))
     if accuracy is not None and not 0 < accuracy < 1:
         raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
     if rmse is not None and not rmse > 0:
@@ -245,11 +226,7 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
-    """Return a recipe's arms: each start with each acquisition, and with random choice.
-
-    Raises:
-        InvalidInput: naming the acquisition that there is not.
-    """
+    """Return a recipe's arms: each start with each acquisition, and with random choice."""
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     return [

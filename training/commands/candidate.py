@@ -1,8 +1,5 @@
 """`python -m training candidate NAME`: a version fitted on the labels that came to the service,
-promoted if no worse.
-
-What is done is in `training.publishing.candidate`.
-"""
+promoted if no worse."""
 
 import argparse
 import os
@@ -14,14 +11,17 @@ from pathlib import Path
 from model_store.errors import DubitoError, InvalidInput
 from model_store.state.database import Database
 from model_store.state.labels import has_state
-from training.commands import folders
-from training.messages import log
+from training import log
+from training.commands import Commands, add_device, open_store
+from training.folders import data_root, runs_folder
 
-HELP = "fit a candidate on labels that came to the service, and promote it if it is no worse"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+def add_candidate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "candidate",
+        help="fit a candidate on labels that came to the service, and promote it if it is no worse",
+    )
+    parser.set_defaults(run=_candidate)
     parser.add_argument(
         "model", metavar="NAME", help="the model whose `latest` the candidate begins at"
     )
@@ -46,11 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also fit control rows alone, to measure how many labels were saved",
     )
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Make a candidate once, or whenever there are enough labels."""
+def _candidate(options: argparse.Namespace) -> None:
     if options.min_labels < 1:
         raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
     if not options.interval_s > 0:
@@ -76,30 +75,25 @@ def _once(options: argparse.Namespace, state: Path) -> None:
     if not has_state(state):
         log.info("no labels yet: there is no state in %s", state)
         return
-    from training.fitting.memory import keep_freed_memory
-    from training.fitting.run import device_named
-    from training.publishing.candidate import known, labels_of, labels_tried, make_candidate
+    from training.fit import find_device
+    from training.publishing.candidate import find_labels, labels_of, labels_tried, make_candidate
     from training.publishing.labels_saved import labels_saved
 
-    store, root, runs = folders.store(), folders.data_root(), folders.runs()
+    store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
     with closing(Database(state)) as database:
-        found = known(store, database, options.model, root, options.data)
-        for reason, count in found.facts.left_out.items():
+        known = find_labels(store, database, name, root, options.data)
+        for reason, count in known.provenance.left_out.items():
             log.info("! %d labels are left out: %s", count, reason)
-        name = options.model
-        latest = found.parent.manifest.version
-        before = (
-            labels_tried(store, database, name) if options.watch else labels_of(store, name, latest)
-        )
-        new = found.facts.rows - before
+        if options.watch:
+            before = labels_tried(store, database, name)
+        else:
+            before = labels_of(store, name, known.parent.manifest.version)
+        new = known.provenance.rows - before
         if new < options.min_labels:
             log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
             return
-        keep_freed_memory()
-        device = device_named(options.device)
-        saved = (
-            (lambda: labels_saved(store, found, runs, device))
-            if options.control_arm
-            else (lambda: None)
-        )
-        make_candidate(store, database, found, runs, root, device, saved)
+        device = find_device(options.device)
+        saved = None
+        if options.control_arm:
+            saved = lambda: labels_saved(store, known, runs, device)  # noqa: E731
+        make_candidate(store, database, known, runs, root, device, saved)

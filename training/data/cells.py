@@ -27,7 +27,7 @@ from model_store.sources.columns import Categories, Columns, Numbers, category_t
 from model_store.sources.csv import CsvTable
 from model_store.sources.parquet import read_table
 from model_store.sources.times import EXAMPLE, ISO, seconds_as_written, seconds_of
-from training.messages import log
+from training import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection

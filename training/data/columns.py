@@ -19,7 +19,7 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Numbers
 from model_store.sources.times import CYCLES_S, DAY_S
-from training.messages import log
+from training import log
 
 MAX_CATEGORIES = 256
 MANY_CATEGORIES = 64  # of a column with more than MAX_CATEGORIES, how many are told apart at most

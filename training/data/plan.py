@@ -17,7 +17,7 @@ from training.data.column_findings import tail_of
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
-from training.recipe import DataSection, Recipe, validated
+from training.recipe import DataSection, Recipe, validate
 
 FEWEST_ROWS = 20  # of a set that a recipe is made for
 STEP_S, MULTIPLICATIONS_A_SECOND = (
@@ -134,7 +134,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     reasons["training.max_epochs"] = (
         f"{most} steps, about {most * step_s:.0f} s on one core; fewer if it levels off"
     )
-    return Plan(validated(content, "plan"), reasons, _too_few(sizes["ranking"]))
+    return Plan(validate(content, "plan"), reasons, _too_few(sizes["ranking"]))
 
 
 def name_of(source: str) -> str:

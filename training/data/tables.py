@@ -15,6 +15,7 @@ from model_store.artifacts.manifest import CategoricalColumn, column_width
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.sources.parquet import is_list
+from training import log
 from training.data.arrays import dataset_of_arrays
 from training.data.cells import (
     csv_table,
@@ -28,7 +29,6 @@ from training.data.columns import Table, fit_columns, present, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.texts import TextRows
-from training.messages import log
 
 if TYPE_CHECKING:
     from training.recipe import DataSection

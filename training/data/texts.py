@@ -11,8 +11,8 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import LARGEST_ID, TextSpec
 from model_store.errors import InvalidInput, one_line
+from training import log
 from training.data.paths import path_below
-from training.messages import log
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder

@@ -18,7 +18,8 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from training.calibration.categories import groups_known
+from training import log
+from training.calibration.calibrate import groups_known
 from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
 from training.evaluation import attack_suite
 from training.evaluation.attacks import Attacked
@@ -63,8 +64,7 @@ from training.evaluation.report_plots import (
 from training.evaluation.report_text import blocks, markdown
 from training.evaluation.slices import worst_slices
 from training.export.served import fitted_detectors
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
 from training.versions import Parent, check_ids_of, fitted_data
@@ -149,7 +149,7 @@ def evaluate_version(
         if columns
         else None
     )
-    facts = TrainingFacts.of(manifest)
+    facts = Provenance.of(manifest)
     given: dict[str, Any] = {} if facts.convergence is None else {"convergence": facts.convergence}
     given |= {} if slices is None else {"worst_slices": slices}
     report = Report(
@@ -223,7 +223,7 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput(
             "--attacks", "rows of numbers, since attacks follow gradients", "rows of ids"
         )
-    if wanted.attacks and TrainingFacts.of(version.manifest).pruned is not None:
+    if wanted.attacks and Provenance.of(version.manifest).pruned is not None:
         raise InvalidInput(
             "--attacks", "a version that is not pruned, since attacks need its gradients", "one"
         )
@@ -256,7 +256,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
             "--data", f"rows of shape {version.manifest.input.shape}", f"{data.shape}"
         )
     check_ids_of(data, version.manifest, "--data")
-    return data, data.digest() == TrainingFacts.of(version.manifest).data_digest
+    return data, data.digest() == Provenance.of(version.manifest).data_digest
 
 
 def _attacks(

@@ -11,7 +11,8 @@ import numpy as np
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
-from training.calibration.categories import groups_known
+from training import log
+from training.calibration.calibrate import groups_known
 from training.data import Rows
 from training.evaluation.comparison import Difference, Pairs, difference
 from training.evaluation.figures import Figure, Mean, RiskCoverage, Share
@@ -20,8 +21,7 @@ from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
 from training.evaluation.report import Wanted, checked_draws, data_of, test_rows
 from training.evaluation.report_plots import differences_plot
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.versions import Parent
 
 TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
@@ -113,10 +113,7 @@ def compare_versions(
         raise InvalidInput(
             "the second version", f"one that takes the rows of {first.label}", second.label
         )
-    if (
-        TrainingFacts.of(first.manifest).data_digest
-        != TrainingFacts.of(second.manifest).data_digest
-    ):
+    if Provenance.of(first.manifest).data_digest != Provenance.of(second.manifest).data_digest:
         log.info(
             "%s was fitted on other data, which may have had some of these test rows", second.label
         )

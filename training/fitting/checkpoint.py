@@ -25,7 +25,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and JSON facts as one checkpoint."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(held, metadata={"facts": json.dumps(facts)}))
 
@@ -43,7 +42,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, json.loads(header["__metadata__"]["facts"])
     except (SafetensorError, ValueError, KeyError):
         raise InvalidInput(
-            str(path), "a checkpoint (delete it to begin anew)", "a file that is not one"
+            str(path), "a checkpoint (delete it to begin again)", "a file that is not one"
         ) from None
 
 

@@ -13,10 +13,9 @@ outputs, as many random combinations of the columns, with signs for weights, who
 same mean (Hutchinson 1990, "A stochastic estimator of the trace").
 
 The same weights may make values at T places of a row: a convolution's patches, a sequence's steps.
-    A Kronecker
-product is then of sums over places, divided by T (Grosse and Martens 2016, "A Kronecker-factored
-approximate Fisher matrix for convolution layers"); a diagonal's derivatives are added up over a
-row's places before they are squared.
+A Kronecker product is then of sums over places, divided by T (Grosse and Martens 2016, "A
+Kronecker-factored approximate Fisher matrix for convolution layers"); a diagonal's derivatives are
+added up over a row's places before they are squared.
 """
 
 from abc import ABC, abstractmethod
@@ -59,12 +58,10 @@ class OutputHessian:
 
     @property
     def diagonal(self) -> Float[Tensor, "N C"]:
-        """The diagonals."""
         return (self.d - self.u.square()).clamp(min=0.0)
 
     @property
     def total(self) -> Float[Tensor, "C C"]:
-        """The sum over rows."""
         return torch.diag(self.d.sum(0)) - self.u.T @ self.u
 
     def roots(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N C"]]:
@@ -138,10 +135,9 @@ class DiagonalSum(LayerSum):
         self.sum = torch.zeros(groups, inputs, outputs, dtype=torch.float64, device=device)
 
     def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
-        """Do nothing: inputs are needed beside values."""
+        pass
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
-        """Add squares of the derivatives by weights."""
         if a.shape[1] == 1:
             self.sum += torch.einsum("ngi,ngo->gio", a[:, 0].square(), g[:, 0].square())
             return
@@ -150,11 +146,9 @@ class DiagonalSum(LayerSum):
             self.sum += torch.einsum("ntgi,ntgo->ngio", part, of_values).square().sum(0)
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:
-        """Add rows of a layer whose values are the outputs."""
         self.sum[0] += a[:, 0, 0].square().T @ hessian.diagonal.to(a)
 
     def eigen(self) -> Eigen:
-        """Return the sum, laid out as the layer's slot."""
         return Eigen(_by_slot(self.sum))
 
 
@@ -168,23 +162,18 @@ class KroneckerSum(LayerSum):
         self.places = 0  # of all rows
 
     def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
-        """Add what the layer takes in."""
         by_group = a.flatten(0, 1).transpose(0, 1)
         self.of_inputs += by_group.mT @ by_group
         self.places += a.shape[0] * a.shape[1]
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:  # noqa: ARG002
-        """Add derivatives by values."""
         by_group = g.flatten(0, 1).transpose(0, 1)
         self.of_outputs += by_group.mT @ by_group
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:  # noqa: ARG002
-        """Add rows of a layer whose values are the outputs."""
         self.of_outputs[0] += hessian.total
 
     def eigen(self) -> Eigen:
-        """Return products of the factors' eigenvalues, laid out as the layer's slot, and their
-        eigenvectors."""
         a, of_inputs = torch.linalg.eigh(self.of_inputs.cpu())
         b, of_outputs = torch.linalg.eigh(self.of_outputs.cpu())
         products = a.clamp(min=0.0)[:, :, None] * b.clamp(min=0.0)[:, None, :] / max(self.places, 1)
@@ -199,7 +188,7 @@ class FullSum(LayerSum):
         self.sum = torch.zeros(outputs, outputs, inputs, inputs, dtype=torch.float64, device=device)
 
     def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
-        """Do nothing: inputs are needed beside values."""
+        pass
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
         """Refuse: `training.networks.model` lets no other layer have a full covariance."""
@@ -215,7 +204,6 @@ class FullSum(LayerSum):
                 self.sum[c, d] += rows.T @ (weights[:, None].to(rows) * rows)
 
     def eigen(self) -> Eigen:
-        """Return eigenvalues and eigenvectors, by weights as they are in the layer's slot."""
         outputs, _, inputs, _ = self.sum.shape
         for c in range(outputs):
             for d in range(c):
@@ -363,7 +351,6 @@ def _inputs(layer: WeightLayer, h: Tensor) -> Float[Tensor, "N T G i"]:
 
 
 def _values(layer: WeightLayer, slope: Tensor, rows: int) -> Float[Tensor, "N T G o"]:
-    """Return derivatives by a layer's values, place by place."""
     by_place = (
         slope.reshape(rows, -1, slope.shape[-1])
         if layer.convolution is None
@@ -373,7 +360,7 @@ def _values(layer: WeightLayer, slope: Tensor, rows: int) -> Float[Tensor, "N T 
 
 
 def _by_slot(by_group: Float[Tensor, "G i o"]) -> Float[Tensor, "i O"]:
-    """Lay numbers of groups out as a slot: outputs of groups beside one another."""
+    """Lay numbers of groups out as a slot: outputs of groups side by side."""
     return by_group.transpose(0, 1).flatten(1).cpu()
 
 

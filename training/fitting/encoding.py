@@ -1,23 +1,31 @@
 """What comes before a recipe's network, made and examined before the fit: see `[network] encoder`
 of a recipe."""
 
+import fcntl
 import math
+import os
 import tempfile
+import weakref
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import file_digest
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
+from jaxtyping import Float32, UInt8
+from tqdm import tqdm
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import Encoder
+from model_store.inference.runtime import Rewriting
+from training import log
 from training.data import Dataset, Rows, Splits
 from training.detectors.spectrum import LARGEST
 from training.export.encoders import RowsTaken, examined, of_file, of_module, written
-from training.fitting.encoded import SUFFIX, CachedEncoder
-from training.messages import log
 from training.networks.architectures import channels_first
 from training.networks.model import split_network, standardisation
 from training.networks.split import NotSplit
@@ -27,6 +35,10 @@ from training.versions import Parent
 
 FOLDER = "encoders"  # among the runs
 EXAMPLES = 16  # training rows that an encoder is tried on
+DIGEST_BYTES = 16
+AT_ONCE = 64  # rows between two writes
+MOST_BYTES = 20 << 30  # of all encoders' rows together, the least recently used are removed first
+SUFFIX, LOCK = ".rows", ".lock"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +48,10 @@ class Encoding:
 
     path: Path
     spec: EncoderSpec
-    encoder: CachedEncoder
+    encoder: "CachedEncoder"
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of its file."""
         return self.path.stem
 
     def of(self, splits: Splits, quiet: bool = False) -> Splits:
@@ -65,78 +76,30 @@ def with_encoder(
     """Return a recipe that says whether its network has an encoder, and the encoder.
 
     A recipe that does not say has one where rows are long, layers are frozen, and rows are the same
-    in all epochs.
-
-    Args:
-        recipe: of the fit.
-        data: whose rows they are.
-        train: the training rows, raw.
-        runs: the folder of runs.
-        parent: the version whose weights a fit goes on from, which has the same encoder, or none.
+    in all epochs. `train` are raw; a `parent`, whose weights a fit goes on from, has the same
+    encoder, or none.
 
     Raises:
         InvalidInput: if the recipe's encoder cannot be one.
     """
-    network = recipe.network
+    network, width = recipe.network, math.prod(data.shape)
     is_told = network.encoder is not None
-    like = (
-        None
-        if parent is None or parent.manifest.encoder is None
-        else parent.manifest.files[ENCODER].sha256
-    )
-    if parent is not None and like is None and not is_told:
-        return recipe, None
-    may_have = (
-        network.factory is not None and network.trained is not None and recipe.augmentation is None
-    )
-    if not is_told and not (may_have and math.prod(data.shape) > LARGEST):
-        return recipe, None
+    like = None
+    if parent is not None and parent.manifest.encoder is not None:
+        like = parent.manifest.files[ENCODER].sha256
+    if not is_told:
+        has_frozen = network.factory is not None and network.trained is not None
+        may_have = has_frozen and recipe.augmentation is None and width > LARGEST
+        if not may_have or (parent is not None and like is None):
+            return recipe, None
     if network.encoder == "none":
         return recipe, None
     if recipe.augmentation is not None:
-        expected = "none beside an encoder, which says once what it says of a row"
+        expected = "none with an encoder, which says once what it says of a row"
         raise InvalidInput("augmentation", expected, "one")
-    is_picture = network.encoder_file is None and not data.takes_ids
-    shape = channels_first(data.shape) if is_picture else data.shape
-    mean, std = (tensor.numpy() for tensor in standardisation(network, channels_first(data.shape)))
-    if network.encoder_file is not None and mean.ndim and len(shape) == 2:
-        mean, std = mean[0], std[0]
-    rows = RowsTaken(shape, mean, std) if network.pixel_mean is not None else RowsTaken(shape)
-    if data.takes_ids:
-        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
-    if network.encoder_file is not None:
-        model = of_file(Path(network.encoder_file), rows, network.output)
-    else:
-        try:
-            with torch.random.fork_rng(
-                devices=[]
-            ):  # what is random in a factory is what it will be in the model
-                torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-                parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
-        except NotSplit as error:
-            if is_told:
-                raise InvalidInput(
-                    "network.encoder", "a network that can be cut in two", str(error)
-                ) from None
-            log.info("frozen layers are computed anew in every epoch: %s", error)
-            return recipe, None
-        if parts is None:
-            if is_told:
-                expected = "frozen layers with weights before those that are drawn or trained"
-                raise InvalidInput("network.encoder", expected, "none")
-            return recipe, None
-        try:
-            model = of_module(parts.encoder, rows)
-        except Exception as error:  # torch's exporter lets any kind through
-            if is_told:
-                reason = f"{type(error).__name__}: {one_line(error)}"[:300]
-                raise InvalidInput(
-                    "network.encoder", "frozen layers that can be exported", reason
-                ) from error
-            return (
-                recipe,
-                None,
-            )  # the network as a whole is tried before the fit, and says which layer it is
+    model = _encoder_model(recipe, data, is_told)
+    if model is None:
+        return recipe, None
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
@@ -144,37 +107,206 @@ def with_encoder(
         written(model, draft)
         del model
         examples = train.x[:EXAMPLES].astype(np.float32)
-        spec = examined(draft, math.prod(data.shape), examples, network.rows_at_once)
+        spec = examined(draft, width, examples, network.rows_at_once)
         with draft.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         path = draft.rename(folder / f"{digest}.onnx")
     if like is not None and like != digest:
-        raise InvalidInput(
-            "network.encoder",
-            f"that of the version to go on from, {like[:12]}...",
-            f"{digest[:12]}...",
-        )
-    encoder = Encoder(path, spec, math.prod(data.shape))
+        expected = f"that of the version to go on from, {like[:12]}..."
+        raise InvalidInput("network.encoder", expected, f"{digest[:12]}...")
+    encoder = Encoder(path, spec, width)
     if data.takes_ids:
         _check_largest_id(encoder, data)
-    told = f"encoder: {math.prod(data.shape)} numbers of a row to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
-    if spec.rows_at_once == 1 and network.rows_at_once is None:
-        told += "; a row at a time, since rows among others get other bits"
-    log.info("%s", told)
-    rows_file = (
-        folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
-    )  # rows in other company may get other bits
+    log.info(
+        "encoder: %d numbers of a row to %d, %.3g ms a row%s",
+        width,
+        spec.outputs,
+        1000 * encoder.row_s,
+        "; a row at a time, since rows among others get other bits"
+        if spec.rows_at_once == 1 and network.rows_at_once is None
+        else "",
+    )
+    # rows in other company may get other bits
+    rows_file = folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
     if not is_told:
-        recipe = recipe.model_copy(
-            update={"network": network.model_copy(update={"encoder": "frozen"})}
-        )
+        network = network.model_copy(update={"encoder": "frozen"})
+        recipe = recipe.model_copy(update={"network": network})
     return recipe, Encoding(path, spec, CachedEncoder(encoder, spec.outputs, rows_file))
 
 
+def _encoder_model(recipe: Recipe, data: Dataset, is_told: bool) -> onnx.ModelProto | None:
+    """Return the ONNX model of a recipe's encoder; None where frozen layers, of a recipe that does
+    not name them one, cannot be."""
+    network = recipe.network
+    is_picture = network.encoder_file is None and not data.takes_ids
+    shape = channels_first(data.shape) if is_picture else data.shape
+    rows = RowsTaken(shape)
+    if data.takes_ids:
+        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
+    elif network.pixel_mean is not None:
+        mean, std = (of.numpy() for of in standardisation(network, channels_first(data.shape)))
+        if network.encoder_file is not None and mean.ndim and len(shape) == 2:
+            mean, std = mean[0], std[0]
+        rows = RowsTaken(shape, mean, std)
+    if network.encoder_file is not None:
+        return of_file(Path(network.encoder_file), rows, network.output)
+    try:
+        # what is random in a factory is what it will be in the model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
+            parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
+    except NotSplit as error:
+        if is_told:
+            expected = "a network that can be cut in two"
+            raise InvalidInput("network.encoder", expected, str(error)) from None
+        log.info("frozen layers are computed again in every epoch: %s", error)
+        return None
+    if parts is None:
+        if is_told:
+            expected = "frozen layers with weights before those that are drawn or trained"
+            raise InvalidInput("network.encoder", expected, "none")
+        return None
+    try:
+        return of_module(parts.encoder, rows)
+    except Exception as error:  # torch's exporter lets any kind through
+        if is_told:
+            reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+            expected = "frozen layers that can be exported"
+            raise InvalidInput("network.encoder", expected, reason) from error
+        return None  # the whole network is tried before the fit, which says which layer it is
+
+
 def _check_largest_id(encoder: Encoder, data: Dataset) -> None:
-    """Raise InvalidInput if an encoder does not take the largest id that rows may have."""
     try:
         encoder.run(np.full((1, math.prod(data.shape)), data.maximum, dtype=np.float32))
     except Exception as error:
         expected = f"one that takes ids from 0 to {data.maximum:.0f}"
         raise InvalidInput("network.encoder", expected, one_line(error)) from None
+
+
+class CachedEncoder:
+    """An encoder that keeps what it says of rows in a file, for this process and later ones."""
+
+    def __init__(
+        self, encoder: Rewriting, width: int, path: Path, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """Open the file of an encoder of `width` numbers, or begin one; beyond the bound, older
+        ones are removed."""
+        self.encoder = encoder
+        self.path = path
+        self.most_bytes = most_bytes
+        self.record = np.dtype(
+            [("digest", f"V{DIGEST_BYTES}"), ("crc", "<u4"), ("encoded", "<f4", (width,))]
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        weakref.finalize(self, os.close, _open_held(path))
+        os.utime(path)
+        _make_room(path.parent, most_bytes)
+        self.known: dict[bytes, int] = {}
+        for i, record in enumerate(self._records()):
+            if zlib.crc32(record["encoded"].tobytes()) == int(record["crc"]):
+                self.known[record["digest"].tobytes()] = i
+
+    def __call__(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
+        return np.array(self.rows(x, quiet=True))
+
+    def rows(
+        self, x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"], quiet: bool = False
+    ) -> Float32[np.ndarray, "N F"]:
+        """Return what the encoder says of rows, with a progress bar.
+
+        Rows that lie together in the file are a view of it, which takes no memory. Where the file
+        would be larger than it may be, the rest is in memory alone.
+        """
+        digests = [_digest(row) for row in x]
+        new = [n for n, digest in enumerate(digests) if digest not in self.known]
+        if not new:
+            return self._read(digests)
+        found: dict[int, np.ndarray] = {}
+        with tqdm(
+            total=len(new), unit="row", desc="encoding", disable=quiet, dynamic_ncols=True
+        ) as bar:
+            for part in (new[i : i + AT_ONCE] for i in range(0, len(new), AT_ONCE)):
+                encoded = self.encoder(x[part].astype(np.float32))
+                if not self._append([digests[n] for n in part], encoded):
+                    found |= dict(zip(part, encoded, strict=True))
+                bar.update(len(part))
+        if not found:
+            return self._read(digests)
+        if not quiet:
+            log.info(
+                "%d rows are kept in memory: files of encoded rows have %d bytes",
+                len(found),
+                self.most_bytes,
+            )
+        records = self._records()
+        return np.stack(
+            [
+                found[n] if n in found else records["encoded"][self.known[digests[n]]]
+                for n in range(len(x))
+            ]
+        )
+
+    def _read(self, digests: list[bytes]) -> Float32[np.ndarray, "N F"]:
+        index = [self.known[digest] for digest in digests]
+        encoded = self._records()["encoded"]
+        first = index[0] if index else 0
+        if index == list(range(first, first + len(index))):
+            return encoded[first : first + len(index)]
+        return encoded[index]
+
+    def _records(self) -> np.ndarray:
+        count = self.path.stat().st_size // self.record.itemsize
+        if count == 0:
+            return np.empty(0, dtype=self.record)
+        return np.memmap(self.path, dtype=self.record, mode="c", shape=(count,))
+
+    def _append(self, digests: list[bytes], encoded: Float32[np.ndarray, "n F"]) -> bool:
+        """Write rows at the end of the file; False if there is no room for them."""
+        records = np.empty(len(encoded), dtype=self.record)
+        records["encoded"] = encoded
+        records["crc"] = [zlib.crc32(row.tobytes()) for row in encoded]
+        records["digest"] = np.array(digests, dtype=f"V{DIGEST_BYTES}")
+        with (self.path.parent / LOCK).open("w") as lock, self.path.open("r+b") as file:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another fit may write too
+            count = file.seek(0, 2) // self.record.itemsize
+            if (count + len(records)) * self.record.itemsize > self.most_bytes:
+                return False
+            file.truncate(count * self.record.itemsize)  # of what a kill cut short
+            file.seek(count * self.record.itemsize)
+            file.write(records.tobytes())
+        self.known |= {digest: count + i for i, digest in enumerate(digests)}
+        return True
+
+
+def _digest(row: np.ndarray) -> bytes:
+    return blake2b(
+        np.ascontiguousarray(row, dtype=np.float32).data, digest_size=DIGEST_BYTES
+    ).digest()
+
+
+def _open_held(path: Path) -> int:
+    """Open a file, made if there is none, so that nobody removes it as long as it is open; return
+    its descriptor."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)  # it was removed before it was held
+
+
+def _make_room(folder: Path, most_bytes: int) -> None:
+    """Remove files of rows that no fit holds, those that were used longest ago first, until all
+    have at most `most_bytes`.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    total = sum(path.stat().st_size for path in files)
+    for path in files:
+        if total <= most_bytes:
+            return
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            total -= path.stat().st_size
+            path.unlink()

@@ -21,8 +21,8 @@ from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from model_store.errors import InvalidInput
+from training import log
 from training.fitting.curvature import Curvature, curvature
-from training.messages import log
 from training.networks.layers import WeightLayer
 from training.networks.likelihoods import SPEED, Gaussian
 from training.networks.model import CHUNK_ROWS, BayesianModel
@@ -116,7 +116,7 @@ def fit_laplace(
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
         "log_likelihood": found.log_likelihood,
-        "determined_weights": determined(eigens, precision),
+        "determined_weights": determined_weights(eigens, precision),
         "layers": {
             slot.name: {"std": eigen.std(precision).log().mean().exp().item()}
             for slot, eigen in zip(model.network.slots, eigens, strict=True)
@@ -129,7 +129,7 @@ def fit_laplace(
     }
 
 
-def determined(eigens: list[Eigen], precision: float) -> float:
+def determined_weights(eigens: list[Eigen], precision: float) -> float:
     """Return how many weights the data determine, sum_i lambda_i / (lambda_i + precision)."""
     return sum((eigen.values / (eigen.values + precision)).sum().item() for eigen in eigens)
 
@@ -148,7 +148,7 @@ def best_precision(eigens: list[Eigen], square: float) -> float:
 
     def excess(log_precision: float) -> float:
         precision = math.exp(log_precision)
-        return determined(eigens, precision) - precision * square
+        return determined_weights(eigens, precision) - precision * square
 
     low, high = -2.0 * math.log(MOST), 2.0 * math.log(MOST)
     if excess(low) <= 0.0:
@@ -168,7 +168,7 @@ def _held_out(
 
     def loss(log_std: float) -> float:
         posterior.widen(eigens, 10.0 ** (-2.0 * log_std))
-        served = predicted(model, rows[0], eps)
+        served = predict_rows(model, rows[0], eps)
         value = -model.likelihood.mixture_log_likelihood(served, rows[1]).mean().item()
         return value if math.isfinite(value) else math.inf
 
@@ -182,7 +182,7 @@ def _held_out(
 
 
 @torch.no_grad()
-def predicted(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
+def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
     """Return what is served of each draw and row: what comes before the first drawn layer once for
     all draws."""
     theta = model.posterior(eps)[:, None]

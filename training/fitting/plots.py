@@ -1,12 +1,10 @@
-"""Pictures of runs."""
+"""The plot of a run."""
 
 import io
 import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
-from jaxtyping import Float32
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -52,9 +50,9 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
             axis.set_ylim(*_end_range([float(metrics["objective"]) for metrics in history]))
         elif min(line.get_ydata().min() for line in axis.lines) > 0:
             axis.set_yscale("log")
-        _legend_above(axis)
+        legend_above(axis)
     figure.suptitle(title)
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def _end_range(values: list[float]) -> tuple[float, float]:
@@ -64,39 +62,13 @@ def _end_range(values: list[float]) -> tuple[float, float]:
     return min(later) - 0.5 * margin, max(later) + margin
 
 
-def plot_signal_to_noise(
-    ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str
-) -> None:
-    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below,
-    as a PNG."""
-    decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
-    plt.switch_backend("Agg")
-    figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    density.hist(decibels, bins=200, density=True, histtype="stepfilled")
-    density.set(ylabel="density")
-    cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
-    cumulative.set(ylabel="CDF")
-    for axis in (density, cumulative):
-        axis.axvline(
-            np.quantile(decibels, fraction),
-            color="tab:red",
-            label=f"{100 * fraction:g} % of weights below",
-        )
-        axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
-        axis.grid(alpha=0.3)
-        _legend_above(axis)
-    figure.suptitle(title)
-    _write(figure, path)
-
-
-def _legend_above(axis: Axes) -> None:
-    """Put the legend where no curve is."""
+def legend_above(axis: Axes) -> None:
     axis.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small", frameon=False
     )
 
 
-def _write(figure: Figure, path: Path) -> None:
+def write_figure(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=100)
     plt.close(figure)

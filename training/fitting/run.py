@@ -6,6 +6,7 @@ is killed and started again does the same arithmetic as one that was not, and en
 weights.
 """
 
+import ctypes
 import json
 import math
 import secrets
@@ -22,9 +23,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
-from training.data import Dataset, Rows, Splits
+from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
-from training.facts import TrainingFacts
 from training.fitting.checkpoint import (
     load_module,
     load_optimizer,
@@ -34,10 +34,9 @@ from training.fitting.checkpoint import (
     write_atomically,
     write_checkpoint,
 )
-from training.fitting.choice import is_as_good
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
+from training.fitting.early_stopping import cooling_epochs, is_as_good, moving, patience_of
 from training.fitting.laplace import fit_laplace, told_epochs
-from training.fitting.levelling import cooling_epochs, moving, patience_of
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     adam,
@@ -52,13 +51,15 @@ from training.fitting.warm_start import begin_at, carry_over
 from training.networks.likelihoods import Categorical
 from training.networks.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.posteriors import noise
+from training.provenance import Provenance
 from training.recipe import LaplaceSection, Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 CHECKPOINT = "checkpoint.safetensors"
-LARGEST_PIXEL = 255
 INITIALISATION_ROWS = 1000
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+KEPT_BYTES = 1 << 30
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
@@ -68,7 +69,7 @@ LOST_NATS = 0.05
 
 @dataclass
 class Progress:
-    """Where a run stands, beside its tensors. It is stored as JSON."""
+    """Where a run stands, but for its tensors. It is stored as JSON."""
 
     step: int
     best_epoch: int
@@ -123,67 +124,55 @@ class Run:
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
         rows = self.train[0][order]
         self.told_epochs = told_epochs(recipe, parent)
-        changes_method = parent is not None and parent.recipe.method != recipe.method
-        weights = parent.network_weights() if parent is not None and changes_method else None
+        weights = None
+        if parent is not None and parent.recipe.method != recipe.method:
+            weights = parent.network_weights()
         self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(
             device
         )
-        self.laplace: dict[str, Any] | None = (
-            None  # what the manifest says of its posterior, once it is found
-        )
-        self.samples = (
-            recipe.samples
-            if self.model.posterior.max_draws is None
-            else self.model.posterior.max_draws
-        )
+        self.laplace: dict[str, Any] | None = None  # of the manifest, once its posterior is found
+        self.samples = self.model.posterior.max_draws or recipe.samples
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
         spare_threads(self.model, self.batch_rows, self.samples)
-        self.sums = torch.zeros(
-            3, dtype=torch.float64, device=device
-        )  # of the epoch: nll, KL, metric
-        self.losses = torch.zeros(
-            self.epoch_steps, dtype=torch.float64, device=device
-        )  # at the KL's full weight
+        # of the epoch: nll, KL, metric; and each step's loss at the KL's full weight
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
-        self.lowest: Tensor | None = (
-            None  # score of each validation row or step, at the epoch of the lowest mean
-        )
-        self.progress = Progress(
-            step=0,
-            best_epoch=-1,
-            history=[],
-            seconds=0.0,
-            token=secrets.token_hex(8),
-            start_log_std={},
-        )
+        # score of each validation row or step, at the epoch of the lowest mean
+        self.lowest: Tensor | None = None
+        self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
         self.plotted = time.monotonic()
         self.written = 0.0
         self.resumed = self.checkpoint.exists()
         if self.resumed:
             self._restore()
         else:
-            if parent is None:
-                initialise(self.model, rows.float(), recipe.network.is_standardised)
-                self.model.likelihood.start(self.train[1])
-            elif changes_method:
-                begin_at(self.model, parent.model().to(device), rows.float())
-            else:
-                more_classes = num_classes - len(parent.classes)
-                carry_over(self.model, parent.model().to(device), more_classes)
-            if class_weights is not None:
-                assert isinstance(self.model.likelihood, Categorical)
-                assert self.model.likelihood.log_weights is not None
-                self.model.likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
-            if recipe.is_variational:
-                self.progress.start_log_std = log_std_by_layer(
-                    self.model, hash_key(recipe.seed, Stream.VALIDATION_NOISE)
-                )
-            if recipe.network.factory is not None:
-                check_exports(
-                    self.model,
-                    None if recipe.network.is_standardised else rows[:CHECKED_ROWS].float().cpu(),
-                )
+            self._begin(rows.float(), num_classes, class_weights)
+
+    def _begin(
+        self, rows: Tensor, num_classes: int, class_weights: Float64[np.ndarray, "C"] | None
+    ) -> None:
+        """Set the first weights, by rows of a first batch or a parent's."""
+        recipe, parent, likelihood = self.recipe, self.parent, self.model.likelihood
+        if parent is None:
+            initialise(self.model, rows, recipe.network.is_standardised)
+            likelihood.start(self.train[1])
+        elif parent.recipe.method != recipe.method:
+            begin_at(self.model, parent.model().to(self.device), rows)
+        else:
+            more_classes = num_classes - len(parent.classes)
+            carry_over(self.model, parent.model().to(self.device), more_classes)
+        if class_weights is not None:
+            assert isinstance(likelihood, Categorical)
+            assert likelihood.log_weights is not None
+            likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
+        if recipe.is_variational:
+            seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
+            self.progress.start_log_std = log_std_by_layer(self.model, seed)
+        if recipe.network.factory is not None:
+            seen = None if recipe.network.is_standardised else rows[:CHECKED_ROWS].cpu()
+            check_exports(self.model, seen)
 
     @torch.no_grad()
     def at_start(self) -> str:
@@ -210,7 +199,6 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint's path."""
         return self.folder / CHECKPOINT
 
     @property
@@ -227,11 +215,9 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many steps the fit has."""
         return self.epochs * self.epoch_steps
 
     def _decay(self) -> float:
-        """Return how far the rates have gone from the first (0) to the last (1)."""
         if self.told_epochs is not None:
             return self.progress.step / self.steps
         if self.progress.levelled == 0:
@@ -254,7 +240,6 @@ class Run:
             self.progress.still_moving = still
 
     def stopped(self) -> str:
-        """Return why the fit ended when it did."""
         if self.epochs == 0:
             return "before the first epoch: the network was trained already"
         if self.told_epochs is not None:
@@ -308,8 +293,18 @@ class Run:
         else:
             load_module(self.model, self.best, "best")
         if isinstance(self.recipe.posterior, LaplaceSection):
-            at_centre = self._validated(self._validation_noise())
-            self.laplace = self._fit_laplace(self.recipe.posterior)
+            at_centre = self._validate(self._validation_noise())
+            homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
+            self.laplace = fit_laplace(
+                self.model,
+                self.recipe.posterior,
+                self.train,
+                self.validation,
+                self.recipe.seed,
+                self.recipe.training.validation_draws,
+                times=1.0 / (self.rows * self.full_kl_weight),
+                finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
+            )
             self.laplace["says"] += self._lost_since(at_centre)
         return self.model
 
@@ -317,7 +312,7 @@ class Run:
         """Return a warning if validation rows are less likely under the posterior's draws than they
         were at its centre, beyond chance; nothing otherwise.
         """
-        after = self._validated(self._validation_noise())
+        after = self._validate(self._validation_noise())
         lost = before[:, 1] - after[:, 1]
         if not lost.mean() > max(LOST_NATS, 3.0 * (lost.std() / math.sqrt(len(lost))).item()):
             return ""
@@ -331,25 +326,13 @@ class Run:
             "'held-out'"
         )
 
-    def _fit_laplace(self, section: LaplaceSection) -> dict[str, Any]:
-        """Give trained weights their posterior; return what the manifest says of it."""
-        draws = self.recipe.training.validation_draws
-        times = 1.0 / (self.rows * self.full_kl_weight)
-        homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
-        finds_noise = homoscedastic and self.steps == 0 and self.parent is None
-        seed = self.recipe.seed
-        return fit_laplace(
-            self.model, section, self.train, self.validation, seed, draws, times, finds_noise
-        )
-
     def _step(self, index: Tensor) -> None:
         settings = self.recipe.training
         step, decay = self.progress.step, self._decay()
         decay_rates(self.optimizer, decay)
         x, y = self.train[0][index], self.train[1][index]
-        loss = step_loss(
-            self.model, self.recipe, self.shape, x, y, self.samples, self._kl_weight(step), step
-        )
+        weight = kl_weight(settings, self.rows, self.epoch_steps, step)
+        loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, weight, step)
         take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm, step)
         error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
         nll, kl = loss.nll.detach(), loss.kl.detach().mean()
@@ -358,11 +341,7 @@ class Run:
 
     @property
     def full_kl_weight(self) -> float:
-        """The KL's weight in a row's loss, after its ramp."""
         return full_kl_weight(self.recipe.training, self.rows)
-
-    def _kl_weight(self, step: int) -> float:
-        return kl_weight(self.recipe.training, self.rows, self.epoch_steps, step)
 
     def _end_epoch(self, epoch: int) -> dict[str, float | int]:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
@@ -371,11 +350,11 @@ class Run:
             raise Diverged(
                 f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or "
                 "training.gradient_norm "
-                f"may help (delete {self.checkpoint} to begin anew)"
+                f"may help (delete {self.checkpoint} to begin again)"
             )
         eps = self._validation_noise()
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors = self._validated(eps).unbind(1)
+        scores, log_likelihood, errors = self._validate(eps).unbind(1)
         with torch.no_grad():
             theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
         metrics = {
@@ -420,7 +399,7 @@ class Run:
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
-    def _validated(self, eps: Tensor) -> Tensor:
+    def _validate(self, eps: Tensor) -> Tensor:
         """Return score, log-likelihood and error of each validation row."""
         likelihood = self.model.likelihood
         self.model.eval()
@@ -436,7 +415,7 @@ class Run:
         """Return the mean of validation rows, in nats, of the model that was kept."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
-        return self._validated(self._validation_noise())[:, 1].mean().item()
+        return self._validate(self._validation_noise())[:, 1].mean().item()
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
@@ -475,44 +454,24 @@ class Run:
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
             self.progress = Progress(**facts)
         except (RuntimeError, ValueError, KeyError, TypeError):
-            expected = "a checkpoint of this run (delete it to begin anew)"
+            expected = "a checkpoint of this run (delete it to begin again)"
             raise InvalidInput(str(self.checkpoint), expected, "one of another") from None
 
 
-def check_pixels(recipe: Recipe, data: Dataset) -> None:
-    """Check that what a network is told of pixels fits the data, and that one trained on pixels is
-    told it.
-
-    Raises:
-        InvalidInput: naming the key.
-    """
-    network = recipe.network
-    are_pixels = data.train.x.dtype == np.uint8 or (
-        data.image is not None and data.maximum == LARGEST_PIXEL
-    )
-    if network.pixel_mean is not None and not are_pixels:
-        raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
-    if (
-        are_pixels
-        and network.is_trained
-        and network.pixel_mean is None
-        and network.standardise is None
-    ):
-        expected = (
-            "what the network was trained on: [0] beside pixel_std = [1] for pixels from 0 to 1, "
-            "or network.standardise = false for 0 to 255"
-        )
-        raise InvalidInput("network.pixel_mean", expected, "nothing")
-
-
-def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> TrainingFacts:
+def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenance:
     """Return what the manifest says of a finished run.
 
     With `log_slope`, the mean over validation rows of log g'(y), their log-likelihood is of a
     density of y where the run saw g(y).
     """
-    validated = run.validation_log_likelihood() + log_slope
-    facts = TrainingFacts(
+    more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.provenance}
+    if run.laplace is not None:
+        more["laplace"] = run.laplace
+    if run.recipe.is_variational:
+        seed = hash_key(run.recipe.seed, Stream.VALIDATION_NOISE)
+        ended = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed
+        more["convergence"] = convergence(run.model, run.train, *ended)
+    return Provenance(
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),
         rows={name: len(rows) for name, rows in vars(splits).items()},
@@ -525,28 +484,8 @@ def training_facts(run: Run, splits: Splits, log_slope: float = 0.0) -> Training
         parameters=sum(p.numel() for p in run.model.parameters()),
         torch=torch.__version__,
         device=run.device.type,
-        validation_log_likelihood=validated,
-    )
-    more: dict[str, Any] = {} if run.parent is None else {"warm_start": run.parent.facts}
-    if run.laplace is not None:
-        more["laplace"] = run.laplace
-    if run.recipe.is_variational:
-        seed = hash_key(run.recipe.seed, Stream.VALIDATION_NOISE)
-        ended = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed
-        more["convergence"] = convergence(run.model, run.train, *ended)
-    return facts.model_copy(update=more)
-
-
-def device_named(name: str) -> torch.device:
-    """Return a torch device; `auto` is CUDA where there is one.
-
-    Raises:
-        InvalidInput: if CUDA is asked for and there is none.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("--device", "a device that torch finds here", "cuda")
-    return torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        validation_log_likelihood=run.validation_log_likelihood() + log_slope,
+        **more,
     )
 
 
@@ -556,3 +495,16 @@ def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _order(rows: int, *key: int) -> Tensor:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(hash_key(*key)))
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep large blocks that are freed, and hand them out again.
+
+    Blocks of more than 32 MB it gives back to the system at once. A convolution's activations are
+    as large, and every step would find all their pages again, a quarter of its time. Other C
+    libraries are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)

@@ -1,18 +1,19 @@
-"""A step of a fit: its loss, its optimiser and its rates. What is random in it is of the seed and
-the step."""
+"""A step of a fit: its rows as they might also have been, its loss, its optimiser and its rates.
+What is random in it is of the seed and the step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
+from torch.nn import functional
 
-from training.fitting.augmentation import augmented
-from training.fitting.objectives import alpha_objective, geometric_weight
+from model_store.errors import InvalidInput
 from training.networks.model import BayesianModel
 from training.posteriors import step_noise
-from training.recipe import Recipe, TrainingSection
+from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
@@ -45,9 +46,8 @@ def step_loss(
     rows."""
     x = x.float()
     if recipe.augmentation is not None:
-        x = augmented(
-            x, shape, recipe.augmentation, hash_key(recipe.seed, Stream.AUGMENTATION, step)
-        )
+        seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
+        x = augment(x, shape, recipe.augmentation, seed)
     groups = min(recipe.row_groups, len(x))
     eps = step_noise(model.posterior, samples * groups, recipe.seed, Stream.STEP_NOISE, step)
     torch.manual_seed(hash_key(recipe.seed, Stream.LAYER_NOISE, step))
@@ -55,6 +55,28 @@ def step_loss(
     log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
     return Loss(total, nll, kl, served)
+
+
+def alpha_objective(
+    log_likelihood: Float[Tensor, "K N"],
+    kl: Float[Tensor, "K"],
+    kl_weight: float,
+    alpha: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the loss per row, in nats, and its likelihood term alone.
+
+    The likelihood term is the mean over rows of -1/alpha log mean_k p(y | x, theta_k)^alpha (Li and
+    Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", the
+    reparametrised objective). At alpha 0, its limit, it is the mean over draws of -log p, and the
+    loss is the negative evidence lower bound. `kl_weight` is 1 / (rows of the training set), or
+    less while a ramp lasts, or what a recipe says.
+    """
+    if alpha == 0:
+        nll = -log_likelihood.mean()
+    else:
+        num_draws = len(log_likelihood)
+        nll = -(torch.logsumexp(alpha * log_likelihood, dim=0) - math.log(num_draws)).mean() / alpha
+    return nll + kl_weight * kl.mean(), nll
 
 
 def take_step(
@@ -74,12 +96,20 @@ def take_step(
         drop_faded(optimizer)
 
 
+def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
+    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
+    not written."""
+    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    if not found <= norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
+
+
 def drop_faded(optimizer: torch.optim.Optimizer) -> None:
     """Set to zero what has faded of Adam's means of gradients that are zero by now, as those of
     units that are off.
 
     They would become denormal numbers, over which a processor takes many times as long, and stay
-    so.
+    denormal.
     """
     for state in optimizer.state.values():
         for mean in (state["exp_avg"], state["exp_avg_sq"]):
@@ -88,7 +118,7 @@ def drop_faded(optimizer: torch.optim.Optimizer) -> None:
 
 
 def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
-    """Have torch compute with one thread where steps of so many rows and draws are small."""
+    """Have torch compute with one thread where steps are small."""
     convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not convolves and numbers * rows * samples < SMALL_STEP:
@@ -96,7 +126,7 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
 
 
 def full_kl_weight(settings: TrainingSection, rows: int) -> float:
-    """Return the KL's weight in the loss of one of so many training rows, after its ramp."""
+    """Return the KL's weight in the loss of one of `rows` training rows, after its ramp."""
     return 1.0 / rows if settings.kl_weight is None else settings.kl_weight
 
 
@@ -109,11 +139,10 @@ def kl_weight(settings: TrainingSection, rows: int, epoch_steps: int, step: int)
     return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
 
 
-def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to
-    the last (1)."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
+def geometric_weight(batch: int, batches: int) -> float:
+    """Return 2^(M - i) / (2^M - 1), the share of the KL in minibatch i = batch + 1 of M (Blundell
+    et al. 2015)."""
+    return 2.0 ** -(batch + 1) / (1.0 - 2.0**-batches)
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
@@ -134,9 +163,52 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
     return torch.optim.Adam(groups, fused=True)
 
 
-def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
-    """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
-    not written."""
-    found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-    if not found <= norm:
-        torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
+def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to
+    the last (1)."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
+
+
+def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:
+    """Raise InvalidInput if rows of a shape are no images, or smaller than they may be shifted."""
+    if section is None:
+        return
+    if len(shape) not in (2, 3):
+        raise InvalidInput(
+            "augmentation", "none, since rows are no images", f"rows of shape {tuple(shape)}"
+        )
+    if section.shift >= min(shape[-2:]):
+        raise InvalidInput(
+            "augmentation.shift", f"less than {min(shape[-2:])} pixels", str(section.shift)
+        )
+
+
+def augment(
+    x: Float[Tensor, "N I"], shape: Sequence[int], section: AugmentationSection, seed: int
+) -> Float[Tensor, "N I"]:
+    """Return images as a function of themselves and a seed: each flipped with probability 1/2 along
+    each axis that is named, shifted by up to `shift` whole pixels in both directions, and cropped
+    to at least 1 - `crop` of height and width, at a place within.
+
+    Every row has one affine map of its own, by which its pixels are interpolated (bilinear; outside
+    the image the nearest pixel counts). A map that takes pixels to pixels, a flip or a shift, keeps
+    their values but for rounding.
+    """
+    height, width = shape[-2:]
+    generator = torch.Generator().manual_seed(seed)
+    # Of each row and axis (across, down): sign, share of the side that is kept, and place, from -1
+    # to 1.
+    uniform = torch.rand(3, len(x), 2, generator=generator)
+    may_flip = torch.tensor([axis in section.flip for axis in ("horizontal", "vertical")])
+    sign = torch.where(may_flip & (uniform[0] < 0.5), -1.0, 1.0)
+    kept = 1.0 - section.crop * uniform[1]
+    pixels = torch.randint(-section.shift, section.shift + 1, (len(x), 2), generator=generator)
+    place = (1.0 - kept) * (2.0 * uniform[2] - 1.0)
+    place = place + 2.0 * pixels / torch.tensor([width, height])
+    maps = torch.cat([torch.diag_embed(sign * kept), place[:, :, None]], dim=2)
+    images = x.reshape(len(x), -1, height, width)
+    grid = functional.affine_grid(maps, list(images.shape), align_corners=False).to(x.device)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False).reshape(
+        x.shape
+    )

@@ -1,18 +1,17 @@
 """Warm start: a new model begins at a published one's weights, its last layer with more classes
 where there are more.
 
-Everything is carried over: parameters, standardisation of rows, statistics of normalisation; all
-    but the temperature,
-which is fitted anew at the end. Old classes come first, so that of a tensor with a class axis the
-leading part is carried over, and the rest is fresh: weights as the module starts them, V random,
-biases 0, scales g at the mean of the old classes' and with the recipe's initial spread.
+Everything is carried over but the temperature, which is fitted again at the end: parameters,
+standardisation of rows, statistics of normalisation. Old classes come first, so that of a tensor
+with a class axis the leading part is carried over, and the rest is fresh: weights as the module
+starts them, V random, biases 0, scales g at the mean of the old classes' and with the recipe's
+initial spread.
 
 A flow over scales or weights cannot take on a coordinate: its couplings split them in halves. If
-    there are more of
-them, the flow starts anew, near the identity, and its last, affine layer takes each old
-coordinate's mean and standard deviation: the factorial Gaussian nearest to the old posterior. (With
-`noise_dimension` the flow draws coordinates of a subspace, whose number stays, and is carried over
-whole.)
+there are more of them, the flow starts again near the identity, and its last, affine layer takes
+each old coordinate's mean and standard deviation: the factorial Gaussian nearest to the old
+posterior. (With `noise_dimension` the flow draws coordinates of a subspace, whose number stays, and
+is carried over whole.)
 
 Another method may begin at the network of a version of `mle`, as at any network that was trained
 before.
@@ -48,11 +47,9 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
     changes_method = old.method == "mle" and recipe.method not in ("mle", "ensemble")
-    chosen = (
-        {"bayesian", "trained"} if changes_method else None
-    )  # what another method may choose anew
+    may_differ = {"bayesian", "trained"} if changes_method else None
     had_network, has_network = (
-        section.model_dump(exclude_none=True, exclude=chosen)
+        section.model_dump(exclude_none=True, exclude=may_differ)
         for section in (old.network, recipe.network)
     )
     for field, had, has in (
@@ -74,9 +71,8 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
             raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    for field in has_posterior.keys() - (
-        has_posterior.keys() if recipe.method == "laplace" else FREE
-    ):
+    # that of laplace is found again at the end
+    for field in has_posterior.keys() - FREE if recipe.method != "laplace" else ():
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {of_parent}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
@@ -109,7 +105,7 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
     grows = posterior.theta_dimension != old_posterior.theta_dimension
     if grows and (model.network.initial or isinstance(posterior, HypernetworkPosterior)):
         posterior.start_at(_fresh(model, parent))
-    starts_anew = (
+    starts_again = (
         grows
         and isinstance(posterior, HypernetworkPosterior)
         and posterior.lift is None
@@ -117,29 +113,24 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
     )
     carried = parent.state_dict()
     for name, tensor in model.state_dict().items():
-        if starts_anew and name.startswith("posterior."):
+        if starts_again and name.startswith("posterior."):
             continue
         if name == "likelihood.log_weights":  # of the new data
             continue
         old = carried.get(name)
         if name.startswith("posterior.spreads.") and (old is None or old.shape != tensor.shape):
-            continue  # of a Laplace approximation, which is found anew
+            continue  # of a Laplace approximation, which is found again
         if old is None:
-            raise InvalidInput(
-                "network",
-                "the network that was published",
-                f"one with a {name}, which that has not",
-            )
-        is_laid_out_as_theta = (old.shape[-1:], tensor.shape[-1:]) == (
-            (old_posterior.theta_dimension,),
-            (posterior.theta_dimension,),
-        )
+            came = f"one with a {name}, which that has not"
+            raise InvalidInput("network", "the network that was published", came)
+        lengths = old_posterior.theta_dimension, posterior.theta_dimension
+        is_laid_out_as_theta = (*old.shape[-1:], *tensor.shape[-1:]) == lengths
         if grows and is_laid_out_as_theta:
             _carry_theta(old, tensor, old_slots, slots, more_classes)
         else:
             _carry(name, old, tensor, more_classes)
-    model.likelihood.temperature.fill_(1.0)  # fitted anew after the fit
-    if starts_anew:
+    model.likelihood.temperature.fill_(1.0)  # fitted again after the fit
+    if starts_again:
         assert isinstance(posterior, HypernetworkPosterior)
         mean, std = _moments(parent)
         _carry_theta(mean, posterior.output.shift, old_slots, slots, more_classes)
@@ -161,7 +152,6 @@ def _fresh(model: BayesianModel, parent: BayesianModel) -> Float[Tensor, "D"]:
 
 
 def _moments(parent: BayesianModel) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-    """Return mean and standard deviation of each coordinate of theta."""
     eps = standard_noise(MOMENT_DRAWS, parent.posterior.noise_dimension, 0)
     theta = parent.posterior(eps.to(next(parent.parameters()).device))
     return theta.mean(0), theta.std(0).clamp(min=1e-8)
@@ -174,7 +164,6 @@ def _carry_theta(
     slots: list[Slot],
     more: int,
 ) -> None:
-    """Copy numbers that are laid out as theta is, layer by layer."""
     old_parts = old.split([slot.size for slot in old_slots], dim=-1)
     new_parts = new.split([slot.size for slot in slots], dim=-1)
     for old_slot, slot, old_part, new_part in zip(

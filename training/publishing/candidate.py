@@ -14,7 +14,6 @@ key.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from jaxtyping import Bool
 
 from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import LATEST, ModelStore
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import StoreError
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.transforms import Transform, to_fitted
@@ -37,26 +35,18 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST
+from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
-from training.data.class_weights import class_weights
-from training.data.targets import log_slope_of, transformed
 from training.evaluation.comparison import difference
 from training.evaluation.figures import Figure
 from training.evaluation.intervals import Resamples
-from training.facts import LabelFacts, TrainingFacts
-from training.fitting.encoding import Encoding, with_encoder
-from training.fitting.laplace import check_trained
-from training.fitting.run import Run, training_facts
-from training.fitting.target_choice import target_choice
-from training.fitting.warm_start import check_compatible
-from training.messages import log
-from training.networks.model import BayesianModel
+from training.fit import fit, publish
+from training.provenance import AddedLabels, Provenance
 from training.publishing.gate import GateError, check_gate, worse_beyond_chance
-from training.publishing.publish import assemble, measured_rows
+from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable
 from training.publishing.stages import Draft
-from training.publishing.trial import publish_draft
-from training.recipe import GateSection, Recipe
+from training.recipe import GateSection
 from training.versions import Parent, fitted_data, open_parent
 
 CANDIDATE = "candidate"
@@ -82,11 +72,10 @@ class Known:
     splits: Splits  # of the data alone
     labels: LabelledRows
     usable: Bool[np.ndarray, "N"]  # which labelled rows can be fitted or measured on
-    facts: LabelFacts
+    provenance: AddedLabels
 
     @property
     def train(self) -> Rows:
-        """Labelled rows to be fitted."""
         return self._rows(self.usable & ~self.labels.is_control)
 
     @property
@@ -113,7 +102,7 @@ class Known:
         )
 
 
-def known(
+def find_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
 ) -> Known:
     """Return what there is to make a candidate of; `source` is where the data are, if not where
@@ -140,7 +129,7 @@ def known(
         "the same as held-out rows": int((is_known & is_held_out).sum()),
     }
     usable = is_known & ~is_held_out
-    facts = LabelFacts(
+    facts = AddedLabels(
         rows=int((usable & ~labels.is_control).sum()),
         digest=labels.digest(),
         left_out={reason: count for reason, count in left_out.items() if count},
@@ -157,112 +146,31 @@ def _are_known(
     return np.isfinite(targets if transform is None else to_fitted(transform, targets))
 
 
-def more_rows(rows: Rows, more: Rows) -> Rows:
-    """Return rows with others behind them; bytes stay bytes where the others are such."""
-    as_bytes = rows.x.dtype == np.uint8 and bool(
-        ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
-    )
-    x = np.concatenate(
-        [
-            rows.x if as_bytes else rows.x.astype(np.float32),
-            more.x.astype(rows.x.dtype) if as_bytes else more.x,
-        ]
-    )
-    ids = (
-        None
-        if rows.ids is None or more.ids is None
-        else np.concatenate([rows.ids.astype(str), more.ids])
-    )
-    groups = (
-        None if rows.groups is None else np.concatenate([rows.groups, np.full(len(more), UNKNOWN)])
-    )
-    return Rows(x, np.concatenate([rows.y, more.y.astype(rows.y.dtype)]), ids, groups)
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A model that was fitted, with all that its publication needs."""
-
-    model: BayesianModel
-    recipe: Recipe
-    splits: Splits
-    facts: TrainingFacts
-    transform: Transform | None
-    encoding: Encoding | None
-
-
-def fitted(
-    parent: Parent, data: Dataset, splits: Splits, runs: Path, device: torch.device, tag: str
-) -> Fitted:
-    """Fit a version's recipe on, from its weights, on these splits; a run that was killed is taken
-    up.
-
-    `tag` tells runs apart that begin at one version.
-    """
-    recipe, encoding = with_encoder(parent.recipe, data, splits.train, runs, parent)
-    check_compatible(recipe, data, parent)
-    check_trained(recipe, parent)
-    encoded = None if encoding is None else encoding.spec.outputs
-    begins_at = sha256(parent.weights).hexdigest()
-    rows = sha256(np.ascontiguousarray(splits.train.x).data).hexdigest()
-    targets = sha256(np.ascontiguousarray(splits.train.y).data).hexdigest()
-    run_id = sha256(
-        f"{recipe.digest()} {begins_at} {rows} {targets} {device.type}".encode()
-    ).hexdigest()[:12]
-    folder = runs / f"{recipe.name}-{tag}-{run_id}"
-    folder.mkdir(parents=True, exist_ok=True)
-    splits = splits if encoding is None else encoding.of(splits, quiet=True)
-    choice = target_choice(recipe, data, splits, folder, device, parent, encoded)
-    own_units, splits = splits, transformed(splits, choice.transform)
-    weights = (
-        None
-        if recipe.data.class_weights is None
-        else class_weights(recipe.data.class_weights, data.classes, splits.train.y)
-    )
-    largest_id = int(data.maximum) if data.takes_ids and encoding is None else None
-    run = Run(
-        recipe,
-        splits,
-        data.shape,
-        len(data.classes),
-        folder,
-        device,
-        parent,
-        weights,
-        encoded,
-        largest_id,
-    )
-    model = run.fit(quiet=True)
-    facts = training_facts(run, splits, log_slope_of(choice.transform, own_units.validation.y))
-    run.checkpoint.unlink(missing_ok=True)
-    return Fitted(model, recipe, splits, facts, choice.transform, encoding)
-
-
-def fit_candidate(store: ModelStore, found: Known, runs: Path, device: torch.device) -> Manifest:
+def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.device) -> Manifest:
     """Fit and publish a candidate, unless there is one of these labels and this parent already."""
-    name = found.parent.manifest.name
+    name, origin = known.parent.manifest.name, known.parent.provenance
     for version in reversed(store.versions(name)):
         with suppress(StoreError):
             manifest = store.manifest(name, version)
-            facts = TrainingFacts.of(manifest)
-            is_same = facts.labels is not None and facts.labels.digest == found.facts.digest
-            if is_same and facts.warm_start == found.parent.facts:
+            made = Provenance.of(manifest)
+            is_same = made.labels is not None and made.labels.digest == known.provenance.digest
+            if is_same and made.warm_start == origin:
                 log.info("%s version %s was fitted on these labels", name, version)
                 store.set_alias(name, CANDIDATE, version)
                 return manifest
-    splits = replace(found.splits, train=more_rows(found.splits.train, found.train))
-    log.info(
-        "fitting %d + %d rows from %s",
-        len(found.splits.train),
-        len(found.train),
-        found.parent.label,
+    old, new = len(known.splits.train), len(known.train)
+    log.info("fitting %d + %d rows from %s", old, new, known.parent.label)
+    fitted = fit(
+        known.parent.recipe,
+        known.data,
+        start=known.parent,
+        extra=known.train,
+        device=device,
+        runs=runs,
+        quiet=True,
     )
-    made = fitted(found.parent, found.data, splits, runs, device, CANDIDATE)
-    facts = made.facts.model_copy(update={"labels": found.facts})
-    draft = assemble(
-        made.model, made.recipe, found.data, made.splits, facts, made.transform, made.encoding
-    )
-    manifest = publish_draft(store, name, draft, CANDIDATE)
+    provenance = fitted.provenance.model_copy(update={"labels": known.provenance})
+    manifest = publish(replace(fitted, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
     return manifest
 
@@ -286,8 +194,7 @@ def labels_tried(store: ModelStore, database: Database, name: str) -> int:
 
 
 def labels_of(store: ModelStore, name: str, version: str) -> int:
-    """Return how many labels a version (a number) was fitted on."""
-    labels = TrainingFacts.of(store.manifest(name, version)).labels
+    labels = Provenance.of(store.manifest(name, version)).labels
     return 0 if labels is None else labels.rows
 
 
@@ -301,16 +208,15 @@ class Verdict:
     control: dict[str, Any] | None
 
 
-def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> Verdict:
-    """Compare a published candidate with its parent, on test rows and on control rows."""
-    name, recipe = manifest.name, found.parent.recipe
+def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Verdict:
+    name, recipe = manifest.name, known.parent.recipe
     gate = GateSection(against=LATEST, metrics=GATES[recipe.task])
     if recipe.gate is not None:
         gate = recipe.gate.model_copy(update={"against": LATEST})
     gated = recipe.model_copy(update={"gate": gate})
     artifact = store.open(name, manifest.version, (*NEEDED, TOKENIZER))
     mine = Measurable.of(Model.load(artifact))
-    rows = measured_rows(recipe, found.data, found.splits)
+    rows = quality_rows(recipe, known.data, known.splits)
     draft = Draft(artifact.manifest, dict(artifact.files), mine.figures(rows))
     why = ""
     try:
@@ -318,25 +224,30 @@ def judged(store: ModelStore, found: Known, manifest: Manifest, root: Path) -> V
     except GateError as error:
         why = str(error)
     control = None
-    if len(found.control) < FEWEST:
+    if len(known.control) < FEWEST:
         log.info(
-            "%d labelled control rows are too few to compare on (%d)", len(found.control), FEWEST
+            "%d labelled control rows are too few to compare on (%d)", len(known.control), FEWEST
         )
     else:
-        its = Measurable.of(Model.load(store.open(name, found.parent.manifest.version, NEEDED)))
-        on_control = replace(rows, test=found.control)
+        its = Measurable.of(Model.load(store.open(name, known.parent.manifest.version, NEEDED)))
+        on_control = replace(rows, test=known.control)
         figures, others = mine.figures(on_control), its.figures(on_control)
-        control = {"rows": len(found.control), "figures": compared(others, figures, recipe.seed)}
-        label = f"{LATEST} (version {found.parent.manifest.version})"
+        control = {
+            "rows": len(known.control),
+            "figures": compare_figures(others, figures, recipe.seed),
+        }
+        label = f"{LATEST} (version {known.parent.manifest.version})"
         worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
         if worse:
             why = "\n".join([*([why] if why else []), "on control rows it is worse in", *worse])
-    if not why and not found.labels.are_known:
+    if not why and not known.labels.are_known:
         why = UNKNOWN_KEYS.format(name=name, version=manifest.version)
     return Verdict(not why, why or NO_WORSE, control)
 
 
-def compared(first: dict[str, Figure], second: dict[str, Figure], seed: int) -> dict[str, Any]:
+def compare_figures(
+    first: dict[str, Figure], second: dict[str, Figure], seed: int
+) -> dict[str, Any]:
     """Return both versions' figures of the same rows, and the difference with its interval; flags
     are left out."""
     content = {}
@@ -358,27 +269,27 @@ def compared(first: dict[str, Figure], second: dict[str, Figure], seed: int) -> 
 def make_candidate(
     store: ModelStore,
     database: Database,
-    found: Known,
+    known: Known,
     runs: Path,
     root: Path,
     device: torch.device,
-    saved: Callable[[], dict[str, Any] | None] = lambda: None,
+    saved: Callable[[], dict[str, Any] | None] | None = None,
 ) -> Verdict | None:
     """Fit, publish, compare and promote a candidate of the labels that there are; None if that was
     done before.
 
     `saved` measures how many labels acquisition has saved, where that is asked for.
     """
-    name, parent = found.parent.manifest.name, found.parent.manifest
-    manifest = fit_candidate(store, found, runs, device)
+    name, parent = known.parent.manifest.name, known.parent.manifest
+    manifest = fit_candidate(store, known, runs, device)
     if any(
         row["version"] == manifest.version and row["promoted"] for row in candidates(database, name)
     ):
         log.info("%s version %s was promoted, and rolled back since", name, manifest.version)
         return None
-    verdict = judged(store, found, manifest, root)
-    said = {"why": verdict.why, "control": verdict.control, "labels_saved": saved()}
-    counts = found.facts.rows, len(found.control)
+    verdict = judge(store, known, manifest, root)
+    said = {"why": verdict.why, "control": verdict.control, "labels_saved": saved and saved()}
+    counts = known.provenance.rows, len(known.control)
     keep_candidate(database, name, manifest.version, parent.version, *counts, False, said)
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)

@@ -14,12 +14,12 @@ from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
+from training import log
 from training.data import Rows, load
 from training.evaluation.comparison import Worsening, worse_by, worsening
 from training.evaluation.figures import Figure
 from training.evaluation.intervals import LEVEL, Resamples
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.publishing.stages import Draft
 from training.recipe import GateSection, Recipe
@@ -35,18 +35,9 @@ class GateError(DubitoError):
 def check_gate(
     recipe: Recipe, store: ModelStore, name: str, draft: Draft, rows: MeasuredRows, root: Path
 ) -> None:
-    """Compare a version that is about to be published with the one that the recipe's gate names by
-    an alias.
-
-    Where there is no such alias the gate passes, and says so.
-
-    Args:
-        recipe: the version's own, with a gate.
-        store: where the other version is.
-        name: of the model.
-        draft: the version.
-        rows: what its quality was measured on.
-        root: where relative data are.
+    """Compare a version that is about to be published, on the rows that its quality was measured
+    on, with the one that the recipe's gate names by an alias. Without such an alias the gate
+    passes, and says so.
 
     Raises:
         GateError: naming each metric that is worse by more than is allowed, with both values.
@@ -62,7 +53,7 @@ def check_gate(
         return
     manifest = store.manifest(name, version)
     label = f"{gate.against} (version {version})"
-    if TrainingFacts.of(manifest).data_digest != TrainingFacts.of(draft.description).data_digest:
+    if Provenance.of(manifest).data_digest != Provenance.of(draft.description).data_digest:
         log.info(
             "gate: %s was fitted on other data, which may have had some of these test rows", label
         )
@@ -97,10 +88,8 @@ def worse_beyond_chance(
     for metric, allowed in gate.metrics.items():
         mine, its = figures.get(metric), others.get(metric)
         if mine is None or its is None:
-            values = [_shown(None if figure is None else figure.value) for figure in (mine, its)]
-            failed.append(
-                f"  {metric}: {values[0]} against {values[1]} of {label}, which cannot be compared"
-            )
+            left, right = (None if figure is None else figure.value for figure in (mine, its))
+            failed.append(_incomparable(metric, left, right, label))
             continue
         found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
         line = f"  {metric}: {_said(mine, its, found, label, rows)}, allowed {allowed:g}"
@@ -128,12 +117,8 @@ def _worse_as_recorded(
     for metric, allowed in gate.metrics.items():
         mine, its = draft.description.quality.get(metric), manifest.quality.get(metric)
         if mine is None or its is None:
-            failed.append(
-                f"  {metric}: {_shown(mine)} against {_shown(its)} of {label}, which cannot be "
-                "compared"
-            )
-        elif worse_by(metric, mine, its) > allowed + ROUNDING:
-            worse = worse_by(metric, mine, its)
+            failed.append(_incomparable(metric, mine, its, label))
+        elif (worse := worse_by(metric, mine, its)) > allowed + ROUNDING:
             failed.append(
                 f"  {metric}: {mine:.6g} against {its:.6g} of {label}, worse by {worse:.6g}, "
                 f"allowed {allowed:g}"
@@ -146,9 +131,7 @@ def rows_as_taken_by(
 ) -> Rows | None:
     """Return the test rows as another version takes them, or None where it takes none such."""
     description = draft.description
-    if manifest.task != description.task:
-        return None
-    if not _reads_text_alike(manifest, draft):
+    if manifest.task != description.task or not _reads_text_alike(manifest, draft):
         return None
     if manifest.input.columns == description.input.columns:
         return test if manifest.input.shape == description.input.shape else None
@@ -171,5 +154,6 @@ def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
     return manifest.files[TOKENIZER].sha256 == sha256(tokenizer).hexdigest()
 
 
-def _shown(value: float | None) -> str:
-    return "nothing" if value is None else f"{value:.6g}"
+def _incomparable(metric: str, mine: float | None, its: float | None, label: str) -> str:
+    left, right = ("nothing" if value is None else f"{value:.6g}" for value in (mine, its))
+    return f"  {metric}: {left} against {right} of {label}, which cannot be compared"

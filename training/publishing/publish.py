@@ -1,170 +1,163 @@
 """From a fitted model to a published version: export, check, calibrate, measure, publish."""
 
 import platform
-from dataclasses import asdict, replace
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
 from model_store.artifacts.manifest import (
     ENCODER,
     GRAPHS,
     TOKENIZER,
+    TRAINING_ROWS,
     ClassSpec,
     Manifest,
     NoiseSpec,
     TargetSpec,
 )
-from model_store.artifacts.store import ModelStore
-from model_store.scores.transforms import Transform
+from model_store.artifacts.store import LATEST, ModelStore
+from model_store.errors import StoreError
+from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
 from model_store.types import DetectorNames
-from training.calibration.categories import CategoriesWanted
-from training.calibration.temperature import Temperature, set_temperature
-from training.data import Dataset, Splits
+from training import log
+from training.calibration.calibrate import CategoriesWanted
+from training.data import Dataset, Rows, Splits
 from training.data.class_weights import class_shares
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fitted_detectors, fold
-from training.facts import TemperatureFacts, TrainingFacts
-from training.fitting.encoding import Encoding
-from training.messages import log
-from training.networks.model import BayesianModel
+from training.folders import data_root, hold
+from training.provenance import Provenance
 from training.publishing.gate import check_gate
-from training.publishing.nearest import training_rows
 from training.publishing.quality import MeasuredRows
-from training.publishing.stages import (
-    Draft,
-    Exported,
-    HeldOut,
-    calibrate_exported,
-    measure_calibrated,
-)
-from training.publishing.trial import publish_draft
+from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.recipe import Recipe
 from training.scoring import draw_counts
+from training.seeds import Stream, generator
 from training.versions import WEIGHTS
+
+if TYPE_CHECKING:
+    from training.fit import Fitted
+
+MOST_NUMBERS = 1 << 21  # of all published training rows: 8 MB, of pixels 2 MB
 
 
 def publish(
+    fitted: "Fitted",
     store: ModelStore,
-    name: str,
-    model: BayesianModel,
-    recipe: Recipe,
-    data: Dataset,
-    splits: Splits,
-    facts: TrainingFacts,
-    root: Path,
-    transform: Transform | None = None,
-    encoding: Encoding | None = None,
+    *,
+    name: str | None = None,
+    alias: str = LATEST,
+    root: Path | None = None,
 ) -> Manifest:
-    """Publish a fitted model as a new version of `name`; `root` is where relative data are.
+    """Publish a fitted model as the next version of `name`, by default the recipe's.
 
-    With a `transform` the targets of training and validation rows are transformed, as the model was
-    fitted to them; with an `encoding` these rows are encoded.
+    A run is published once, however often a process was killed between its publication and its
+    end. The recipe's gate guards `latest` alone; `root` is where data are that it reads, by
+    default DUBITO_DATA.
 
     Raises:
-        ParityError: if the exported graphs do not compute what the model computes; nothing is
-            published.
-        GateError: if the recipe's gate keeps it out; nothing is published.
-        TrialError: if the service could not load it; nothing is published.
+        ParityError: if the exported graphs do not compute what the model computes.
+        GateError: if the recipe's gate keeps it out.
+        TrialError: if the service could not load it.
         InvalidInput: if the name is not fit for a model.
+        Nothing is published by any of these.
     """
-    draft = assemble(model, recipe, data, splits, facts, transform, encoding)
-    if recipe.gate is not None:
-        check_gate(recipe, store, name, draft, measured_rows(recipe, data, splits), root)
-    return publish_draft(store, name, draft)
+    recipe, name = fitted.recipe, name or fitted.recipe.name
+    with nullcontext() if fitted.folder is None else hold(fitted.folder, wait=True):
+        manifest = _find_published(store, name, fitted.provenance.run)
+        if manifest is None:
+            draft = assemble(fitted)
+            if recipe.gate is not None and alias == LATEST:
+                rows = quality_rows(recipe, fitted.data, fitted.splits)
+                check_gate(recipe, store, name, draft, rows, root or data_root())
+            manifest = publish_draft(store, name, draft, alias)
+        fitted.discard_checkpoint()
+    return manifest
 
 
-def measured_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
-    """Return what the quality of a recipe's versions is measured on."""
+def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest | None:
+    for version in reversed(store.versions(name)) if run is not None else ():
+        with suppress(StoreError):
+            manifest = store.manifest(name, version)
+            if Provenance.of(manifest).run == run:
+                return manifest
+    return None
+
+
+def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
     extent = data.minimum, data.maximum
     return MeasuredRows(
         splits.test, extent, data.classes, recipe.seed, data.group_names, data.input
     )
 
 
-def assemble(
-    model: BayesianModel,
-    recipe: Recipe,
-    data: Dataset,
-    splits: Splits,
-    facts: TrainingFacts,
-    transform: Transform | None = None,
-    encoding: Encoding | None = None,
-) -> Draft:
-    """Temper, export, check, calibrate and measure a fitted model; `transform` and `encoding` as of
-    `publish`.
+def assemble(fitted: "Fitted") -> Draft:
+    """Export, check, calibrate and measure a fitted model.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
     """
-    made: dict[str, Any] = {"data_digest": data.digest(), "python": platform.python_version()}
-    temperature = tempered(model, recipe, splits)
-    if temperature is not None:
-        made["temperature"] = TemperatureFacts(**asdict(temperature))
-    exported = replace(exported_model(model, recipe, data, splits, encoding), transform=transform)
-    is_regression = recipe.task == "regression"
-    # Rows of later times or other groups may have other shares of the classes: then those of the
-    # calibration rows.
-    are_alike = recipe.data.time is None and recipe.data.group is None
-    labels = data.train.y if are_alike else np.concatenate([splits.reference.y, splits.ranking.y])
-    shares = None if is_regression else class_shares(labels, len(data.classes))
-    rows = HeldOut(splits.reference, splits.ranking, splits.test, shares)
-    wanted = CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column)
-    calibrated = calibrate_exported(exported, rows, recipe.seed, recipe.serving.risk, wanted)
-    measured = measure_calibrated(calibrated, measured_rows(recipe, data, splits))
-    target = TargetSpec(target=recipe.data.target or "y", transform=transform)
-    priors = (
-        () if is_regression else tuple(class_shares(splits.train.y, len(data.classes)).tolist())
+    recipe, data, splits = fitted.recipe, fitted.data, fitted.splits
+    shares = None
+    output: TargetSpec | ClassSpec = TargetSpec(
+        target=recipe.data.target or "y", transform=fitted.transform
     )
-    output = target if is_regression else ClassSpec(classes=data.classes, priors=priors)
-    return measured.draft(recipe.method, data.input, output, facts.model_copy(update=made))
-
-
-def tempered(model: BayesianModel, recipe: Recipe, splits: Splits) -> Temperature | None:
-    """Set a model's temperature and return it; None where its recipe wants none."""
-    if not recipe.serving.temperature:
-        return None
-    temperature = set_temperature(
-        model.eval(), splits.validation, recipe.training.validation_draws, recipe.seed
+    if recipe.task == "classification":
+        classes = len(data.classes)
+        # Rows of later times or other groups may have other shares of the classes: then those of
+        # the calibration rows.
+        are_alike = recipe.data.time is None and recipe.data.group is None
+        held_out = np.concatenate([splits.reference.y, splits.ranking.y])
+        shares = class_shares(data.train.y if are_alike else held_out, classes)
+        priors = tuple(class_shares(splits.train.y, classes).tolist())
+        output = ClassSpec(classes=data.classes, priors=priors)
+    return draft_version(
+        _export(fitted),
+        HeldOut(splits.reference, splits.ranking, splits.test, shares),
+        quality_rows(recipe, data, splits),
+        recipe.seed,
+        recipe.serving.risk,
+        CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column),
+        recipe.method,
+        data.input,
+        output,
+        fitted.provenance.model_copy(
+            update={"data_digest": data.digest(), "python": platform.python_version()}
+        ),
     )
-    log.info("temperature %.4g", temperature.value)
-    return temperature
 
 
-def exported_model(
-    model: BayesianModel,
-    recipe: Recipe,
-    data: Dataset,
-    splits: Splits,
-    encoding: Encoding | None = None,
-) -> Exported:
+def _export(fitted: "Fitted") -> Exported:
     """Export a fitted model with its detectors, check what comes of it, and take integers where
-    they are wanted and change nothing that could be told.
-
-    Raises:
-        ParityError: if the exported graphs do not compute what the model computes.
-    """
-    model = model.cpu().eval()
+    they are wanted and change nothing that could be told."""
+    recipe, data, splits, encoding = fitted.recipe, fitted.data, fitted.splits, fitted.encoding
+    model = fitted.model.cpu().eval()
     fold(model)
     weights = {
         key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()
     }
     log.info("exporting")
-    network = fitted_detectors(
-        model, splits.train, recipe, data.shape if encoding is None else model.network.shape
-    )
+    shape = data.shape if encoding is None else model.network.shape
+    network = fitted_detectors(model, splits.train, recipe, shape)
     # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
-    files = export(
-        model, network, with_terms=not data.columns and not data.takes_ids and encoding is None
-    )
+    with_terms = not data.columns and not data.takes_ids and encoding is None
+    files = export(model, network, with_terms=with_terms)
     runtime = runtime_of(model, files)
     differences = parity(model, network, runtime, splits.validation)
     precision: Literal["float32", "int8"] = "float32"
+    posterior = model.posterior
     if recipe.serving.precision == "int8":
-        integers = in_integers(model, files)
+        sampler, predictor = GRAPHS
+        integers = {
+            sampler: quantise_sampler(files[sampler], posterior.noise_dimension),
+            predictor: quantise_network(files[predictor]),
+        }
         quantised = runtime_of(model, integers)
         error = quantisation_error(runtime, quantised, splits.validation, recipe.serving.draws)
         differences |= asdict(error)
@@ -172,17 +165,17 @@ def exported_model(
             precision, runtime, files = "int8", quantised, integers
         else:
             log.info("integers move probabilities by more than Monte Carlo does: keeping float32")
-    posterior = model.posterior
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
-    more: dict[str, bytes | Path] = {}
+    more: dict[str, bytes | Path] = nearest_rows(
+        splits.train, data, recipe, is_encoded=encoding is not None
+    )
     if encoding is not None:
         runtime.encoder = encoding.encoder
-        more = {ENCODER: encoding.path}
+        more[ENCODER] = encoding.path
     if data.tokenizer is not None:
         more[TOKENIZER] = data.tokenizer
-    nearest = training_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     return Exported(
-        files={**files, WEIGHTS: save(weights), **nearest, **more},
+        files={**files, WEIGHTS: save(weights), **more},
         encoder=None if encoding is None else encoding.spec,
         runtime=runtime,
         noise=NoiseSpec(
@@ -203,13 +196,30 @@ def exported_model(
         num_labels=max(len(data.classes), 1),
         precision=precision,
         parity=differences,
+        transform=fitted.transform,
     )
 
 
-def in_integers(model: BayesianModel, graphs: dict[str, bytes]) -> dict[str, bytes]:
-    """Return graphs with integers in their large products."""
-    sampler, network = GRAPHS
-    return {
-        sampler: quantise_sampler(graphs[sampler], model.posterior.noise_dimension),
-        network: quantise_network(graphs[network]),
-    }
+def nearest_rows(
+    train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
+) -> dict[str, bytes | Path]:
+    """Return the file of a random choice of training rows, among which explanations name the
+    nearest; nothing where the recipe wants none.
+
+    Columns are compared as they are encoded, pixels by their values, other numbers in their
+    standard deviations, and so is what an encoder says of rows. Ids are not near to each other: of
+    such rows there is no file.
+    """
+    count = min(recipe.serving.nearest_rows, max(1, MOST_NUMBERS // train.x.shape[1]))
+    if count == 0 or (data.takes_ids and not is_encoded):
+        return {}
+    index = np.sort(generator(recipe.seed, Stream.NEAREST_ROWS).permutation(len(train))[:count])
+    chosen = train.take(index)
+    scale = np.ones(train.x.shape[1], dtype=np.float32)
+    if is_encoded or (not data.columns and data.image is None):
+        std = chosen.x.astype(np.float64).std(axis=0).astype(np.float32)
+        scale = np.where(std > 0, std, scale)
+    ids = index if chosen.ids is None else chosen.ids
+    shown = MAX_ID_BYTES // len(chosen)
+    names = tuple(str(name).encode()[:shown].decode(errors="ignore") for name in ids.tolist())
+    return {TRAINING_ROWS: save_arrays(TrainingRows(chosen.x, scale, names).tensors())}

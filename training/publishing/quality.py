@@ -11,7 +11,7 @@ from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
 from model_store.scores.transforms import Transform, to_target
-from training.calibration.categories import groups_known
+from training.calibration.calibrate import groups_known
 from training.data import Rows
 from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
@@ -77,7 +77,6 @@ class Measurable:
 
     @classmethod
     def of(cls, model: Model) -> "Measurable":
-        """Take it from a published version."""
         manifest = model.manifest
         density, classes = manifest.detectors.density, manifest.classes or ()
         return cls(model.runtime, model.calibration, density, classes, manifest.transform)
@@ -136,7 +135,7 @@ class Measurable:
         """Return probabilities in the order of `classes`, 0 of those that the version does not
         know.
 
-        Classes that it knows beside these come last.
+        Other classes that it knows come last.
         """
         if classes == self.classes:
             return probs

@@ -1,15 +1,16 @@
-"""The stages of a publication. Each is a record that the next is made from:
+"""From exported graphs to a published version: calibrated, measured, tried by the service's own
+loading, published.
 
-    Exported      graphs, of a model that was fitted, pruned, or published before; checked, and
-    ready to run Calibrated    the detectors, on two splits that the model was not fitted on
-    Measured      the quality of what is served, on rows of neither
-
-`python -m training fit` and `prune` come here with graphs that `training.publishing.publish`
-exports, and `calibrate` with published ones.
+`training.publishing.publish` and `prune` come here with graphs that they export, and `recalibrate`
+with published ones.
 """
 
+import shutil
+import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -27,26 +28,36 @@ from model_store.artifacts.manifest import (
     DetectorSpec,
     EncoderSpec,
     InputSpec,
+    Manifest,
     NoiseSpec,
     TargetSpec,
 )
-from model_store.artifacts.store import Artifact
+from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
+from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
+from model_store.inference.trials import TrialProcess
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
-from training.calibration.calibrate import calibrate
-from training.calibration.categories import CategoriesWanted
+from training import log
+from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure
 from training.evaluation.metrics import values
-from training.facts import TrainingFacts
-from training.messages import log
+from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.scoring import rows_per_draw_set
+
+PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
+ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
+PREFIX = ".trial-"  # not a model's name: stores pass such folders over
+
+
+class TrialError(DubitoError):
+    """A version that the service could not load or predict with; nothing is published."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +68,7 @@ class HeldOut:
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # measures
     shares: Float64[np.ndarray, "C"] | None = (
-        None  # of classes, of those that the calibration rows are from
+        None  # of classes, where the calibration rows are from
     )
 
 
@@ -78,15 +89,9 @@ class Exported:
 
     @classmethod
     def of_version(cls, artifact: Artifact) -> "Exported":
-        """Return the graphs and weights of a published version, byte for byte.
-
-        Raises:
-            BrokenArtifact: if the version cannot be run.
-        """
+        """Return the graphs and weights of a published version, byte for byte."""
         manifest, detectors = artifact.manifest, artifact.manifest.detectors
-        encoder: dict[str, Path] = (
-            {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
-        )
+        encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         return cls(
             {**artifact.files, **encoder},
             Model.load(artifact).runtime,
@@ -102,60 +107,6 @@ class Exported:
 
 
 @dataclass(frozen=True, eq=False)
-class Calibrated:
-    """What was exported, with its calibration, and what the manifest says of that."""
-
-    exported: Exported
-    calibration: Calibration
-    detectors: DetectorSpec
-    abstention: AbstentionSpec | None
-    label_shift: LabelShift | None = None
-    categories: CategorySpec | None = None
-
-    @property
-    def num_draws(self) -> int:
-        """The largest calibrated number of draws, the default of requests."""
-        return int(self.calibration.draw_counts[-1])
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What was calibrated, with its quality: all that a version is, but for what it was made of."""
-
-    calibrated: Calibrated
-    figures: dict[str, Figure]
-
-    def draft(
-        self, method: str, inputs: InputSpec, output: ClassSpec | TargetSpec, facts: TrainingFacts
-    ) -> "Draft":
-        """Return the version that takes such rows, says such things of them, and was made as
-        `facts` say."""
-        exported = self.calibrated.exported
-        description = Description(
-            method=method,
-            task=exported.runtime.task,
-            input=inputs,
-            output=output,
-            noise=exported.noise,
-            encoder=exported.encoder,
-            detectors=self.calibrated.detectors,
-            abstention=self.calibrated.abstention,
-            categories=self.calibrated.categories,
-            too_few_rows=too_few_rows(self.calibrated.detectors, self.calibrated.categories),
-            training=facts.content(),
-            precision=exported.precision,
-            quality=values(self.figures),
-            parity=exported.parity,
-        )
-        label_shift = self.calibrated.label_shift
-        tensors = self.calibrated.calibration.tensors() | (
-            {} if label_shift is None else label_shift.tensors()
-        )
-        calibration = save(tensors)
-        return Draft(description, {**exported.files, CALIBRATION_FILE: calibration}, self.figures)
-
-
-@dataclass(frozen=True, eq=False)
 class Draft:
     """A version that is ready to be published."""
 
@@ -164,22 +115,27 @@ class Draft:
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
 
 
-def calibrate_exported(
+def draft_version(
     exported: Exported,
     rows: HeldOut,
+    measured: MeasuredRows,
     seed: int,
     risk: float | None,
-    wanted: CategoriesWanted | None = None,
-) -> Calibrated:
-    """Fit and rank the detectors, by category where that is wanted; `risk` is that of requests that
-    name none."""
+    wanted: CategoriesWanted | None,
+    method: str,
+    inputs: InputSpec,
+    output: ClassSpec | TargetSpec,
+    provenance: Provenance,
+) -> Draft:
+    """Calibrate exported graphs, by category where that is wanted, measure what is served, and
+    return the version; `risk` is that of requests that name none."""
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
-    log.info("calibrating on %d + %d rows", len(rows.reference), len(rows.ranking))
     splits = rows.reference, rows.ranking
+    log.info("calibrating on %d + %d rows", *map(len, splits))
     calibration = calibrate(
         runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted
     )
-    spec = DetectorSpec(
+    detectors = DetectorSpec(
         scores_version=SCORES_VERSION,
         tail=names.tail,
         density=names.density,
@@ -190,35 +146,63 @@ def calibrate_exported(
         reference_rows=len(rows.reference),
         ranking_rows=len(rows.ranking),
         smallest_fpr=calibration.smallest_fpr,
-        rows_per_draw_set=rows_per_draw_set(
-            runtime, min(len(rows.reference), len(rows.ranking)), counts[-1]
-        ),
+        rows_per_draw_set=rows_per_draw_set(runtime, min(map(len, splits)), counts[-1]),
     )
-    abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
-    label_shift = None if rows.shares is None else LabelShift(rows.ranking.y, rows.shares)
     categories = None if wanted is None else _category_spec(calibration, wanted.column)
-    too_few = too_few_rows(spec, categories)
+    too_few = too_few_rows(detectors, categories)
     if too_few is not None:
         log.warning("%s", too_few)
-    return Calibrated(exported, calibration, spec, abstention, label_shift, categories)
-
-
-def measure_calibrated(calibrated: Calibrated, rows: MeasuredRows) -> Measured:
-    """Measure the quality of what is served: `training.publishing.quality` says of what."""
-    log.info("measuring on %d test rows", len(rows.test))
-    exported = calibrated.exported
-    measurable = Measurable(
-        exported.runtime,
-        calibrated.calibration,
-        calibrated.detectors.density,
-        rows.classes,
-        exported.transform,
+    abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
+    log.info("measuring on %d test rows", len(measured.test))
+    figures = Measurable(
+        runtime, calibration, names.density, measured.classes, exported.transform
+    ).figures(measured)
+    description = Description(
+        method=method,
+        task=runtime.task,
+        input=inputs,
+        output=output,
+        noise=exported.noise,
+        encoder=exported.encoder,
+        detectors=detectors,
+        abstention=abstention,
+        categories=categories,
+        too_few_rows=too_few,
+        training=provenance.content(),
+        precision=exported.precision,
+        quality=values(figures),
+        parity=exported.parity,
     )
-    return Measured(calibrated, measurable.figures(rows))
+    tensors = calibration.tensors()
+    if rows.shares is not None:
+        tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()
+    return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, figures)
+
+
+def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
+    """Publish a version as the next of `name`, if a fresh process can load it and predict with it.
+
+    Raises:
+        TrialError: if it cannot; nothing is published.
+        InvalidInput: if the name is not fit for a model.
+    """
+    scratch = store.storage.scratch  # where there is room for the version, as in no /tmp
+    scratch.mkdir(parents=True, exist_ok=True)
+    for left in scratch.glob(f"{PREFIX}*"):
+        if time.time() - left.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:
+        drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
+        with closing(TrialProcess()) as process:
+            failure = process.tried(Path(folder), name, drafted.version, PREFLIGHT_S)
+    if failure is not None:
+        raise TrialError(
+            f"model {name} is not published, since the service could not load it: {failure}"
+        )
+    return store.publish(name, draft.description, draft.files, alias)
 
 
 def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec:
-    """Return what the manifest says of the categories that guarantees hold of."""
     categories = calibration.categories
     assert categories is not None
     return CategorySpec(
@@ -231,7 +215,6 @@ def _category_spec(calibration: Calibration, column: str | None) -> CategorySpec
 
 
 def _abstention_spec(calibration: Calibration, risk: float | None) -> AbstentionSpec:
-    """Return what the manifest says of rows left undecided."""
     draws = int(calibration.draw_counts[-1])
     smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
     if risk is not None and risk < smallest:

@@ -21,8 +21,8 @@ from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
+from service.api.predictions import reported
 from service.api.requests import JSON, parse_json, read_body
-from service.api.responses import reported
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
 from service.call import Call

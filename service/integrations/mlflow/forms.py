@@ -7,8 +7,9 @@ from typing import Any
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from service.api.json_blocks import JsonRows, take_apart
-from service.api.parameters import envelope_of, fields_of
-from service.api.requests import SMALL_JSON_BYTES, Cells, Rows, parse_json
+from service.api.options import envelope_of, fields_of
+from service.api.requests import SMALL_JSON_BYTES, parse_json
+from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest, kind_of
 from service.call import Call
 from service.errors import TooLarge

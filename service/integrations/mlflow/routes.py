@@ -12,15 +12,14 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
 from service import VERSION
-from service.api.predict import AsJson
+from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import JSON, read_body, request_media_type
-from service.api.responses import response
+from service.api.responses import predict_json, response
 from service.call import Call
 from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 from service.integrations.open_inference.routes import refuse_unready
-from service.predicting import Asked, predict, read_rows
 
 CSV = "text/csv"
 CSV_BYTES = 20  # that reading a byte of CSV takes, at most
@@ -50,10 +49,10 @@ async def post_invocations(request: Request) -> Response:
     if request.query_params:
         raise InvalidInput("query", "nothing, since params stand in the body", "parameters")
     asked = await _read(context, call)
-    return response(await predict(context, asked, AsJson()), JSON)
+    return response(await predict(context, asked, predict_json), JSON)
 
 
-async def _read(context: Context, call: Call) -> Asked:
+async def _read(context: Context, call: Call) -> ToPredict:
     """Return what a request asks; its body goes with its rows."""
     settings, media_type = context.settings, request_media_type(call.request)
     if media_type == CSV:
@@ -63,18 +62,18 @@ async def _read(context: Context, call: Call) -> Asked:
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     work = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)
-    envelope, form, given = await read_rows(context, call, size, work)
+    envelope, form, given = await run_reading(context, call, size, work)
     del body, work
     call.record.read = time.perf_counter()
     served = await context.served(call, envelope)
     spec = served.model.manifest.input
-    rows = await read_rows(
+    rows = await run_reading(
         context, call, size, partial(rows_of, form, given, spec, settings.max_rows)
     )
-    return Asked(call, envelope, served, rows)
+    return ToPredict(call, envelope, served, rows)
 
 
-async def _read_csv(context: Context, call: Call) -> Asked:
+async def _read_csv(context: Context, call: Call) -> ToPredict:
     """Return what a request asks whose body is a CSV file."""
     settings = context.settings
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
@@ -85,4 +84,4 @@ async def _read_csv(context: Context, call: Call) -> Asked:
     pool = await context.threads.state(partial(open_rows, body, spec, "body", ".csv"))
     if pool.rows > settings.max_rows:
         raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
-    return Asked(call, envelope, served, pool)
+    return ToPredict(call, envelope, served, pool)

@@ -5,18 +5,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-from jaxtyping import Bool, Int64
 
 from model_store.errors import InvalidInput
-from model_store.scores.classification import Scores
-from model_store.sources.columns import unknown_categories
-from service.api.responses import NUMBERS_AT_ONCE, judged_by, row_arrays
-from service.call import Call
-from service.engine.decision import DecisionOptions, decide
-from service.engine.jobs import Job, Predicted
+from model_store.types import Pause
+from service.api.responses import NUMBERS_AT_ONCE, Answer, judged_by
 from service.integrations.open_inference.requests import HEADER_LENGTH, SAMPLES, InferRequest
 from service.integrations.open_inference.tensors import bytes_of, datatype_of
-from service.predicting import ToExplain
 
 CLASSES = (
     "classes"  # the names of probabilities' columns: the same for all rows, so on request alone
@@ -35,11 +29,9 @@ FIRST = (
 )
 
 
-class AsTensors:
-    """How the answer to one request is written. `header_length` is known once it is, where tensors
+class TensorEncoder:
+    """Writes the answer to one request. `header_length` is known once it is written, where tensors
     are bytes."""
-
-    as_arrays = False  # tensors in JSON take as much as any
 
     def __init__(self, asked: InferRequest, request_id: str) -> None:
         """Begin; an answer has the id of its request, or `request_id` where that has none."""
@@ -47,38 +39,17 @@ class AsTensors:
         self.request_id = asked.id or request_id
         self.header_length: int | None = None
 
-    def write(
-        self,
-        job: Job,
-        predicted: Predicted,
-        options: DecisionOptions,
-        groups: Int64[np.ndarray, "N"] | None,
-        _: ToExplain | None,
-    ) -> tuple[list[bytes], Bool[np.ndarray, "N"]]:
+    def __call__(self, answer: Answer, pause: Pause) -> list[bytes]:
         """Return an answer.
 
         Raises:
             InvalidInput: naming an output that there is none of.
         """
-        prediction = (
-            predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
-        )
-        decision = decide(prediction, options)
-        manifest = job.served.model.manifest
-        arrays = dict(row_arrays(manifest, prediction, decision, predicted.num_samples))
-        on_request: dict[str, np.ndarray] = {}
+        manifest, arrays = answer.results.manifest, answer.arrays()
+        of_draws = {name: arrays.pop(name) for name in [*arrays] if name.split(".")[0] == SAMPLES}
         if manifest.classes is not None and self._wants(CLASSES):
-            on_request[CLASSES] = np.array(manifest.classes)
-        if predicted.samples is not None:
-            samples = predicted.samples.transpose(1, 0, 2)
-            if isinstance(prediction.scores, Scores):
-                on_request[SAMPLES] = samples
-            else:
-                on_request |= {
-                    f"{SAMPLES}.mean": samples[..., 0],
-                    f"{SAMPLES}.std": samples[..., 1],
-                }
-        arrays |= on_request
+            arrays[CLASSES] = np.array(manifest.classes)
+        arrays |= of_draws
         outputs = self.asked.outputs
         if outputs is None:
             names = [
@@ -92,23 +63,24 @@ class AsTensors:
                 if name not in arrays:
                     expected = f"one of {', '.join(arrays)}, which this answer has"
                     raise InvalidInput(f"outputs.{n}.name", expected, "another")
-        unknown = unknown_categories(job.x, manifest.input.columns)
         head = {
-            "model_name": job.served.name,
-            "model_version": job.served.version,
+            "model_name": manifest.name,
+            "model_version": manifest.version,
             "id": self.request_id,
-            "parameters": parameters_of(predicted, options, unknown),
+            "parameters": parameters_of(answer),
         }
-        parts = self._parts(
-            job.call, head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}
+        return self._parts(
+            head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}, pause
         )
-        return parts, decision.flag
 
     def _wants(self, name: str) -> bool:
         return self.asked.outputs is not None and name in self.asked.outputs
 
     def _parts(
-        self, call: Call, head: dict[str, Any], outputs: dict[str, tuple[np.ndarray, bool | None]]
+        self,
+        head: dict[str, Any],
+        outputs: dict[str, tuple[np.ndarray, bool | None]],
+        pause: Pause,
     ) -> list[bytes]:
         """Return an answer in parts: its JSON, and then the tensors that are wanted as bytes."""
         text = [orjson.dumps(head)[:-1], b',"outputs":[']
@@ -135,7 +107,7 @@ class AsTensors:
                     text += [b","] if first else []
                     text.append(_json_items(flat[first : first + NUMBERS_AT_ONCE]))
                     if len(flat) > NUMBERS_AT_ONCE:
-                        call.pause()
+                        pause()
                 text.append(b"]}")
         text.append(b"]}")
         header = b"".join(text)
@@ -143,7 +115,7 @@ class AsTensors:
             return [header]
         self.header_length = len(header)
         if sum(map(len, contents)) > NUMBERS_AT_ONCE:
-            call.pause()
+            pause()
         return [b"".join([header, *contents])]
 
     @property
@@ -152,17 +124,15 @@ class AsTensors:
         return {} if self.header_length is None else {HEADER_LENGTH: str(self.header_length)}
 
 
-def parameters_of(
-    predicted: Predicted, options: DecisionOptions, unknown: dict[str, int]
-) -> dict[str, Any]:
+def parameters_of(answer: Answer) -> dict[str, Any]:
     """Return what an answer says of all rows: numbers, or JSON as strings. What does not apply is
     left out."""
-    settle = None if options.rule is None else options.rule.tolerance
+    options, unknown = answer.options, answer.unknown
     said = {
-        "seed": predicted.seed,
-        "num_samples": predicted.num_samples,
+        "seed": answer.seed,
+        "num_samples": answer.results.num_samples,
         **judged_by(options),
-        "settle": settle,
+        "settle": None if options.rule is None else options.rule.tolerance,
     }
     parameters: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if options.priors is not None:

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from model_store.errors import InvalidInput
 from service.api.json_blocks import take_apart
-from service.api.parameters import fields_of
+from service.api.options import fields_of
 from service.api.requests import SMALL_JSON_BYTES, parse_json
 from service.api.schemas import kind_of
 from service.call import Call

@@ -17,13 +17,14 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION
 from service.api.health import BEING_TRIED
-from service.api.parameters import envelope_of
+from service.api.options import envelope_of
+from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import JSON, parse_json, read_body, read_inflated
 from service.api.responses import response
 from service.call import Call
 from service.context import Context, context_of
 from service.errors import NotReady
-from service.integrations.open_inference.answers import AsTensors
+from service.integrations.open_inference.answers import TensorEncoder
 from service.integrations.open_inference.metadata import model_metadata, triton_config
 from service.integrations.open_inference.requests import (
     HEADER_LENGTH,
@@ -33,7 +34,6 @@ from service.integrations.open_inference.requests import (
 )
 from service.integrations.open_inference.rows import rows_of
 from service.models.models import HOW_TO_PUBLISH, Models
-from service.predicting import Asked, predict, read_rows
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
@@ -120,14 +120,14 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
     context = context_of(request)
     call = context.begin(request)
     asked, infer = await _read(context, call, name, version)
-    form = AsTensors(infer, call.record.request_id)
-    answer = await predict(context, asked, form)
-    return response(answer, BINARY if form.headers else JSON, form.headers)
+    encoder = TensorEncoder(infer, call.record.request_id)
+    answer = await predict(context, asked, encoder)
+    return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
 
 
 async def _read(
     context: Context, call: Call, name: str, version: str
-) -> tuple[Asked, InferRequest]:
+) -> tuple[ToPredict, InferRequest]:
     """Return what a request asks, and how it wants its answer; its body goes with its rows."""
     settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence
@@ -139,7 +139,7 @@ async def _read(
     length = header_length(request.headers, body)
     work = partial(read_infer, body, length, settings.max_json_bytes, call)
     size = len(body) if length is None else length
-    infer = await read_rows(context, call, size, work)
+    infer = await run_reading(context, call, size, work)
     del body, work
     call.record.read = time.perf_counter()
     envelope = envelope_of(name, version, infer.fields, "parameters")
@@ -147,11 +147,11 @@ async def _read(
     manifest, most_rows = served.model.manifest, settings.max_rows
     make = partial(rows_of, infer.tensors, manifest, most_rows, infer.is_passed_on, call)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
-    rows, groups = await read_rows(context, call, size, make)
+    rows, groups = await run_reading(context, call, size, make)
     infer.tensors.clear()
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
-    return Asked(call, envelope, served, rows), infer
+    return ToPredict(call, envelope, served, rows), infer
 
 
 def refuse_unready(context: Context) -> None:
@@ -160,7 +160,7 @@ def refuse_unready(context: Context) -> None:
     if context.ending.is_set():
         raise NotReady("the service is about to end")
     if not any(models.latest(name) for name in models.names()):
-        raise NotReady(BEING_TRIED if models.awaits_trials else HOW_TO_PUBLISH)
+        raise NotReady(BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH)
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:

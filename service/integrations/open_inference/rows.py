@@ -7,7 +7,8 @@ import numpy as np
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
 from model_store.errors import InvalidInput
-from service.api.requests import Cells, Rows
+from model_store.sources.cells import cell_reader
+from service.api.rows import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
@@ -141,7 +142,7 @@ def _cells(
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
             values = tensor.values(call)
-            read = reader_of(column, spec.missing_values)
+            read = cell_reader(column, spec.missing_values)
             cells[column.name] = [
                 None if value is None else read(_text(value, tensor.place)) for value in values
             ]

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 
 from model_store.acquisition.choice import (
-    LOST,
-    check_scores_of,
     checked_acquisition,
     copies_of,
     id_hashes,
     jointly,
-    race,
-    race_stages,
     random_scores,
     ranking,
     top,
 )
+from model_store.acquisition.ranking import LOST, check_scores_of, race, race_stages
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
 from service.engine.jobs import Best
@@ -156,12 +153,12 @@ def test_a_race_finds_the_best_of_all_draws_and_looks_at_few_of_the_others():
     rng, wrong, share = np.random.default_rng(0), 0, []
     for _ in range(200):
         draws = rng.gamma(0.3, 1.0, 500) + rng.normal(size=(100, 500)) * rng.uniform(0.1, 1.0, 500)
-        result, looked = raced(draws, 5, (10, 25), 0.2)
+        (scores, finalists), looked = raced(draws, 5, (10, 25), 0.2)
         full = draws.mean(axis=0)
-        known = result.scores > LOST
-        assert np.allclose(result.scores[known], full[known])
-        assert result.finalists == known.sum()
-        wrong += set(np.argsort(-full)[:5]) != set(np.argsort(-result.scores)[:5])
+        known = scores > LOST
+        assert np.allclose(scores[known], full[known])
+        assert finalists == known.sum()
+        wrong += set(np.argsort(-full)[:5]) != set(np.argsort(-scores)[:5])
         share.append(looked / draws.size)
     assert wrong <= 40 + 3 * 6  # three standard deviations of a count of .2
     assert np.mean(share) < 0.5
@@ -183,8 +180,9 @@ def test_a_row_stays_in_a_race_as_long_as_its_bound_is_not_below_k_scores_of_all
     )  # .55 + .393 is above .94, .5 + .393 below
     with pytest.raises(StopIteration) as ended:
         laps.send((np.array([0.95, 0.1, 0.2]), None))
-    assert ended.value.value.scores.tolist() == [0.91, 0.94, 0.5, 0.95, LOST, LOST, 0.1, 0.2]
-    assert ended.value.value.finalists == 6
+    scores, finalists = ended.value.value
+    assert scores.tolist() == [0.91, 0.94, 0.5, 0.95, LOST, LOST, 0.1, 0.2]
+    assert finalists == 6
 
 
 def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
@@ -200,8 +198,8 @@ def test_a_row_whose_few_draws_agree_is_as_uncertain_as_rows_like_it():
 
 
 def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_named():
-    result, _ = raced(np.random.default_rng(0).normal(size=(40, 6)), 9, (10,), 0.05)
-    assert result.finalists == 6
+    (_, finalists), _ = raced(np.random.default_rng(0).normal(size=(40, 6)), 9, (10,), 0.05)
+    assert finalists == 6
     laps = race(3, 1, (10,), 100, 0.05)
     next(laps)
     with pytest.raises(InvalidInput, match=r"pool\.1"):

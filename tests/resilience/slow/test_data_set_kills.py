@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from service.batch.here import RUN
 from tests.support import ray_cluster
 from tests.support.data_sets import content_of, write_digits
 from tests.support.environment import ROOT, environment_with
@@ -86,7 +85,7 @@ def test_thirty_kills_of_workers_and_the_driver_change_nothing(undisturbed, digi
             driver.wait()
             driver = None
             killed["driver"] += 1
-        elif workers := ray_cluster.processes(RUN, os.getpid()):
+        elif workers := ray_cluster.processes("multiprocessing.spawn", os.getpid()):
             os.kill(workers[int(random.integers(len(workers)))], signal.SIGKILL)
             killed["worker"] += 1
     assert driver.returncode == 0

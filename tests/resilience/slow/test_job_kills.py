@@ -89,7 +89,7 @@ def _job_processes(parent: int) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
-            is_job = b"service.batch.run" in (process / "cmdline").read_bytes()
+            is_job = b"service.batch.job_process" in (process / "cmdline").read_bytes()
             if (
                 is_job
                 and int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent

@@ -10,7 +10,7 @@ import pytest
 from model_store.artifacts.manifest import Description
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
-from service.engine.decision import DecisionOptions, decide
+from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
 from tests.support.serving import serving
 

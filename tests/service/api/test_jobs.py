@@ -311,7 +311,7 @@ def job_processes(state):
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            is_job = b"service.batch.run" in (process / "cmdline").read_bytes()
+            is_job = b"service.batch.job_process" in (process / "cmdline").read_bytes()
             if is_job and any(
                 str(handle.readlink()).startswith(str(state))
                 for handle in (process / "fd").iterdir()

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec
-from service.api import requests
-from service.api.requests import rows_array
+from service.api import rows as reading
+from service.api.rows import rows_array
 from service.call import Call
 from service.server.budget import ByteBudget, Reservation
 
@@ -26,7 +26,7 @@ def png(pixels):
 @pytest.mark.parametrize("kind", ["files", "nested", "flat"])
 @pytest.mark.parametrize("rows_at_once", [1, 2, 5, 22, 23, 24])
 def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
-    monkeypatch.setattr(requests, "NUMBERS_AT_ONCE", 6 * rows_at_once)
+    monkeypatch.setattr(reading, "NUMBERS_AT_ONCE", 6 * rows_at_once)
     rows = {
         "files": [png(pixels) for pixels in PIXELS],
         "nested": PIXELS.tolist(),

@@ -12,7 +12,7 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from service.api.json_blocks import take_apart
-from service.api.requests import rows_array
+from service.api.rows import rows_array
 from service.app import create_app
 from service.call import Call
 from service.settings import Settings

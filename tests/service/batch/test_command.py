@@ -19,10 +19,8 @@ import pytest
 from PIL import Image
 
 from model_store.errors import InvalidInput
-from service.batch import command, here, work
+from service.batch import command, computation, shards
 from service.batch.files import Stopped
-from service.batch.predict_work import prediction_of
-from service.batch.shard_work import Worker
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
 from tests.support.ray_cluster import processes
@@ -52,11 +50,11 @@ def data(tmp_path_factory, digits_rows):
     return folder
 
 
-def in_this_process(told, todo, workers):
+def in_this_process(options, plan, todo, workers):
     """Do shards one after the other."""
-    worker = Worker(told, 1)
+    worker = shards.Worker(options, 1)
     for number in todo:
-        yield worker.answered(number, lambda rows: None)
+        yield worker.result(number, lambda rows: None)
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def run(digits_store, monkeypatch):
 
     def run(kind, source, out=None, *options, workers=None, **given):
         monkeypatch.setattr(
-            command, "run_here", in_this_process if workers is None else here.run_here
+            command, "run_here", in_this_process if workers is None else shards.run_here
         )
         arguments = [
             str(source),
@@ -270,7 +268,7 @@ def test_what_is_there_is_not_done_again(run, data, scored, tmp_path):
 
 def workers():
     """Processes that this one has started to do shards."""
-    return processes(here.RUN, os.getpid())
+    return processes("multiprocessing.spawn", os.getpid())
 
 
 def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
@@ -291,8 +289,8 @@ def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
 
 
 def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(here, "RUN", "service.batch")  # which is no program
-    with pytest.raises(Stopped, match=r"^out: part \d was tried 5 times: its process died \(1\)$"):
+    monkeypatch.setattr(shards, "_do_shard", os._exit)
+    with pytest.raises(Stopped, match=r"^out: part \d was tried 5 times: its process died \(0\)$"):
         run("score", data, tmp_path / "out", workers=2)
 
 
@@ -368,14 +366,16 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     rows = digits_rows[:20].copy()
     rows[7, 0] = 16
 
+    prediction_of = computation.prediction_of
+
     def predicted(model, x, *others):
         prediction = prediction_of(model, x, *others)
         prediction.scores.by_name()[prediction.scores.overall][x[:, 0] == 16] = np.nan
         return prediction
 
-    monkeypatch.setattr(work, "prediction_of", predicted)
+    monkeypatch.setattr(computation, "prediction_of", predicted)
     monkeypatch.setattr(
-        work, "pool_scores", lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1))
+        shards, "pool_scores", lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1))
     )
     write(tmp_path / "huge.parquet", rows)
     run("score", tmp_path / "huge.parquet", tmp_path / "out", max_rejects=0.05)

@@ -12,8 +12,8 @@ from model_store.artifacts.objects import Objects
 from model_store.errors import InvalidInput
 from model_store.sources.parquet import ParquetFile, byte_range
 from service.batch import files
+from service.batch.data_set import row_runs
 from service.batch.files import BucketFiles, LocalFiles, Stopped
-from service.batch.job import _runs
 
 SPEC = InputSpec(shape=(8,), minimum=-10, maximum=10)
 ROWS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
 def test_runs_hold_every_row_once_and_are_no_larger_than_they_may_be(most):
     generator = np.random.default_rng(most)
     groups = generator.integers(0, 120, 40).tolist()
-    runs = list(_runs(groups, most))
+    runs = list(row_runs(groups, most))
     assert all(0 < rows <= most for _, rows in runs)
     assert [first for first, _ in runs] == np.cumsum([0, *(rows for _, rows in runs)])[:-1].tolist()
     assert sum(rows for _, rows in runs) == sum(groups)

@@ -2,15 +2,23 @@
 
 import re
 
+from service.batch.command import Progress
+from service.batch.data_set import DataSetRequest, Plan, Shard
 from service.batch.files import Listed
-from service.batch.job import Asked, Job, Shard
-from service.batch.progress import Progress
 
 
 def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
-    asked = Asked("score", "digits", "1", "", 10, 5, 100, None)
+    asked = DataSetRequest(
+        kind="score",
+        model="digits",
+        version="1",
+        manifest="",
+        num_samples=10,
+        seed=5,
+        shard_rows=100,
+    )
     shards = tuple(Shard(i, 0, 100 * i, 100, 100 * i) for i in range(4))
-    progress = Progress(Job(asked, (Listed("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
+    progress = Progress(Plan(asked, (Listed("a.parquet", 9, "-"),), shards), {0}, 2, quiet=True)
     assert (
         progress.line()
         == " 25 %  100 of 400 rows, 1 of 4 parts; 0 rows x draws, 0 processor seconds; 2 rejected"

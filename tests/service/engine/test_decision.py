@@ -8,10 +8,9 @@ import pytest
 from model_store.conformal.abstention import Abstention
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.sets import mass_above
-from model_store.inference.prediction import Prediction
+from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.scores.regression import mixture_scores, mixture_sums
-from service.engine.decision import DecisionOptions, decide
 from service.engine.jobs import MicroBatch
 
 P_VALUES = np.array([0.01, 0.02, 0.04, 0.5])

@@ -12,7 +12,8 @@ from model_store.artifacts.objects import Objects
 from model_store.errors import StoreUnreachable
 from service.models.collector import LoadedCollector
 from service.models.models import Models
-from service.models.trials import Trials
+from service.models.preflights import Preflights
+from service.models.watcher import Watcher
 from service.settings import Settings
 from tests.support import tiny
 from tests.support.faulty_bucket import SECRET, URL, FaultyBucket
@@ -44,48 +45,52 @@ def start(tmp_path):
             **{"trial_s": 0, **more},
         )
         ending = threading.Event()
-        models = Models(settings, threading.Event(), ending, Trials(settings, ending))
-        models.refresh()
-        return models
+        models = Models(settings, threading.Event(), Preflights(settings, ending))
+        watcher = Watcher(models, ending)
+        watcher.refresh()
+        return watcher
 
     return started
 
 
-def reachable(models):
+def reachable(watcher):
     registry = CollectorRegistry()
-    registry.register(LoadedCollector(models))
+    registry.register(LoadedCollector(watcher))
     return metric(generate_latest(registry).decode(), "dubito_store_reachable")
 
 
 def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
     tiny.publish(writer)
-    models = start()
+    watcher = start()
+    models = watcher.models
     assert models.get("tiny").version == "1"
     tiny.publish(writer)
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny").version == "2"
     writer.set_alias("tiny", "latest", "1")
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny").version == "1"
     writer.delete("tiny", "2")
-    models.refresh()
+    watcher.refresh()
     assert models.store.versions("tiny") == ["1"]
 
 
 def test_a_look_of_the_service_is_one_request(server, writer, start):
     for name in ("tiny", "other"):
         tiny.publish(writer, name)
-    models = start()
+    watcher = start()
+    models = watcher.models
     server.requests.clear()
     for _ in range(5):
-        models.refresh()
+        watcher.refresh()
         assert models.get("tiny").version == models.resolve("tiny", "latest") == "1"
     assert server.requests == {"list": 5}
 
 
 def test_a_version_is_held_in_memory_once(server, writer, start):
     tiny.publish(writer)
-    models = start()
+    watcher = start()
+    models = watcher.models
     remembered = sum(len(content) for content in models.store.storage._remembered.values())
     files = models.get("tiny").model.manifest.files
     assert remembered < sum(file.size for file in files.values())  # a manifest and an alias
@@ -94,14 +99,15 @@ def test_a_version_is_held_in_memory_once(server, writer, start):
 def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer, start, caplog):
     caplog.set_level(logging.INFO, "dubito")
     tiny.publish(writer)
-    models = start()
-    assert reachable(models) == 1
+    watcher = start()
+    models = watcher.models
+    assert reachable(watcher) == 1
     server.is_reachable = False
-    seen = models.seen
+    seen = watcher.seen
     for _ in range(3):
-        models.refresh()
-    assert reachable(models) == 0
-    assert models.seen == seen
+        watcher.refresh()
+    assert reachable(watcher) == 0
+    assert watcher.seen == seen
     served = models.get("tiny")
     assert models._unload("tiny", "1")
     again = models.get("tiny")  # of the copy
@@ -109,8 +115,8 @@ def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer,
     assert models.broken("tiny") == {}
     server.is_reachable = True
     tiny.publish(writer)
-    models.refresh()
-    assert (reachable(models), models.get("tiny").version) == (1, "2")
+    watcher.refresh()
+    assert (reachable(watcher), models.get("tiny").version) == (1, "2")
     said = [record.getMessage() for record in caplog.records if "reached" in record.getMessage()]
     assert len(said) == 2
     assert said[0].startswith(
@@ -124,7 +130,8 @@ def test_a_version_that_cannot_be_downloaded_is_not_broken_and_served_once_it_ca
     server, writer, start
 ):
     tiny.publish(writer)
-    models = start()
+    watcher = start()
+    models = watcher.models
     tiny.publish(writer)
 
     def goes_away(path):
@@ -132,10 +139,10 @@ def test_a_version_that_cannot_be_downloaded_is_not_broken_and_served_once_it_ca
             raise GenericError("error sending request")
 
     server.before_get = goes_away
-    models.refresh()
+    watcher.refresh()
     assert (models.get("tiny").version, models.broken("tiny")) == ("1", {})
     server.before_get = lambda path: None
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny").version == "2"
 
 
@@ -143,27 +150,30 @@ def test_a_start_without_the_bucket_serves_what_there_are_copies_of(server, writ
     tiny.publish(writer)
     start()
     server.is_reachable = False
-    models = start()
+    watcher = start()
+    models = watcher.models
     assert models.get("tiny").version == "1"
-    assert (reachable(models), models.seen) == (0, 0)
+    assert (reachable(watcher), watcher.seen) == (0, 0)
     assert "going on with what was seen" in caplog.text
 
 
 def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
     tiny.publish(writer)
     server.is_reachable = False
-    models = start()
+    watcher = start()
+    models = watcher.models
     assert models.names() == []
     with pytest.raises(StoreUnreachable):
         models.store.names()
     server.is_reachable = True
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny").version == "1"
 
 
 def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
     tiny.publish(writer)
-    models = start(trial_s=60)
-    models.refresh(patience_s=60)
+    watcher = start(trial_s=60)
+    models = watcher.models
+    watcher.refresh(patience_s=60)
     assert models.get("tiny").version == "1"
-    models.trials.close()
+    models.preflights.close()

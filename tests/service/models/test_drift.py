@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from model_store.conformal.drift import ALARM_AT, EDGES, FALSE_ALARM
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import (
-    ALARM_AT,
     BLOCK_ROWS,
     CLIENT_ROWS,
-    EDGES,
-    FALSE_ALARM,
     GROUPS,
     ROWS_OF_A_REQUEST,
     Drift,

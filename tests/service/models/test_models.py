@@ -16,7 +16,8 @@ from model_store.errors import BrokenArtifact, NotFound
 from model_store.inference.model import Model
 from service.errors import InUse, NotReady
 from service.models.models import Models
-from service.models.trials import Trials
+from service.models.preflights import Preflights
+from service.models.watcher import Watcher
 from service.settings import Settings
 from tests.support import tiny
 
@@ -27,18 +28,23 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def models(store):
-    models = models_of(store)
-    models.refresh()
-    return models
+def watcher(store):
+    watcher = watcher_of(store)
+    watcher.refresh()
+    return watcher
 
 
-def models_of(store):
+@pytest.fixture
+def models(watcher):
+    return watcher.models
+
+
+def watcher_of(store):
     ours, ending = (
         Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0),
         threading.Event(),
     )
-    return Models(ours, threading.Event(), ending, Trials(ours, ending))
+    return Watcher(Models(ours, threading.Event(), Preflights(ours, ending)), ending)
 
 
 class Clock:
@@ -54,11 +60,11 @@ class Clock:
         return self.now
 
 
-def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models):
+def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watcher):
     clock = Clock()
-    monkeypatch.setattr("service.models.models.time", clock)
-    models.refresh()
-    assert models.seen == clock.now
+    monkeypatch.setattr("service.models.watcher.time", clock)
+    watcher.refresh()
+    assert watcher.seen == clock.now
     clock.now += 60
 
     def unreadable(_):
@@ -66,10 +72,10 @@ def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models):
 
     with monkeypatch.context() as changes:
         changes.setattr(models.store, "aliases", unreadable)
-        models.refresh()
-        assert models.seen == clock.now - 60
-    models.refresh()
-    assert models.seen == clock.now
+        watcher.refresh()
+        assert watcher.seen == clock.now - 60
+    watcher.refresh()
+    assert watcher.seen == clock.now
 
 
 def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_tried_again(
@@ -91,14 +97,14 @@ def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_trie
     assert models.broken("tiny") == {}
 
 
-def test_a_look_at_the_store_tries_broken_versions_at_once(store, models):
+def test_a_look_at_the_store_tries_broken_versions_at_once(store, models, watcher):
     file = store.root / "tiny" / "1" / "network.onnx"
     content = file.read_bytes()
     file.write_bytes(b"nothing")
     with pytest.raises(BrokenArtifact):
         models.get("tiny", "1")
     file.write_bytes(content)
-    models.look()
+    watcher.look()
     assert models.get("tiny", "1").version == "1"
 
 
@@ -120,7 +126,7 @@ def test_a_version_that_several_want_at_once_is_loaded_once(monkeypatch, models)
     assert len({id(one) for one in served}) == 1
 
 
-def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, models):
+def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, models, watcher):
     (store.root / "tiny" / "1" / "network.onnx").write_bytes(b"nothing")
     with pytest.raises(BrokenArtifact):
         models.get("tiny", "1")
@@ -130,14 +136,14 @@ def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, model
     assert models.drift(manifest) is not None
     assert models.broken("tiny").keys() == {"1"}
     store.keep("tiny", 1)
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny").version == third
     assert models.broken("tiny") == {}
     assert models.drift(manifest) is None
     assert [served.version for served in models.loaded()] == [third]
     shutil.rmtree(store.root / "tiny")
     tiny.publish(store, "other")
-    models.refresh()
+    watcher.refresh()
     assert models.names() == ["other"]
     assert models.latest("tiny") is None
     with pytest.raises(NotFound):
@@ -162,14 +168,16 @@ def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_
     assert different == bare + 3_000_000
 
 
-def test_a_version_published_anew_under_a_number_given_before_begins_with_no_drift(store, models):
+def test_a_version_published_anew_under_a_number_given_before_begins_with_no_drift(
+    store, models, watcher
+):
     """Where the newest is deleted by hand its number is given again, and nothing of the old one
     counts for it."""
     before = models.get("tiny", "2")
     shutil.rmtree(store.root / "tiny" / "2")
-    models.refresh()
+    watcher.refresh()
     assert tiny.publish(store) == "2"
-    models.refresh()
+    watcher.refresh()
     assert models.get("tiny", "2").drift is not before.drift
 
 
@@ -201,7 +209,8 @@ class AnyStore(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.store = ModelStore(self.factory.mktemp("any") / "models")
-        self.models = models_of(self.store)
+        self.watcher = watcher_of(self.store)
+        self.models = self.watcher.models
         self.digests, self.damaged, self.serves = {}, set(), {}
         self.is_known = False  # whether a look has seen the model
 
@@ -236,7 +245,7 @@ class AnyStore(RuleBasedStateMachine):
     @rule()
     def look(self):
         in_memory, before = self._in_memory(), dict(self.serves)
-        self.models.look()
+        self.watcher.look()
         if not self._published():
             return
         for alias, wanted in self.store.aliases("tiny").items():

@@ -8,7 +8,8 @@ import httpx
 
 from model_store.errors import NotFound
 from service.models.models import Models
-from service.models.trials import Trials
+from service.models.preflights import Preflights
+from service.models.watcher import Watcher
 from service.settings import Settings
 from tests.support.serving import SOON, predict_blank, wait_until
 from tests.support.stores import publish_again
@@ -141,8 +142,9 @@ def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_neve
         Settings(store=own_store.root, threads=1, ready_draw_sets=0, trial_s=0),
         threading.Event(),
     )
-    models = Models(settings, threading.Event(), ending, Trials(settings, ending))
-    models.refresh()
+    models = Models(settings, threading.Event(), Preflights(settings, ending))
+    watcher = Watcher(models, ending)
+    watcher.refresh()
 
     def churn():
         for _ in range(30):
@@ -162,5 +164,5 @@ def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_neve
         assert models.get("digits").version == "1"  # of which nobody told them that it is gone
         assert models.broken("digits") == {}
     assert answered > 0
-    models.refresh()
+    watcher.refresh()
     assert models.get("digits").version == "31"

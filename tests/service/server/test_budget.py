@@ -9,7 +9,7 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
 from model_store.sources.text import TextEncoder
-from service.api.requests import rows_array
+from service.api.rows import rows_array
 from service.call import Call
 from service.errors import Overloaded, TooLarge
 from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Reservation

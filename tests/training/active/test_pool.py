@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
+from model_store.acquisition.ranking import Choice
 from model_store.errors import InvalidInput
-from model_store.scores.tasks import PREDICTIVES
-from training.active.pool import Wanted, candidates, chosen, initial_labels
-
-CLASSES = PREDICTIVES["classification"]
-TARGETS = PREDICTIVES["regression"]
+from training.active.pool import candidates, choose, initial_labels
 
 
 def log_probs(rng, draws, rows, classes=3):
@@ -16,9 +13,7 @@ def log_probs(rng, draws, rows, classes=3):
     return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
 
 
-def taken(
-    outputs, acquisition, k, predictive=CLASSES, task="classification", race=None, asked=None
-):
+def taken(outputs, acquisition, k, task="classification", race=None, asked=None):
     """Rows that are taken of those whose outputs these are; `asked` notes how many each call is
     about."""
 
@@ -29,9 +24,8 @@ def taken(
 
     x = np.arange(outputs.shape[1], dtype=np.float32)[:, None]
     ids = [str(i) for i in range(len(x))]
-    return chosen(
-        predict, len(outputs), x, ids, Wanted(acquisition, task, race), predictive, 7, k
-    ).tolist()
+    choice = Choice(task, acquisition, k, len(outputs), race)
+    return choose(predict, x, ids, choice, 7).tolist()
 
 
 @pytest.mark.parametrize(("count", "of_each"), [(6, [2, 2, 2]), (7, [2, 2, 3]), (40, [5, 15, 20])])
@@ -117,6 +111,6 @@ def test_a_regression_takes_the_rows_whose_means_vary_most():
     mean = rng.normal(size=(200, 25)) * spread
     outputs = np.stack([mean, np.zeros_like(mean)], axis=-1).astype(np.float32)
     assert (
-        taken(outputs, "epistemic_variance", 4, TARGETS, "regression")
+        taken(outputs, "epistemic_variance", 4, "regression")
         == np.argsort(-mean.std(0))[:4].tolist()
     )

@@ -16,10 +16,10 @@ from tests.support.recipes import write_recipe
 from tests.support.serving import wait_until
 from training.__main__ import main
 from training.active.learner import Learner
-from training.active.records import Record
-from training.commands.folders import locked
+from training.active.rounds import Record
 from training.data import load
 from training.fitting.checkpoint import write_checkpoint
+from training.folders import hold
 from training.recipe import load as load_recipe
 
 OPTIONS = [
@@ -191,7 +191,7 @@ def test_a_report_of_nothing_is_refused_and_of_a_running_simulation_is_not(
     assert "--report: expected rounds that were simulated" in capsys.readouterr().err
     folder = shutil.copytree(uninterrupted, tmp_path / "running")
     (run,) = (path.parent for path in folder.glob("runs/active/*/.lock"))
-    with locked(run):
+    with hold(run):
         assert simulated(folder, *TWO_SEEDS) == 2
         assert simulated(folder, *TWO_SEEDS, "--report") == 0
 

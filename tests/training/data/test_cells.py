@@ -8,8 +8,8 @@ from pyarrow import parquet
 
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
+from training.__main__ import print_messages
 from training.data import load
-from training.messages import printed
 
 ROWS = 40
 AGES = [str(20 + i) for i in range(ROWS)]
@@ -105,7 +105,7 @@ def test_strings_of_numbers_are_numeric_where_the_recipe_says_so(tmp_path):
 def test_pandas_unnamed_index_is_left_out_and_said(tmp_path, capsys, kind, name, first):
     table = {**TABLE, "age": AGES}
     index = {name: list(range(ROWS))}
-    with printed():
+    with print_messages():
         data = read(tmp_path, kind, {**index, **table} if first else {**table, **index})
     assert [column.name for column in data.columns] == ["age", "height"]
     assert (
@@ -125,7 +125,7 @@ def test_rows_without_a_target_are_dropped_and_counted(tmp_path, capsys, kind, t
     full = LABELS if task == "classification" else HEIGHTS
     labels = [None if i in (0, 7) else label for i, label in enumerate(full)]
     table = {"age": AGES, "height": HEIGHTS, "label": labels}
-    with printed():
+    with print_messages():
         data = read(tmp_path, kind, table, task)
     assert len(data.train) + len(data.test) == ROWS - 2
     assert "dropped 2 of 40 rows, which have no value of label" in capsys.readouterr().out

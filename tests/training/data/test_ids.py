@@ -156,7 +156,7 @@ def test_a_text_that_is_too_long_is_refused_by_its_row(tmp_path):
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(keys):
-    with pytest.raises(ValueError, match=r"beside|both of text and tokenizer"):
+    with pytest.raises(ValueError, match=r"with|both of text and tokenizer"):
         recipe_of("csv:a.csv", **keys)
 
 

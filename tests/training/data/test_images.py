@@ -117,7 +117,7 @@ def test_images_of_any_size_are_resized_where_the_recipe_says_so(tmp_path):
     ],
 )
 def test_keys_of_images_that_do_not_go_together_are_refused(keys):
-    with pytest.raises(ValueError, match=r"image_(size|resize) beside image_fit"):
+    with pytest.raises(ValueError, match=r"image_(size|resize) with image_fit"):
         recipe_of("images:pictures", **keys)
 
 

@@ -12,7 +12,7 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
-from training.recipe import validated
+from training.recipe import validate
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -192,7 +192,7 @@ def test_a_date_format_may_have_names_and_times_of_day(tmp_path):
 @pytest.mark.parametrize("form", ["%d/%m", "%H:%M", "%d%d", "%Y-%Q", "%", "soon", ""])
 def test_a_date_format_that_says_no_whole_date_is_refused(form):
     refused(
-        lambda: validated(
+        lambda: validate(
             content_with(data={"source": "csv:a.csv", "target": "label", "date_format": form}), "r"
         ),
         "r: data.date_format: expected a format of whole dates as Python's strptime takes it",

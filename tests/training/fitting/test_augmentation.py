@@ -9,8 +9,8 @@ from tests.support.recipes import recipe_with
 from tests.support.refusals import refused
 from training.data import digits, split, split_sizes
 from training.fitting import steps as steps_of_fits
-from training.fitting.augmentation import augmented, check_augmentation
 from training.fitting.run import Run
+from training.fitting.steps import augment, check_augmentation
 from training.recipe import AugmentationSection
 
 SHAPE = (3, 6, 5)
@@ -18,7 +18,7 @@ IMAGES = torch.randint(0, 256, (200, 90), generator=torch.Generator().manual_see
 
 
 def changed(seed=1, **settings):
-    return augmented(IMAGES, SHAPE, AugmentationSection(**settings), seed).reshape(-1, *SHAPE)
+    return augment(IMAGES, SHAPE, AugmentationSection(**settings), seed).reshape(-1, *SHAPE)
 
 
 @pytest.mark.parametrize(("flip", "axis"), [("horizontal", -1), ("vertical", -2)])
@@ -51,7 +51,7 @@ def test_images_are_shifted_by_whole_pixels_and_the_edge_is_repeated():
 
 def test_a_crop_is_a_part_of_the_image_of_its_size():
     ramp = torch.linspace(0, 255, 64).expand(100, 64, 64).reshape(100, -1)  # rises across
-    after = augmented(ramp, (64, 64), AugmentationSection(crop=0.4), 3).reshape(100, 64, 64)
+    after = augment(ramp, (64, 64), AugmentationSection(crop=0.4), 3).reshape(100, 64, 64)
     rise = after[:, 0, 60] - after[:, 0, 3]
     whole = 255 * 57 / 63
     assert rise.min() >= 0.6 * whole - 1
@@ -64,7 +64,7 @@ def test_the_seed_decides_and_every_row_has_its_own():
     settings = {"flip": ["horizontal", "vertical"], "shift": 1, "crop": 0.3}
     assert torch.equal(changed(**settings), changed(**settings))
     assert not torch.equal(changed(**settings), changed(seed=2, **settings))
-    same = augmented(IMAGES[:1].expand(50, -1), SHAPE, AugmentationSection(**settings), 1)
+    same = augment(IMAGES[:1].expand(50, -1), SHAPE, AugmentationSection(**settings), 1)
     assert len(torch.unique(same, dim=0)) > 40
     assert (
         torch.equal(changed(), IMAGES.reshape(-1, *SHAPE))
@@ -80,9 +80,9 @@ def test_only_rows_of_a_step_are_changed_and_a_run_is_repeated_bit_for_bit(tmp_p
 
     def noted(x, shape, section, seed):
         seen.append((len(x), seed))
-        return augmented(x, shape, section, seed)
+        return augment(x, shape, section, seed)
 
-    monkeypatch.setattr(steps_of_fits, "augmented", noted)
+    monkeypatch.setattr(steps_of_fits, "augment", noted)
     models = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

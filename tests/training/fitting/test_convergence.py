@@ -16,9 +16,9 @@ from tests.support.linear_gaussian import (
     recipe,
 )
 from training.data import Rows, Splits
-from training.fitting.choice import is_as_good
 from training.fitting.convergence import bound, pulls, slope
-from training.fitting.run import Run, training_facts
+from training.fitting.early_stopping import is_as_good
+from training.fitting.run import Run, run_provenance
 from training.recipe import Recipe
 
 VARIANCE_TOLERANCE = 0.2  # of logarithms
@@ -33,7 +33,7 @@ def found(problem, method, start, folder):
     """Variances over the best of the factorial Gaussians, and means off by how many standard
     deviations."""
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
-    return *compared(model, problem), training_facts(run, problem.splits)
+    return *compared(model, problem), run_provenance(run, problem.splits)
 
 
 @pytest.mark.usefixtures("fits")
@@ -146,7 +146,7 @@ def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ram
     run, splits = small_run(tmp_path, kl_ramp_epochs=ramp, choose=choose)
     run.fit(quiet=True)
     assert earliest <= run.progress.best_epoch <= 4
-    assert training_facts(run, splits).choose == choose
+    assert run_provenance(run, splits).choose == choose
 
 
 def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
@@ -160,6 +160,6 @@ def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
 def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path):
     run, splits = small_run(tmp_path, start=-7.0, spread_learning_rate=1e-3)
     run.fit(quiet=True)
-    facts = training_facts(run, splits).convergence
+    facts = run_provenance(run, splits).convergence
     assert not facts["settled"]
     assert facts["says"].startswith("the posterior had not converged: ")

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from training.fitting.encoded import CachedEncoder
+from training.fitting.encoding import CachedEncoder
 
 WIDTH, RECORD = 3, 16 + 4 + 4 * 3
 

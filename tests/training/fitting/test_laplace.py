@@ -17,13 +17,13 @@ from training.fitting.laplace import (
     check_trained,
     fit_laplace,
     log_marginal_likelihood,
-    predicted,
+    predict_rows,
 )
-from training.fitting.run import Run, training_facts
+from training.fitting.run import Run, run_provenance
 from training.networks.model import build, initialise, split_network
 from training.posteriors import noise
 from training.posteriors.laplace import Eigen
-from training.recipe import Recipe, validated
+from training.recipe import Recipe, validate
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     torch.testing.assert_close(
         covariance(model.posterior), precision.inverse(), rtol=1e-3, atol=1e-7
     )
-    facts = training_facts(run, problem.splits)
+    facts = run_provenance(run, problem.splits)
     assert facts.laplace["says"].startswith(
         "laplace, full, of 6 weights: prior_std 1 as told, log marginal likelihood -"
     )
@@ -188,7 +188,7 @@ def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tm
     torch.testing.assert_close(
         served[0, :, 1].exp(), errors.expand(len(x)).detach(), rtol=1e-4, atol=0
     )
-    facts = training_facts(run, problem.splits)
+    facts = run_provenance(run, problem.splits)
     assert (facts.epochs, facts.steps) == (0, 0)
     assert math.isfinite(facts.validation_log_likelihood)
     log_likelihood = model.likelihood.log_likelihood(served, y).sum().item()
@@ -235,7 +235,7 @@ def test_held_out_rows_are_most_likely_under_the_chosen_prior():
         section = settings.posterior.model_copy(update={"prior_std": prior_std})
         fit_laplace(model, section, train, held_out, 0, 20)
         return model.likelihood.mixture_log_likelihood(
-            predicted(model, held_out[0], eps), held_out[1]
+            predict_rows(model, held_out[0], eps), held_out[1]
         ).mean()
 
     at = likelihood_at(facts["prior_std"])
@@ -319,13 +319,13 @@ def test_what_contradicts_itself_is_refused_in_a_line():
     )
     other = content_with(training={"epochs": 0})
     refused(
-        lambda: validated(other, "r.toml"),
+        lambda: validate(other, "r.toml"),
         "r.toml: training.epochs: expected 1 or more for method bhn-realnvp, got 0",
     )
     for wrong in (0, -1.0, "marginal", True):
         content = content_with(method="laplace", posterior={"prior_std": wrong})
         refused(
-            lambda content=content: validated(content, "r"),
+            lambda content=content: validate(content, "r"),
             "r: posterior.prior_std: expected a number above 0, ",
         )
     auto = content_with(

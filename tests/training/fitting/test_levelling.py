@@ -7,7 +7,7 @@ import torch
 
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
-from training.fitting.levelling import cooling_epochs, moving, patience_of
+from training.fitting.early_stopping import cooling_epochs, moving, patience_of
 from training.fitting.run import Run
 
 

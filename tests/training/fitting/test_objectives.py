@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from training.fitting.objectives import alpha_objective, geometric_weight
+from training.fitting.steps import alpha_objective, geometric_weight
 from training.networks.likelihoods import Categorical
 
 

@@ -201,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(splits, tmp_path, d
         )
     else:
         write_checkpoint(run.checkpoint, {n: t for n, t in tensors.items() if n != "sums"}, facts)
-    with pytest.raises(InvalidInput, match=r"delete it to begin anew") as refused:
+    with pytest.raises(InvalidInput, match=r"delete it to begin again") as refused:
         begin(tmp_path / "run", splits, epochs=1)
     assert refused.value.field == str(run.checkpoint)
 
@@ -262,7 +262,7 @@ def test_a_corrupt_checkpoint_is_exit_code_2_and_one_line(killed, tmp_path, monk
     (checkpoint,) = folder.glob("runs/*/checkpoint.safetensors")
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     line = refusal(folder, monkeypatch, capsys, recipe_in(folder), "--device", "cpu")
-    assert line.startswith(f"error: {checkpoint}: expected a checkpoint (delete it to begin anew)")
+    assert line.startswith(f"error: {checkpoint}: expected a checkpoint (delete it to begin again)")
 
 
 def refusal(folder, monkeypatch, capsys, recipe, *options):
@@ -381,7 +381,7 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns)
     after = before - torch.tensor([0.0, fall, -0.5])
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
     run = SimpleNamespace(
-        _validated=lambda _: after,
+        _validate=lambda _: after,
         _validation_noise=lambda: None,
         model=SimpleNamespace(likelihood=likelihood),
     )

@@ -12,7 +12,7 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
-from training.fitting.objectives import alpha_objective
+from training.fitting.steps import alpha_objective
 from training.networks.model import build, initialise
 from training.posteriors import noise
 from training.recipe import POSTERIORS, LaplaceSection

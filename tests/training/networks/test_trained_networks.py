@@ -13,7 +13,7 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
 from training.data import Dataset, Rows
-from training.fitting.run import check_pixels
+from training.fit import check_pixels
 from training.networks.layers import ScaledLayer
 from training.networks.likelihoods import Categorical, Gaussian
 from training.networks.model import build, initialise

@@ -23,7 +23,7 @@ from model_store.state.labels import (
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from training.__main__ import main
-from training.facts import TrainingFacts
+from training.provenance import Provenance
 
 pytestmark = pytest.mark.usefixtures("fits")
 HELD_OUT = 3  # labelled rows that are test rows
@@ -115,12 +115,12 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert candidate(work) == 0
     assert "some labels came without a key" in capsys.readouterr().out
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
-    facts = TrainingFacts.of(work.store.manifest("digits", "2"))
+    facts = Provenance.of(work.store.manifest("digits", "2"))
     assert facts.labels.rows == 140 and facts.rows["train"] == 110 + 140
     assert facts.labels.left_out == {"the same as held-out rows": HELD_OUT}
     assert (facts.warm_start.version, facts.data_digest) == (
         "1",
-        TrainingFacts.of(work.store.manifest("digits", "1")).data_digest,
+        Provenance.of(work.store.manifest("digits", "1")).data_digest,
     )
     label(work, work.truth, key="team")
     assert candidate(work) == 0
@@ -166,15 +166,15 @@ def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, 
 
 def test_bytes_stay_bytes_where_labelled_rows_are_such():
     from training.data import Rows
-    from training.publishing.candidate import more_rows
+    from training.fit import join
 
     pixels = Rows(np.zeros((2, 3), dtype=np.uint8), np.zeros(2, dtype=np.int64), np.arange(2))
     more = Rows(np.full((1, 3), 7, dtype=np.float32), np.ones(1, dtype=np.int64), np.array(["a"]))
-    both = more_rows(pixels, more)
+    both = join(pixels, more)
     assert both.x.dtype == np.uint8 and both.x[2].tolist() == [7, 7, 7]
     assert both.ids.tolist() == ["0", "1", "a"] and both.y.tolist() == [0, 0, 1]
     fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), more.y, more.ids)
-    assert more_rows(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
+    assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Dataset, Rows, digits, load, numbered_as
-from training.publishing.prune import prune_version
-from training.publishing.recalibrate import split_rows
+from training.publishing.derive import prune_version, split_rows
 from training.scoring import served_scores
 from training.versions import open_parent
 

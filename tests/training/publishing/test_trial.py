@@ -9,9 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.manifest import FILES, ClassSpec, Description
 from model_store.artifacts.store import ModelStore
-from training.publishing import trial
-from training.publishing.stages import Draft
-from training.publishing.trial import TrialError, publish_draft
+from training.publishing import stages
+from training.publishing.stages import Draft, TrialError, publish_draft
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
 
 
 def test_a_model_that_does_not_answer_in_time_is_not_published(store, draft, monkeypatch):
-    monkeypatch.setattr(trial, "TRIAL_S", 0.01)
+    monkeypatch.setattr(stages, "PREFLIGHT_S", 0.01)
     assert "expected a prediction within 0.01 s, got none" in refused(store, draft)
 
 

@@ -1,0 +1,239 @@
+"""Rank a pool: the one way from an acquisition to the rows that are most worth a label.
+
+A `Pool` knows its rows and how they are scored: by the engine within a request, from a file, or by
+a network in training. `rank_pool` asks it for the scores that the acquisition needs and no others.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
+from model_store.conformal.stopping import student_quantile
+from model_store.errors import InvalidInput
+from model_store.inference.prediction import check_computed
+from model_store.scores.joint import Candidates
+from model_store.scores.tasks import PREDICTIVES
+from model_store.types import Pause, Task, no_pause
+
+T = TypeVar("T")
+
+RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
+FEWEST_RACED = 10  # draws, whose standard errors can be relied on
+REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
+FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # neighbours in the order of scores, and as a part of all rows
+LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
+
+
+@dataclass(frozen=True, eq=False)
+class Lap:
+    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard
+    errors unless these are all.
+    """
+
+    rows: Int64[np.ndarray, "n"]
+    num_draws: int
+
+
+Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a pool are asked for."""
+
+    task: Task
+    acquisition: str
+    k: int
+    num_samples: int
+    race: float | None = None  # probability with which a race may leave a row out
+    beta: float = 1.0  # of power_bald
+
+
+class Pool(ABC):
+    """Rows to choose from, and how they are scored.
+
+    Attributes:
+        ids: names of the rows; with the seed they decide ties.
+        seed: of all draws, known once rows were scored.
+        pause: called every few milliseconds of long work.
+    """
+
+    ids: Sequence[str]
+    seed: int
+    pause: Pause = staticmethod(no_pause)
+
+    @abstractmethod
+    async def scores(self) -> Float64[np.ndarray, "N"]:
+        """Return the score of each row under all draws."""
+
+    @abstractmethod
+    async def lap(self, lap: Lap) -> Scored:
+        """Return the scores of a lap of a race."""
+
+    @abstractmethod
+    async def copies(self) -> Copies:
+        """Find rows that are the same bits."""
+
+    @abstractmethod
+    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+        """Return the rows of `copies.first` that gain most alone, as indices of it."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do work that takes long."""
+        return work()
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """The rows of a ranking as /acquire answers them, and of a race how many took all draws."""
+
+    rows: list[dict[str, Any]]
+    finalists: int | None = None
+
+
+async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
+    """Return the k best rows of a pool; fewer of a smaller one, none of an empty one.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot score, or an option that the acquisition
+            has not.
+    """
+    name, k, predictive = choice.acquisition, choice.k, PREDICTIVES[choice.task]
+    stages = race_stages(choice.race, name, choice.task, choice.num_samples)
+    if k == 0 or len(pool.ids) == 0:
+        return Ranked([])
+    scores = copies = finalists = None
+    if stages and choice.race is not None:
+        scores, finalists = await _race(pool, choice, stages, choice.race)
+    elif name in predictive.joint_scores:
+        copies = await pool.copies()
+        rows, candidates = await pool.candidates(copies)
+        joint = predictive.joint_scores[name](candidates, choice.num_samples, pool.seed)
+        work = partial(joint_ranking, joint, rows, copies, pool.ids, k, pool.pause)
+        return Ranked(await pool.run(work))
+    elif name in predictive.sampled:
+        copies = await pool.copies()
+        bald = await pool.scores()
+        check_computed(bald, "pool")
+        powers = partial(power_scores, bald, pool.ids, pool.seed, choice.beta)
+        scores = await pool.run(powers)
+    elif name != RANDOM:
+        scores = await pool.scores()
+    by_score = partial(ranking, scores, pool.ids, pool.seed, k, copies)
+    return Ranked(await pool.run(by_score), finalists)
+
+
+def rank_now(pool: Pool, choice: Choice) -> Ranked:
+    """Return what `rank_pool` does, of a pool whose methods wait for nothing."""
+    try:
+        rank_pool(pool, choice).send(None)
+    except StopIteration as end:
+        ranked: Ranked = end.value
+        return ranked
+    raise RuntimeError("expected a pool whose methods wait for nothing")
+
+
+async def _race(
+    pool: Pool, choice: Choice, stages: tuple[int, ...], probability: float
+) -> tuple[Float64[np.ndarray, "N"], int]:
+    laps = race(len(pool.ids), choice.k, stages, choice.num_samples, probability)
+    lap = next(laps)
+    while True:
+        scored = await pool.lap(lap)
+        try:
+            lap = laps.send(scored)
+        except StopIteration as end:
+            raced: tuple[Float64[np.ndarray, "N"], int] = end.value
+            return raced
+
+
+def race_stages(
+    probability: float | None, name: str, task: Task, num_samples: int
+) -> tuple[int, ...]:
+    """Return after how many draws rows of a race are left out; none where there is no race, or too
+    few draws for one.
+
+    Raises:
+        InvalidInput: if the acquisition has no races.
+    """
+    if probability is None:
+        return ()
+    raced = PREDICTIVES[task].raced
+    if name not in raced:
+        raise InvalidInput("race", f"one of the acquisitions {list(raced)} beside it", repr(name))
+    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= FEWEST_RACED)
+
+
+def race(
+    rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
+) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
+    """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
+
+    After each stage the rows that are best so far take all draws, so that k scores are known which
+    a row must exceed. A row is left out if its upper bound is below the least of these. Bounds are
+    Student's, of jackknifed standard errors, and hold for all rows and stages together but for a
+    probability. No error is taken to be less than those of rows with scores like its own: few draws
+    that happen to agree make a row look settled. What is bounded is the score of all draws, of
+    which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
+    (Cochran 1977, "Sampling techniques", 2.6).
+
+    Returns:
+        the scores of all draws, `LOST` of rows that were left out, and how many were not.
+
+    Raises:
+        InvalidInput: naming a row that the model cannot score.
+    """
+    left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
+    for n in stages:
+        if len(left) == 0:  # those that are known are above all others
+            break
+        found, errors = yield Lap(left, n)
+        assert errors is not None
+        check_scores_of(found, left, "pool")
+        best = left[np.argsort(-found, kind="stable")[: REFERENCES * k]]
+        best = best[~is_known[best]]
+        if len(best):
+            best.sort()
+            scores[best], _ = yield Lap(best, num_samples)
+            is_known[best] = True
+        least = np.sort(scores[is_known])[::-1][:k][-1]
+        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(
+            1.0 - n / num_samples
+        )
+        left = left[found + quantile * _smoothed(found, errors) >= least]
+    left = left[~is_known[left]]
+    if len(left):
+        scores[left], _ = yield Lap(left, num_samples)
+        is_known[left] = True
+    check_scores_of(scores[is_known], np.flatnonzero(is_known), "pool")
+    return scores, int(is_known.sum())
+
+
+def _smoothed(
+    scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
+) -> Float64[np.ndarray, "n"]:
+    """Return standard errors, none less than the root mean square of those of rows with scores next
+    to its own."""
+    n, order = len(scores), np.argsort(scores, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
+    half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
+    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
+    alike = np.empty(n)
+    alike[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
+    return np.maximum(errors, alike)
+
+
+def check_scores_of(
+    scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
+) -> None:
+    """Raise InvalidInput for the first of some rows, given their places, whose score is not a
+    number."""
+    odd = np.flatnonzero(~np.isfinite(scores))
+    if len(odd):
+        check_computed(scores[odd[:1]], field, int(rows[odd[0]]))

@@ -1,0 +1,335 @@
+"""Rows of requests and files as numbers: arrays, lists, objects, cells by column, images, texts."""
+
+import base64
+import binascii
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from model_store.sources.columns import from_cells, from_objects
+from model_store.sources.images import decoded_pixels, open_image, pixels, resized_pixels
+from model_store.sources.row_file import Part, RowFile, shapes_of
+from service.api.json_blocks import JsonRows
+from service.api.schemas import kind_of
+from service.call import Call
+from service.errors import TooLarge
+
+if TYPE_CHECKING:
+    from model_store.sources.text import TextEncoder
+
+# Looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
+FEW_NUMBERS = 4096
+DECODED_BYTES = 10  # that decoding takes for each pixel of an image, at most
+NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Rows as the cells of each column, as `from_cells` takes them."""
+
+    of: dict[str, list[Any] | np.ndarray]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, rows: slice) -> dict[str, list[Any] | np.ndarray]:
+        return {name: cells[rows] for name, cells in self.of.items()}
+
+
+Rows = list[Any] | np.ndarray | JsonRows | Cells
+
+
+def rows_array(
+    rows: Rows | Part,
+    spec: InputSpec,
+    field: str,
+    max_pixels: int,
+    call: Call,
+    encoder: "TextEncoder | None" = None,
+    first_row: int = 0,
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows as a flat float32 array. Decoding holds memory of its own for the moment. Errors
+    count from `first_row`.
+
+    Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
+    column, and all of them as cells by column; to a model of images also as an image file, of which
+    all together may have `max_pixels`; to a model of text also as a string, an object of that
+    alone, or a file.
+
+    Raises:
+        InvalidInput: naming the row and element that is not a finite float32 number, or no id of
+            the model's, or the shape that is wrong.
+        TooLarge: if images have more pixels, or one takes more memory to decode than there may be.
+        Overloaded: if there is no memory left to decode an image.
+    """
+    shape = spec.shape
+    size = math.prod(shape)
+    if isinstance(rows, dict):
+        call.pause()
+        return from_cells(rows, spec.columns, field, first_row)
+    if isinstance(rows, np.ndarray):
+        if rows.shape[1:] not in (shape, (size,)):
+            raise InvalidInput(
+                field, f"an array of shape {shapes_of(shape)}", f"shape {rows.shape}"
+            )
+        flat = rows.reshape(len(rows), size)
+        if spec.takes_ids:
+            _check_ids(flat, spec, field, first_row)
+        with np.errstate(over="ignore"):
+            flat = np.ascontiguousarray(flat, dtype=np.float32)
+        _check_finite(flat, field, first_row)
+        return flat
+    at_once = max(1, NUMBERS_AT_ONCE // size)
+    if isinstance(rows, Cells):
+        x = np.empty((len(rows), size), dtype=np.float32)
+        for first in range(0, len(rows), at_once):
+            here = slice(first, first + at_once)
+            x[here] = from_cells(rows.take(here), spec.columns, field, first_row + first)
+            call.pause()
+        return x
+    if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
+        return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
+    blocks: Iterable[list[Any]]
+    blocks = (
+        rows.parsed()
+        if isinstance(rows, JsonRows)
+        else (rows[first : first + at_once] for first in range(0, len(rows), at_once))
+    )
+    x = np.empty((len(rows), size), dtype=np.float32)
+    reader, done = None, 0
+    for block in blocks:
+        reader = reader or _Reader(block[0], spec, field, max_pixels, call, encoder)
+        step = 1 if _is_long(block[0], spec) else len(block)
+        for first in range(0, len(block), step):
+            part = block[first : first + step]
+            x[done : done + len(part)] = reader.block(part, first_row + done)
+            done += len(part)
+            call.pause()
+    assert done == len(rows)
+    return x
+
+
+def pool_array(
+    pool: RowFile, max_pixels: int, call: Call, encoder: "TextEncoder | None"
+) -> Float32[np.ndarray, "N I"]:
+    """Return all rows of a file; otherwise as `rows_array`."""
+    x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
+    first = 0
+    for part in pool.parts():
+        rows = rows_array(part, pool.spec, pool.field, max_pixels, call, encoder, first)
+        x[first : first + len(rows)] = rows
+        first += len(rows)
+        call.pause()
+    return x
+
+
+def _is_long(row: Any, spec: InputSpec) -> bool:
+    """Whether a row is read by itself: an image or a text."""
+    return isinstance(row, str | bytes) or (spec.text is not None and isinstance(row, dict))
+
+
+class _Reader:
+    """Reads rows in lists; the first row decides what all are."""
+
+    def __init__(
+        self,
+        first: Any,
+        spec: InputSpec,
+        field: str,
+        max_pixels: int,
+        call: Call,
+        encoder: "TextEncoder | None",
+    ) -> None:
+        self.reservation = call.reservation
+        self.spec = spec
+        self.encoder = encoder
+        self.field = field
+        self.max_pixels = max_pixels
+        self.pixels = 0  # of images so far
+        self.is_objects = bool(spec.columns) and isinstance(first, dict)
+        self.is_images = spec.image is not None and isinstance(first, str | bytes)
+        self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
+        nested = (
+            len(spec.shape) > 1
+            and isinstance(first, list)
+            and first != []
+            and isinstance(first[0], list)
+        )
+        self.lengths = spec.shape if nested else (math.prod(spec.shape),)
+
+    def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
+        if self.is_objects:
+            return from_objects(rows, self.spec.columns, self.field, first_row)
+        if self.is_images:
+            return np.stack(
+                [
+                    self._image(row, f"{self.field}.{n}")
+                    for n, row in enumerate(rows, start=first_row)
+                ]
+            )
+        if self.is_texts:
+            return np.stack(
+                [
+                    self._text(row, f"{self.field}.{n}")
+                    for n, row in enumerate(rows, start=first_row)
+                ]
+            )
+        return _block(rows, first_row, self.lengths, self.spec, self.field)
+
+    def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
+        """Return a text, a string, the bytes of a file or an object of its column alone, as a row
+        of ids.
+
+        Raises:
+            InvalidInput: if it is none, or too long.
+            Overloaded: if there is too little memory to tokenise it.
+        """
+        assert self.spec.text is not None
+        assert self.encoder is not None
+        if isinstance(row, dict):
+            row, field = (
+                _only(row, self.spec.text.column, field),
+                f"{field}.{self.spec.text.column}",
+            )
+        if isinstance(row, bytes):
+            try:
+                row = row.decode("utf-8-sig")  # without the mark that some editors begin with
+            except UnicodeDecodeError:
+                raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
+        if type(row) is not str:
+            raise InvalidInput(field, "a string, as the row before it", kind_of(row))
+        with self.reservation.hold(self.encoder.bytes_for(row, field), field):
+            try:
+                return self.encoder.row(row)
+            except ValueError:
+                raise InvalidInput(
+                    field, "text that the version's tokenizer takes", "other text"
+                ) from None
+
+    def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
+        """Return an image, the bytes of a file or base64 of them, as a flat row of pixels.
+
+        Raises:
+            InvalidInput: if it is not a whole image of the model's size.
+            TooLarge, Overloaded: if it and those before it have more than `max_pixels`, or there is
+                too little memory to decode it; it is not decoded then.
+        """
+        assert self.spec.image is not None
+        image = open_image(_content(row, field), field)
+        spec = self.spec.image
+        resized = resized_pixels(image, spec, field)
+        self.pixels += decoded_pixels(image) + resized
+        if self.pixels > self.max_pixels:
+            expected = f"expected images of at most {self.max_pixels} pixels together"
+            raise TooLarge(f"{self.field}: {expected}, got more")
+        with self.reservation.hold(DECODED_BYTES * (image.width * image.height + resized), field):
+            return pixels(image, self.spec.shape, spec, field).astype(np.float32)
+
+
+def _only(row: dict[str, Any], name: str, field: str) -> Any:
+    """Return the value of an object of one key.
+
+    Raises:
+        InvalidInput: if it has another one, or not that.
+    """
+    if name not in row:
+        raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
+    unknown = next((key for key in row if key != name), None)
+    if unknown is not None:
+        raise InvalidInput(
+            f"{field}.{unknown[:80]}", f"no column but {name[:80]}", "an unknown one"
+        )
+    return row[name]
+
+
+def _content(row: Any, field: str) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    if not isinstance(row, str):
+        raise InvalidInput(field, "base64 of an image file, as the row before it", kind_of(row))
+    try:
+        return base64.b64decode(row, validate=True)
+    except (binascii.Error, ValueError):  # the latter of text beyond ASCII
+        raise InvalidInput(
+            field, "base64 of an image file", f"{kind_of(row)} that is not base64"
+        ) from None
+
+
+def _block(
+    rows: list[Any], first_row: int, lengths: tuple[int, ...], spec: InputSpec, field: str
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows of numbers in lists, nested by `lengths`."""
+    shape = spec.shape
+    size = math.prod(shape)
+
+    def path(i: int, axis: int) -> str:
+        return _path(field, first_row * math.prod(lengths[:axis]) + i, lengths[:axis])
+
+    level: list[Any] = rows
+    for axis, length in enumerate(lengths):
+        for i, part in enumerate(level):
+            if type(part) is not list or len(part) != length:
+                expected = f"an array of {length}"
+                if axis == 0:
+                    expected += f" (rows have shape {shape}{_alternatives(spec)})"
+                of_rows = (
+                    "; a file of many rows is a body of its own" if isinstance(part, bytes) else ""
+                )
+                raise InvalidInput(path(i, axis), expected, kind_of(part) + of_rows)
+        level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
+    if not set(map(type, level)) <= {int, float}:
+        i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
+        raise InvalidInput(path(i, len(lengths)), "a number", kind_of(level[i]))
+    if spec.takes_ids:
+        _check_ids(
+            np.array(level, dtype=np.float64).reshape(len(rows), size), spec, field, first_row
+        )
+    numbers = array(
+        "f", level
+    )  # in half of numpy's time, and too large ones become infinite without a warning
+    flat = np.frombuffer(numbers, dtype=np.float32).reshape(len(rows), size)
+    if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
+        _check_finite(flat, field, first_row)
+    return flat
+
+
+def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
+    finite = np.isfinite(flat)
+    if not finite.all():
+        n, i = np.argwhere(~finite)[0]
+        expected = "a finite number in float32's range"
+        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, "one that is not")
+
+
+def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0) -> None:
+    is_id = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
+    if not is_id.all():
+        n, i = np.argwhere(~is_id)[0]
+        expected = f"an id, a whole number from {spec.minimum:.0f} to {spec.maximum:.0f}"
+        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, f"{flat[n, i]:.17g}"[:40])
+
+
+def _alternatives(spec: InputSpec) -> str:
+    """Say how else a row may come."""
+    flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
+    objects = ", or are objects keyed by column" if spec.columns else ""
+    texts = "" if spec.text is None else f", or are strings, or objects of {spec.text.column[:80]}"
+    return flat + objects + texts + (", or are image files" if spec.image is not None else "")
+
+
+def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
+    """Return the JSON path of an element, given its index among all elements at its depth."""
+    parts = []
+    for length in reversed(lengths):
+        index, part = divmod(index, length)
+        parts.append(str(part))
+    return ".".join([field, str(index), *reversed(parts)])

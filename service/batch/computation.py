@@ -1,0 +1,200 @@
+"""What is computed of rows, in a job of the service and in a data set alike.
+
+A row has the same numbers whatever stands beside it: all rows have the draws of the request's seed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from model_store.acquisition.choice import checked_acquisition, checked_beta
+from model_store.acquisition.scoring import pool_candidates
+from model_store.artifacts.place import is_url, open_store
+from model_store.artifacts.signature import read_public_key
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.conformal.stopping import StoppingRule
+from model_store.inference.draws import SharedDraws
+from model_store.inference.model import Model
+from model_store.inference.prediction import DecisionOptions, Prediction, decide
+from model_store.inference.runtime import DrawSet
+from model_store.scores.joint import Candidates
+from service.api.options import decision_options, priors_of
+from service.api.responses import about_arrays, row_arrays
+from service.api.schemas import AcquireRequest, PredictRequest
+from service.engine.batching import part_rows
+from service.settings import VERIFY_KEY_VARIABLE, Settings
+
+Kind = Literal["score", "acquire"]
+UNKNOWN_CATEGORIES = "unknown_categories"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What answers depend on besides the rows, as it is kept: later settings change nothing."""
+
+    model: str
+    version: str
+    num_samples: int
+    seed: int
+    priors: tuple[float, ...] | None = None
+    options: DecisionOptions | None = None  # of a prediction
+    acquisition: str = ""  # of a ranking, as those below
+    k: int = 0
+    beta: float = 1.0
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        """Return what `dataclasses.asdict` made, once it went through JSON."""
+        options = content["options"]
+        if options is not None:
+            rule = options["rule"]
+            options = _with_priors({**options, "rule": rule and StoppingRule(**rule)})
+            content = {**content, "options": DecisionOptions(**options)}
+        return cls(**_with_priors(content))
+
+
+def _with_priors(content: dict[str, Any]) -> dict[str, Any]:
+    priors = content["priors"]
+    return {**content, "priors": None if priors is None else tuple(priors)}
+
+
+def request_fields(
+    envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int, settle: float | None
+) -> dict[str, Any]:
+    """Return fields of a `Request`, checked as those of /acquire and /predict are.
+
+    Raises:
+        InvalidInput: naming an option that the model has not.
+    """
+    if not isinstance(envelope, AcquireRequest):
+        options = decision_options(envelope, served, num_samples, settle)
+        return {"options": options, "priors": options.priors}
+    task = served.model.manifest.task
+    named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
+    acquisition = checked_acquisition(named, task)
+    return {
+        "acquisition": acquisition,
+        "k": envelope.k,
+        "beta": checked_beta(envelope.beta, acquisition, task),
+        "priors": priors_of(envelope, served),
+    }
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """Where versions are, for a process that is told so."""
+
+    store: str
+    cache: str
+    cache_bytes: int
+    verify_key_file: str | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StorePlace":
+        """Return the place that the settings name, as every process finds it."""
+        key = settings.verify_key_file
+        return cls(
+            whole_path(str(settings.store)),
+            str(settings.cache.resolve()),
+            settings.cache_bytes,
+            None if key is None else str(key.resolve()),
+        )
+
+    def open(self) -> ModelStore:
+        """Return the store."""
+        key = self.verify_key_file
+        trusted = None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE)
+        return open_store(self.store, trusted, Path(self.cache), self.cache_bytes)
+
+
+def whole_path(place: str) -> str:
+    """Return a folder or a bucket's URL as every process finds it."""
+    return place if is_url(place) else str(Path(place).resolve())
+
+
+class Computation:
+    """A model under the draws of a request's seed."""
+
+    def __init__(self, model: Model, request: Request) -> None:
+        self.model, self.request = model, request
+        self.manifest = model.manifest
+
+    def draws(self, num_samples: int | None = None) -> DrawSet:
+        """Return the first draws; by default all."""
+        number = num_samples or self.request.num_samples
+        return self.model.runtime.draw_set(self.request.seed, number)
+
+    def runs(
+        self, rows: Iterable[tuple[int, Float32[np.ndarray, "n I"]]], num_samples: int | None = None
+    ) -> Iterator[tuple[int, Float32[np.ndarray, "n I"]]]:
+        """Yield rows, each part with the place of its first one, as many as are computed at
+        once."""
+        most = part_rows(self.model, num_samples or self.request.num_samples)
+        for first, x in rows:
+            for start in range(0, len(x), most):
+                yield first + start, x[start : start + most]
+
+    def predict(
+        self,
+        x: Float32[np.ndarray, "n I"],
+        draws: DrawSet,
+        groups: Int64[np.ndarray, "n"] | None = None,
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return what is answered of rows, and which of them have finite numbers."""
+        options = self.request.options
+        assert options is not None
+        prediction = prediction_of(self.model, x, draws, options)
+        computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
+        if self.is_grouped:
+            unknown = np.full(len(x), UNKNOWN)
+            prediction = prediction.of_groups(unknown if groups is None else groups)
+        decision = decide(prediction, options)
+        arrays = row_arrays(self.manifest, prediction, decision, self.request.num_samples)
+        return dict(arrays), computed
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the model is calibrated by groups, which rows may name."""
+        return self.manifest.categories is not None and self.manifest.categories.kind == "group"
+
+    def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
+        """Return what holds of all predictions, given how many unknown categories there were."""
+        assert self.request.options is not None
+        about = dict(about_arrays(self.manifest, self.request.seed, self.request.options))
+        if columns := self.manifest.input.columns:
+            about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
+        return about
+
+    def candidates(
+        self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]
+    ) -> Candidates:
+        """Return rows as candidates of a joint score, given their places in the order that is
+        wanted, and the rows in that of their places."""
+        request, draws = self.request, self.draws()
+        found = [
+            pool_candidates(self.model, x, draws, request.acquisition, request.priors)
+            for x in parts
+        ]
+        place = np.argsort(np.argsort(rows))
+        return Candidates(
+            np.concatenate([part.gain for part in found])[place],
+            np.concatenate([part.own for part in found])[place],
+            np.concatenate([part.said for part in found])[place],
+        )
+
+
+def prediction_of(
+    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, options: DecisionOptions
+) -> Prediction:
+    """Return the prediction of rows under a draw set, each stopping early where the options say
+    so."""
+    if options.rule is None:
+        return model.prediction(*model.runtime.run_set(x, draws), options.priors)
+    known, density = model.runtime.before_draws(x)
+    rows = SharedDraws(model.runtime, known, draws)
+    return model.prediction_with_stopping(rows, density, draws.num_draws, options.rule)

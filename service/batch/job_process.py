@@ -1,0 +1,489 @@
+"""The process of one job: `python -m service.batch.job_process`, started by `service.batch.runner`.
+
+It runs when no other process wants the processors, so that requests keep their latency, and ends
+with its parent. All that is computed goes to the disk as it comes, and lasts from `sync` to `sync`:
+a job that is taken up again goes on after the last row that lasts, and ends with the same bytes.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from model_store.acquisition.choice import Copies, copies_among, most_candidates, row_digests
+from model_store.acquisition.ranking import (
+    Choice,
+    Lap,
+    Pool,
+    Ranked,
+    Scored,
+    check_scores_of,
+    rank_now,
+)
+from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.false_discovery import benjamini_hochberg
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
+from model_store.inference.model import NEEDED, Model
+from model_store.inference.prediction import check_computed
+from model_store.processes import be_idle, be_killed_first, end_with_parent
+from model_store.scores.joint import Candidates
+from model_store.sources.columns import count_unknown
+from model_store.sources.files import check_ids, open_rows, stamp_of
+from model_store.sources.row_file import Part, RowFile
+from model_store.state.database import Database, of_disk
+from model_store.state.jobs import Job, Jobs
+from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
+from service.api.responses import acquire_answer
+from service.api.rows import rows_array
+from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
+from service.batch.output import (
+    ColumnFiles,
+    table_columns,
+    table_metadata,
+    write_npz,
+    write_parquet,
+)
+from service.call import Call
+from service.engine.pool_ranking import acquired_rows, control_said, set_aside
+
+OVER = 0  # exit code: the job has ended, or is to end
+PUT_BACK = 3  # exit code: the job is to be taken up again later
+SYNC_S = 2.0  # between syncs, about
+MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
+TABLE_ROWS = 1 << 16  # of a row group of Parquet
+TIMES_FIRST_LAP = 1.5  # the first lap of a race is all of it, where few rows are uncertain
+# files of a job's folder
+IDS_FILE = "ids.json"
+GROUPS_FILE = "groups.json"
+SELECTED_FILE = "selected.npz"  # the places of the rows that are ranked, and of control rows
+ANSWER_FILE = "answer.json"
+
+Format = Literal["parquet", "npz"]
+RowParts = Iterator[tuple[int, Float32[np.ndarray, "n I"]]]  # each with its first row's place
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest(Request):
+    """A job's request. Files of its own are named alone, those of the operator's folder by their
+    whole path."""
+
+    field: str  # of the request, that rows came by
+    path: str
+    stamp: str | None  # of the operator's file
+    rows: int
+    read_as: str
+    ignored: list[str]
+    race: float | None = None
+    selected: bool = False  # whether the folder has SELECTED_FILE
+    excluded: int = 0  # rows that were labelled already
+    keep: bool = False  # the rows that are answered
+    format: Format = "npz"
+
+
+class Cancelled(Exception):
+    """The job was cancelled, or its process is to end."""
+
+
+class JobRows:
+    """The rows of a job, in parts, and how far the job is.
+
+    Args:
+        report: is told how many rows x draws there are to do and how many are done; returns whether
+            to go on.
+    """
+
+    def __init__(
+        self, folder: Path, request: JobRequest, model: Model, report: Callable[[int, int], bool]
+    ) -> None:
+        self.folder, self.request, self.model = folder, request, model
+        self.computation = Computation(model, request)
+        self.work, self.done = request.rows * request.num_samples, 0
+        self._report = report
+        self._synced = time.monotonic()
+        self._call = Call()  # bounded by parts
+        self._file = self._open()
+
+    def _open(self) -> RowFile:
+        request = self.request
+        path = self.folder / request.path  # a whole path takes the place of the folder
+        if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
+            raise InvalidInput(
+                request.field, "the file as it was when the job was asked for", "another, or none"
+            )
+        return open_rows(path, self.model.manifest.input, request.field)
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether rows have names other than their places."""
+        return (self.folder / IDS_FILE).exists() or self._file.has_ids
+
+    def ids(self) -> list[str]:
+        """Return a name for each row."""
+        own = self.folder / IDS_FILE
+        ids = json.loads(own.read_bytes()) if own.exists() else self._file.ids()
+        if ids is None:
+            return [str(i) for i in range(self.request.rows)]
+        check_ids(ids, self.request.rows)
+        return list(ids)
+
+    def error_text(self, error: InvalidInput) -> str:
+        """Return the text of an error, with the row's id where it has one."""
+        place = error.field.removeprefix(f"{self.request.field}.").partition(".")[0]
+        if not place.isdigit() or not self.has_ids:
+            return str(error)
+        return f"{error} (id {self.ids()[int(place)][:200]!r})"
+
+    def all_from(self, first: int) -> RowParts:
+        """Yield all rows from `first` on."""
+        for part in self._file.parts(first):
+            x = self._numbers(part, first)
+            yield first, x
+            first += len(x)
+
+    def some(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
+        """Yield some rows, given their places in ascending order."""
+        if len(rows) == 0:
+            return
+        first = int(rows[0])
+        for part in self._file.parts(first):
+            n = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
+            here = rows[(rows >= first) & (rows < first + n)] - first
+            if len(here):
+                yield first + int(here[0]), self._numbers(part, first)[here]
+            first += n
+            if first > rows[-1]:
+                return
+
+    def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
+        spec, encoder = self.model.manifest.input, self.model.text_encoder
+        return rows_array(part, spec, self.request.field, MOST_PIXELS, self._call, encoder, first)
+
+    def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
+        """Count what was done; now and then sync and report it.
+
+        Raises:
+            Cancelled: if the job is not to go on.
+        """
+        self.done += row_draws
+        if time.monotonic() - self._synced < SYNC_S:
+            return
+        if columns is not None:
+            columns.sync()
+        self._synced = time.monotonic()
+        if not self._report(self.work, self.done):
+            raise Cancelled
+
+    def write(self, name: str, write: Callable[[Path], Any]) -> str:
+        """Write the answer whole, or not at all; return the name of its file."""
+        draft = self.folder / f"{name}.draft"
+        write(draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(self.folder / name)
+        self._report(self.work, self.work)
+        return name
+
+
+def predict(job: JobRows) -> str:
+    """Predict the rows of a job, as /predict does; return the name of the answer's file."""
+    request, computation = job.request, job.computation
+    assert request.options is not None
+    ids = job.ids() if job.has_ids else None
+    groups = _groups(job) if computation.is_grouped else None
+    draws = computation.draws()
+    columns = ColumnFiles(job.folder / "columns")
+    job.done = columns.rows * request.num_samples
+    unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
+    for first, x in computation.runs(job.all_from(columns.rows)):
+        here = None if groups is None else groups[first : first + len(x)]
+        arrays, computed = computation.predict(x, draws, here)
+        check_computed(np.where(computed, 0.0, np.nan), request.field, first)
+        columns.append(arrays)
+        count_unknown(unknown, x, job.model.manifest.input.columns)
+        job.advance(len(x) * request.num_samples, columns)
+    columns.sync()
+    about = computation.about(unknown)
+    of_rows = {name: columns.column(name) for name in columns.names}
+    if request.options.fdr is not None:  # all rows are decided together
+        of_rows["flag"] = benjamini_hochberg(np.array(of_rows["p_value"]), request.options.fdr)
+
+    def write(path: Path) -> None:
+        if request.format == "npz":
+            named = {} if ids is None else {"ids": np.array(ids)}
+            write_npz(path, {**about, **named, **of_rows})
+        else:
+            groups = (_table(job, ids, of_rows, i) for i in range(0, columns.rows, TABLE_ROWS))
+            write_parquet(path, groups, table_metadata(about))
+
+    answer = job.write(f"predictions.{request.format}", write)
+    columns.close()
+    return answer
+
+
+def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
+    """Return the number of each row's group, None where the request names none."""
+    path, categories = job.folder / GROUPS_FILE, job.model.manifest.categories
+    if categories is None or not path.exists():
+        return None
+    numbers = {name: number for number, name in enumerate(categories.names)}
+    return np.array(
+        [numbers.get(group, UNKNOWN) for group in json.loads(path.read_bytes())], dtype=np.int64
+    )
+
+
+def _table(
+    job: JobRows, ids: list[str] | None, of_rows: dict[str, np.ndarray], first: int
+) -> dict[str, Any]:
+    here = slice(first, first + TABLE_ROWS)
+    named = {} if ids is None else {"id": ids[here]}
+    columns = ((name, np.asarray(column[here])) for name, column in of_rows.items())
+    return {**named, **table_columns(job.model.manifest, columns)}
+
+
+def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]) -> str:
+    """Rank the rows of a job, as /acquire does; return the name of the answer's file."""
+    request, manifest = job.request, job.model.manifest
+    ids = job.ids()
+    ranked_rows, control = _selected(job.folder, request)
+    choice = Choice(
+        manifest.task,
+        request.acquisition,
+        request.k - len(control),
+        request.num_samples,
+        request.race,
+        request.beta,
+    )
+    names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
+    pool = JobPool(job, ranked_rows, names, choice)
+    ranked: Ranked = rank_now(pool, choice)
+    rows = [
+        {**row, "index": int(ranked_rows[row["index"]]), "control": False} for row in ranked.rows
+    ]
+    rows += set_aside(control.tolist(), ids, len(rows))
+    if request.keep:
+        _keep_rows(job, rows, keep)
+    answer = acquire_answer(
+        manifest,
+        acquisition=request.acquisition,
+        num_samples=request.num_samples,
+        seed=request.seed,
+        pool_size=request.rows,
+        excluded=request.excluded,
+        priors=request.priors,
+        race=request.race,
+        beta=request.beta,
+        finalists=ranked.finalists,
+        unknown_categories=pool.unknown,
+        ranking=rows,
+    )
+    return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
+
+
+def _selected(
+    folder: Path, request: JobRequest
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "C"]]:
+    """Return the places of the rows that are ranked, and of those that are set aside."""
+    if not request.selected:
+        return np.arange(request.rows), np.empty(0, dtype=np.int64)
+    with np.load(folder / SELECTED_FILE, allow_pickle=False) as selected:
+        return selected["ranked"], selected["control"]
+
+
+def answered_rows(folder: Path, request: JobRequest) -> tuple[int, int]:
+    """Return how many rows the answer of a job has, and how many of them are set aside."""
+    ranked, control = _selected(folder, request)
+    return len(control) + min(request.k - len(control), len(ranked)), len(control)
+
+
+def _keep_rows(
+    job: JobRows,
+    ranked: list[dict[str, Any]],
+    keep: Callable[[Acquisition, list[AcquiredRow]], None],
+) -> None:
+    """Keep the rows of a ranking, and the predictions of those that are set aside."""
+    request, model = job.request, job.model
+    places = sorted(row["index"] for row in ranked)
+    if not places:
+        return
+    x = np.concatenate([part for _, part in job.some(np.array(places))])
+    pool = dict(zip(places, x, strict=True))
+    aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
+    draws, said = job.computation.draws(), list[dict[str, Any]]()
+    for _, part in job.computation.runs([(0, aside)]):
+        said += control_said(
+            model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
+        )
+    how = Acquisition(
+        request.model,
+        request.version,
+        row_format(model.manifest),
+        request.acquisition,
+        request.seed,
+        request.num_samples,
+    )
+    keep(how, acquired_rows(pool, ranked, said))
+
+
+class JobPool(Pool):
+    """The rows of a job that are ranked; what is computed of them is kept."""
+
+    def __init__(
+        self, job: JobRows, rows: Int64[np.ndarray, "N"], ids: Sequence[str], choice: Choice
+    ) -> None:
+        self.ids, self.seed = ids, job.request.seed
+        self.unknown: dict[str, int] = {}  # categories of the rows that are scored
+        self._job, self._rows, self._choice = job, rows, choice
+        self._columns: ColumnFiles | None = None  # of the scores of all rows of the file
+        self._laps = self._lap_work = 0
+
+    async def scores(self) -> Float64[np.ndarray, "N"]:
+        """Return the score of each row."""
+        return np.array(self._all_rows().column("score"))[self._rows]
+
+    async def copies(self) -> Copies:
+        """Find rows that are the same bits."""
+        return copies_among(np.array(self._all_rows().column("digest"))[self._rows])
+
+    def _all_rows(self) -> ColumnFiles:
+        """Return the scores of all rows of the file, and their digests."""
+        if self._columns is not None:
+            return self._columns
+        job, request, computation = self._job, self._job.request, self._job.computation
+        draws = computation.draws()
+        columns = self._columns = ColumnFiles(job.folder / "scores")
+        job.done += columns.rows * request.num_samples
+        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
+        is_ranked = np.zeros(request.rows, dtype=bool)
+        is_ranked[self._rows] = True
+        for first, x in computation.runs(job.all_from(columns.rows)):
+            scores = pool_scores(job.model, x, draws, request.acquisition, request.priors)
+            check_computed(scores, request.field, first)
+            columns.append({"score": scores, "digest": row_digests(x)})
+            ranked = x[is_ranked[first : first + len(x)]]
+            count_unknown(unknown, ranked, job.model.manifest.input.columns)
+            job.advance(len(x) * request.num_samples, columns)
+        columns.sync()
+        columns.close()
+        self.unknown = unknown
+        return columns
+
+    async def lap(self, lap: Lap) -> Scored:
+        """Return the scores of some rows, under the first draws with their standard errors."""
+        job, request, computation = self._job, self._job.request, self._job.computation
+        rows, num_draws = self._rows[lap.rows], lap.num_draws
+        draws, is_last = computation.draws(num_draws), num_draws == request.num_samples
+        columns = ColumnFiles(job.folder / f"lap {self._laps}")
+        if self._laps == 0:
+            self._least_work = int(TIMES_FIRST_LAP * len(rows) * num_draws)
+        self._laps += 1
+        self._lap_work += len(rows) * num_draws
+        job.work = max(self._lap_work, self._least_work)  # so that progress does not fall
+        job.done += columns.rows * num_draws
+        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
+        for _, x in computation.runs(job.some(rows[columns.rows :]), num_draws):
+            wanted = job.model, x, draws, request.acquisition, request.priors
+            if is_last:
+                of_rows = {"score": pool_scores(*wanted)}
+            else:
+                of_rows = dict(zip(("score", "error"), race_scores(*wanted), strict=True))
+            here = rows[columns.rows : columns.rows + len(x)]
+            check_scores_of(of_rows["score"], here, request.field)
+            columns.append(of_rows)
+            count_unknown(unknown, x, job.model.manifest.input.columns)
+            job.advance(len(x) * num_draws, columns)
+        columns.sync()
+        columns.close()
+        self.unknown = self.unknown or unknown  # of the first lap, which has all rows
+        errors = None if is_last else np.array(columns.column("error"))
+        return np.array(columns.column("score")), errors
+
+    async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
+        """Return the rows that gain most alone; they are read once more."""
+        job, choice = self._job, self._choice
+        most = most_candidates(
+            choice.acquisition, job.model, len(copies.first), choice.k, choice.num_samples
+        )
+        gains = (await self.scores())[copies.first]
+        rows = np.lexsort((np.arange(len(gains)), -gains))[:most]
+        job.work += len(rows) * choice.num_samples
+        places = self._rows[copies.first[rows]]
+
+        def parts() -> Iterator[Float32[np.ndarray, "n I"]]:
+            for _, x in job.computation.runs(job.some(np.sort(places))):
+                yield x
+                job.advance(len(x) * choice.num_samples)
+
+        return rows, job.computation.candidates(parts(), places)
+
+
+def main() -> int:
+    """Run a job; return the exit code."""
+    end_with_parent()
+    be_killed_first()
+    be_idle()
+    options = json.loads(sys.stdin.readline())
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too
+    database = Database(Path(options["state"]))
+    jobs, store = Jobs(database), StorePlace(**options["store"]).open()
+    try:
+        job = jobs.get(options["job"])
+        return run(jobs, job, store, options["threads"], ending, partial(keep_acquired, database))
+    finally:
+        database.close()
+
+
+def run(
+    jobs: Jobs,
+    job: Job,
+    store: ModelStore,
+    threads: int,
+    ending: threading.Event,
+    keep: Callable[[Acquisition, list[AcquiredRow]], None],
+) -> int:
+    """Run a job that was claimed, and record how it ended."""
+    request = JobRequest.from_json(job.request)
+    begun = time.monotonic()
+
+    def report(work: int, done: int) -> bool:
+        worked_s = job.worked_s + time.monotonic() - begun
+        return jobs.progress(job.id, work, done, worked_s) and not ending.is_set()
+
+    try:
+        model = Model.load(store.open(request.model, request.version, wanted=NEEDED), threads)
+        rows = JobRows(jobs.folder / job.id, request, model, report)
+        try:
+            answer = predict(rows) if job.kind == "predict" else acquire(rows, keep)
+        except InvalidInput as error:
+            jobs.finish(job.id, "failed", rows.error_text(error))
+            return OVER
+    except Cancelled:
+        if not jobs.get(job.id).cancel:
+            return PUT_BACK
+        jobs.finish(job.id, "cancelled", None)
+    except (NoSpace, StateUnusable):
+        raise
+    except DubitoError as error:
+        jobs.finish(job.id, "failed", str(error))
+    except OSError as error:
+        jobs.finish(job.id, "failed", str(of_disk(error)))
+    else:
+        jobs.finish(job.id, "done", answer)
+    return OVER
+
+
+if __name__ == "__main__":
+    sys.exit(main())

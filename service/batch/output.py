@@ -1,0 +1,155 @@
+"""What is computed of rows: columns that grow on the disk, and tables of Parquet or npz.
+
+`ColumnFiles` are taken up after a kill where they were last synced. Each column is a file of raw
+numbers, the first `0.bin`; `columns.json` has the name, the type and the shape of a row of each, and
+how many rows there are.
+"""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.artifacts.manifest import Manifest
+from service.api.predictions import part_names
+
+LAYOUT = "columns.json"
+
+
+class ColumnFiles:
+    """The columns of a folder. What is appended lasts once `sync` has returned, and so does the
+    `note`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows = 0
+        self.note: dict[str, Any] = {}
+        self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._files: dict[str, int] = {}
+        folder.mkdir(exist_ok=True)
+        if (folder / LAYOUT).exists():
+            kept = json.loads((folder / LAYOUT).read_text())
+            self.rows, self.note = kept["rows"], kept["note"]
+            self._layout = {
+                name: (np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept["columns"]
+            }
+            for name in self._layout:
+                os.ftruncate(self._open(name), self.rows * self._row_bytes(name))
+        else:
+            for entry in folder.iterdir():
+                entry.unlink()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._layout)
+
+    def append(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Append rows, the same columns each time."""
+        if not self._layout:
+            self._layout = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
+        for name, (dtype, shape) in self._layout.items():
+            array = columns[name]
+            if array.dtype != dtype or array.shape[1:] != shape:
+                raise ValueError(
+                    f"{name}: expected {dtype} of shape {shape}, got {array.dtype} of "
+                    f"{array.shape[1:]}"
+                )
+            view = memoryview(np.ascontiguousarray(array).tobytes())
+            handle = self._open(name)
+            while view:
+                view = view[os.write(handle, view) :]
+        self.rows += len(next(iter(columns.values())))
+
+    def sync(self) -> None:
+        for handle in self._files.values():
+            os.fsync(handle)
+        columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
+        draft = self.folder / f"{LAYOUT}.draft"
+        with draft.open("w") as file:
+            json.dump({"rows": self.rows, "note": self.note, "columns": columns}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.folder / LAYOUT)
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column, mapped from its file."""
+        dtype, shape = self._layout[name]
+        if self.rows == 0:
+            return np.empty((0, *shape), dtype=dtype)
+        return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(self.rows, *shape))
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            os.close(handle)
+        self._files = {}
+
+    def _open(self, name: str) -> int:
+        if name not in self._files:
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+            self._files[name] = os.open(self._path(name), flags, 0o600)
+        return self._files[name]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{self.names.index(name)}.bin"
+
+    def _row_bytes(self, name: str) -> int:
+        dtype, shape = self._layout[name]
+        return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays one after the other, so that mapped ones need no memory."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def write_parquet(
+    sink: Any, groups: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]
+) -> None:
+    """Write a table, given the columns of each row group; the same bytes for the same columns."""
+    import pyarrow
+    import pyarrow.parquet
+
+    writer = None
+    for columns in groups:
+        arrays = {
+            name: pyarrow.array(column, pyarrow.string() if isinstance(column, list) else None)
+            for name, column in columns.items()
+        }
+        table = pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
+        writer = writer or pyarrow.parquet.ParquetWriter(sink, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """Return a table of one row group."""
+    sink = io.BytesIO()
+    write_parquet(sink, [columns], metadata)
+    return sink.getvalue()
+
+
+def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+    """Return the columns of a table, given `row_arrays`: an array with several numbers a row becomes
+    several columns, such as `probabilities.cat`."""
+    parts = part_names(manifest)
+    table: dict[str, Any] = {}
+    for name, values in of_rows:
+        if values.ndim == 1:
+            table[name] = values.tolist() if values.dtype.kind == "U" else values
+        else:
+            table |= {f"{name}.{part}": values[:, i] for i, part in enumerate(parts[name])}
+    return table
+
+
+def table_metadata(about: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return what holds of all rows, given `about_arrays` and the like."""
+    return {f"dubito.{name}": str(value.tolist()) for name, value in about.items()}

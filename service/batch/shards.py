@@ -1,0 +1,389 @@
+"""The work on shards: read the rows, compute them under the draws of the seed, write a part.
+
+Rows do not depend on their company and all shards have the same draws, so a part is the same bytes
+whichever worker writes it and however often. It is created only if there is none; its rejects are
+written before it, so a part that is there is done.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from ctypes import c_int64
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from model_store.acquisition.choice import (
+    RANDOM,
+    id_hashes,
+    power_scores,
+    random_scores,
+    row_digests,
+    top,
+)
+from model_store.acquisition.scoring import pool_scores
+from model_store.artifacts.manifest import Manifest
+from model_store.errors import DubitoError, InvalidInput
+from model_store.inference.model import NEEDED, Model
+from model_store.processes import be_killed_first, end_with_parent
+from model_store.sources.columns import count_unknown
+from model_store.sources.row_file import ID, IDS
+from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlace
+from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
+from service.batch.files import Stopped, files_at
+from service.batch.output import parquet_bytes, table_columns, table_metadata
+from service.server.process import keep_heaps_whole
+
+EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out
+UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # and how many categories were unknown
+NOT_COMPUTED = (
+    "expected numbers that the model can compute with, got some whose result is not finite"
+)
+REASONS = 3  # of rejects, that are passed on
+MOST_TRIES = 5  # of one shard
+LOOK_S = 0.5  # between looks at how far shards are
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+Report = Callable[[int], None]  # is told how many rows of a shard are done
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker needs to know, wherever it is."""
+
+    source: str
+    out: str
+    store: StorePlace
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """The outcome of a shard. An `error` that `may_pass` is worth another try."""
+
+    shard: int
+    rejected: int = 0
+    reasons: tuple[str, ...] = ()
+    row_draws: int = 0
+    cpu_s: float = 0.0
+    error: str | None = None
+    may_pass: bool = False
+
+
+@dataclass(frozen=True)
+class RowsDone:
+    """How many rows of a shard are done so far."""
+
+    shard: int
+    rows: int
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+
+
+def needs_all_rows(acquisition: str, model: Model) -> bool:
+    """Whether an acquisition looks for copies among all rows, so that parts hold all of them."""
+    return acquisition in model.predictive.batches
+
+
+class Worker:
+    """Does shards, one after the other. The model is loaded with the first."""
+
+    def __init__(self, options: WorkerOptions, threads: int) -> None:
+        self._options, self._threads = options, threads
+        self._is_ready = False
+
+    def result(self, number: int, report: Report) -> ShardResult:
+        """Do a shard; errors are part of the result."""
+        try:
+            if not self._is_ready:
+                self._prepare()
+            return self._do(self.plan.shards[number], report)
+        except InvalidInput as error:
+            return ShardResult(number, error=str(error))
+        except (DubitoError, OSError) as error:
+            return ShardResult(number, error=str(error), may_pass=True)
+        except Exception as error:
+            text = f"part {number}: {type(error).__name__}: {error}"[:500]
+            return ShardResult(number, error=text, may_pass=True)
+
+    def _prepare(self) -> None:
+        options = self._options
+        self.out = files_at(options.out, OUT)
+        content = self.out.read(PLAN)
+        if content is None:
+            raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
+        self.plan = Plan.from_bytes(content)
+        request = self.plan.request
+        version = options.store.open().open(request.model, request.version, wanted=NEEDED)
+        self.model = Model.load(version, self._threads)
+        if manifest_digest(self.model.manifest) != request.manifest:
+            expected = f"the {request.model} version {request.version} of the job"
+            raise InvalidInput("DUBITO_STORE", expected, "another")
+        self.computation = Computation(self.model, request)
+        self.draws = self.computation.draws()
+        self.reader = Reader(files_at(options.source, SOURCE), self.plan.files, self.model)
+        self.excluded_ids = frozenset(options.exclude)
+        self._is_ready = True
+
+    def _do(self, shard: Shard, report: Report) -> ShardResult:
+        begun, rejects = time.process_time(), Rejects()
+        compute = self._score if self.plan.request.kind == "score" else self._rank
+        content, row_draws = compute(shard, rejects, report)
+        if rejects.lines:
+            self.out.create(self.plan.rejects(shard.number), b"".join(rejects.lines))
+        self.out.create(self.plan.part(shard.number), content)
+        reasons = tuple(json.loads(line)["reason"] for line in rejects.lines[:REASONS])
+        cpu_s = time.process_time() - begun
+        return ShardResult(shard.number, len(rejects.lines), reasons, row_draws, cpu_s)
+
+    def _runs(
+        self,
+        shard: Shard,
+        rejects: Rejects,
+        report: Report,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> Iterator[Rows]:
+        """Yield a shard's rows, as many as are computed at once."""
+        done = 0
+        for rows in self.reader.rows(shard, rejects, wanted):
+            for start, x in self.computation.runs([(0, rows.x)]):
+                here = slice(start, start + len(x))
+                yield Rows(rows.places[here], rows.ids[here], x)
+                done += len(x)
+                report(done)
+
+    def _score(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
+        """Return a table of predictions, and how many draws of rows were taken."""
+        computation, manifest = self.computation, self.model.manifest
+        ids: list[str] = []
+        parts: list[dict[str, np.ndarray]] = []
+        unknown: dict[str, int] = {}
+        row_draws = 0
+        for rows in self._runs(shard, rejects, report):
+            arrays, computed = computation.predict(rows.x, self.draws)
+            row_draws += int(arrays["num_samples"].sum())
+            rows = _computed(rows, computed, rejects)
+            ids += rows.ids
+            parts.append({name: array[computed] for name, array in arrays.items()})
+            count_unknown(unknown, rows.x, manifest.input.columns)
+        if not parts:  # for the columns
+            row = np.zeros((1, self.model.row_size), dtype=np.float32)
+            arrays, _ = computation.predict(row, self.draws)
+            parts = [{name: array[:0] for name, array in arrays.items()}]
+        of_rows = ((name, np.concatenate([part[name] for part in parts])) for name in parts[0])
+        columns = {ID: ids, **table_columns(manifest, of_rows)}
+        return parquet_bytes(columns, table_metadata(computation.about(unknown))), row_draws
+
+    def _rank(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
+        """Return a table of the rows that may be ranked, the k best, or all where copies are looked
+        for among them, and how many draws of rows were taken."""
+        request, model = self.plan.request, self.model
+        excluded = 0
+
+        def wanted(name: str) -> bool:
+            nonlocal excluded
+            excluded += name in self.excluded_ids
+            return name not in self.excluded_ids
+
+        is_batch = needs_all_rows(request.acquisition, model)
+        places, scores = [np.empty(0, dtype=np.int64)], [np.empty(0)]
+        digests = [np.empty((0, 2), dtype=np.uint64)]
+        ids: list[str] = []
+        unknown: dict[str, int] = {}
+        for rows in self._runs(shard, rejects, report, wanted):
+            found = self._scores(rows)
+            computed = np.isfinite(found)
+            rows, found = _computed(rows, computed, rejects), found[computed]
+            if request.acquisition != RANDOM:
+                count_unknown(unknown, rows.x, model.manifest.input.columns)
+            places.append(rows.places)
+            scores.append(found)
+            ids += rows.ids
+            if is_batch:
+                digests.append(row_digests(rows.x))
+        check_unique(ids)
+        score, hashes = np.concatenate(scores), id_hashes(ids, request.seed)
+        kept = np.arange(len(ids))
+        if not is_batch and len(ids):
+            kept = top(score, hashes, request.k)
+        columns: dict[str, Any] = {
+            "place": np.concatenate(places)[kept],
+            ID: [ids[i] for i in kept.tolist()],
+            "score": score[kept],
+            "hash": hashes[kept],
+        }
+        if is_batch:
+            digest = np.concatenate(digests)
+            columns |= {"digest.0": digest[:, 0], "digest.1": digest[:, 1]}
+        metadata = {
+            EXCLUDED_KEY.decode(): str(excluded),
+            UNKNOWN_KEY.decode(): json.dumps(unknown),
+        }
+        row_draws = 0 if request.acquisition == RANDOM else len(ids) * request.num_samples
+        return parquet_bytes(columns, metadata), row_draws
+
+    def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
+        request = self.plan.request
+        name, seed = request.acquisition, request.seed
+        if name == RANDOM:
+            return random_scores(id_hashes(rows.ids, seed))
+        scores = pool_scores(self.model, rows.x, self.draws, name, request.priors)
+        if name not in self.model.predictive.sampled:
+            return scores
+        powers = power_scores(scores, rows.ids, seed, request.beta)
+        return np.where(np.isfinite(scores), powers, np.nan)
+
+
+def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
+    """Return the rows that were computed; the others are rejects."""
+    for i in np.flatnonzero(~computed):
+        rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
+    return rows if computed.all() else rows.take(computed)
+
+
+def check_unique(ids: Sequence[str]) -> None:
+    """Raise InvalidInput if two rows have the same id, so that a label could be of either."""
+    if len(set(ids)) < len(ids):
+        again = Counter(ids).most_common(1)[0][0]
+        raise InvalidInput(
+            IDS, "different names", f"some that are the same, {again[:80]!r} among them"
+        )
+
+
+_worker: Worker  # of a process of the pool
+_rows_done: Any
+
+
+def _begin(options: WorkerOptions, rows_done: Any) -> None:
+    """Prepare a process of the pool, which ends with the one that started it."""
+    global _worker, _rows_done
+    end_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(1)
+    be_killed_first()
+    keep_heaps_whole()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the parent too
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    _worker, _rows_done = Worker(options, threads=1), rows_done
+
+
+def _do_shard(number: int) -> ShardResult:
+    def report(rows: int) -> None:
+        _rows_done[number] = rows
+
+    return _worker.result(number, report)
+
+
+@dataclass(eq=False)
+class _Processes:
+    """A pool of processes, and the shards that they do."""
+
+    options: WorkerOptions
+    workers: int
+    rows_done: Any
+    running: dict[Future[ShardResult], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._others = set(multiprocessing.active_children())
+        self._children: set[BaseProcess] = set()
+        self._executor = ProcessPoolExecutor(
+            self.workers,
+            multiprocessing.get_context("spawn"),
+            _begin,
+            (self.options, self.rows_done),
+        )
+
+    def submit(self, number: int) -> None:
+        self.running[self._executor.submit(_do_shard, number)] = number
+        self._children |= set(multiprocessing.active_children()) - self._others
+
+    def close(self) -> str:
+        """End all processes; return how one of them had died."""
+        died = [child.exitcode for child in self._children if child.exitcode is not None]
+        for child in self._children:
+            child.kill()
+        self._executor.shutdown(cancel_futures=True)
+        code = next((code for code in died if code != -signal.SIGTERM), -signal.SIGTERM)
+        return signal.Signals(-code).name if code < 0 else str(code)
+
+
+def run_here(
+    options: WorkerOptions, plan: Plan, todo: list[int], workers: int
+) -> Generator[ShardResult | RowsDone, None, None]:
+    """Do shards in processes of this machine, and yield their results and how far they are.
+
+    Shards whose processes died are tried again one by one, so that one which kills them is known.
+
+    Raises:
+        Stopped: if a shard's process dies, or an error does not pass, again and again.
+    """
+    left, tries, suspects = deque(todo), Counter[int](), set[int]()
+    rows_done = RawArray(c_int64, len(plan.shards))
+    processes = _Processes(options, workers, rows_done)
+
+    def again(number: int, why: str) -> None:
+        tries[number] += 1
+        if tries[number] >= MOST_TRIES:
+            raise Stopped(f"{OUT}: part {number} was tried {MOST_TRIES} times: {why}")
+        left.appendleft(number)
+
+    with _environment(ONE_THREAD):
+        try:
+            while left or processes.running:
+                try:
+                    while left and len(processes.running) < (1 if suspects else workers):
+                        processes.submit(left[0])
+                        left.popleft()
+                    done, _ = wait(processes.running, LOOK_S, FIRST_COMPLETED)
+                    results = [future.result() for future in done]
+                except BrokenProcessPool:
+                    why = f"its process died ({processes.close()})"
+                    suspects = set(processes.running.values())
+                    processes = _Processes(options, workers, rows_done)
+                    for number in sorted(suspects, reverse=True):
+                        again(number, why)
+                    continue
+                for future in done:
+                    del processes.running[future]
+                for result in results:
+                    suspects.discard(result.shard)
+                    if result.error is not None and result.may_pass:
+                        again(result.shard, result.error)
+                    else:
+                        yield result
+                for number in processes.running.values():
+                    yield RowsDone(number, rows_done[number])
+        finally:
+            processes.close()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,67 @@
+"""Columns on the disk: what was synced is taken up, what was not is cut off."""
+
+import io
+
+import numpy as np
+import pytest
+
+from service.batch.output import ColumnFiles, write_npz
+
+ROWS = {
+    "score": np.linspace(0, 1, 7),
+    "label": np.array(["a", "bc", "d", "a", "bc", "d", "a"]),
+    "set": np.arange(21).reshape(7, 3) % 2 == 0,
+}
+
+
+def some(rows):
+    return {name: column[rows] for name, column in ROWS.items()}
+
+
+def equal(columns, rows):
+    return all(np.array_equal(columns.column(name), column[:rows]) for name, column in ROWS.items())
+
+
+def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
+    columns = ColumnFiles(tmp_path / "columns")
+    columns.append(some(slice(0, 3)))
+    columns.note["seen"] = 1
+    columns.sync()
+    columns.append(some(slice(3, 5)))  # not synced
+    columns.close()
+    again = ColumnFiles(tmp_path / "columns")
+    assert (again.rows, again.note, again.names) == (3, {"seen": 1}, list(ROWS))
+    assert equal(again, 3)
+    again.append(some(slice(3, 7)))
+    again.sync()
+    assert equal(again, 7)
+    again.close()
+
+
+def test_what_was_never_synced_is_begun_anew(tmp_path):
+    columns = ColumnFiles(tmp_path / "columns")
+    columns.append(some(slice(0, 3)))
+    columns.close()
+    again = ColumnFiles(tmp_path / "columns")
+    assert again.rows == 0
+    again.append(some(slice(0, 7)))
+    assert equal(again, 7)
+    again.close()
+
+
+def test_rows_of_another_kind_are_refused(tmp_path):
+    columns = ColumnFiles(tmp_path / "columns")
+    columns.append(some(slice(0, 3)))
+    with pytest.raises(ValueError, match="score: expected float64"):
+        columns.append({**some(slice(3, 4)), "score": np.zeros(1, dtype=np.float32)})
+    columns.close()
+
+
+def test_an_npz_of_mapped_columns_is_read_by_numpy(tmp_path):
+    columns = ColumnFiles(tmp_path / "columns")
+    columns.append(ROWS)
+    columns.sync()
+    write_npz(tmp_path / "all.npz", {name: columns.column(name) for name in columns.names})
+    with np.load(io.BytesIO((tmp_path / "all.npz").read_bytes()), allow_pickle=False) as arrays:
+        assert all(np.array_equal(arrays[name], column) for name, column in ROWS.items())
+    columns.close()

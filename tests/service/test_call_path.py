@@ -1,0 +1,27 @@
+"""A request of one row passes few modules: what there is to read in order to follow it."""
+
+import json
+import subprocess
+import sys
+
+from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
+
+MOST_MODULES, MOST_MOVES = 38, 155
+
+
+def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
+    environment = environment_with(
+        DUBITO_STORE=str(digits_store),
+        DUBITO_PORT=str(free_port()),
+        DUBITO_STATE=str(tmp_path),
+        DUBITO_NOTICE_S="0",
+        DUBITO_TRIAL_S="0",
+    )
+    command = [sys.executable, "-m", "tests.support.call_path"]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    path = json.loads(done.stdout)
+    assert 0 < len(path["modules"]) <= MOST_MODULES, path
+    assert 0 < path["moves"] <= MOST_MOVES, path

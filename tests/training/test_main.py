@@ -1,0 +1,23 @@
+"""What training says: log records that a command prints as plain lines, and that nothing else
+prints."""
+
+from training import log
+from training.__main__ import print_messages
+
+
+def test_a_command_prints_messages_alone_and_a_quiet_one_none(capsys):
+    with print_messages():
+        log.info("published %s", "m")
+    with print_messages(is_quiet=True):
+        log.info("published quietly")
+    log.info("published by nobody")
+    assert capsys.readouterr() == ("published m\n", "")
+    assert not log.handlers
+
+
+def test_messages_are_log_records_for_whoever_calls_the_library(caplog):
+    with caplog.at_level("INFO", logger="dubito.training"):
+        log.info("measuring on %d test rows", 3)
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [
+        ("dubito.training", "measuring on 3 test rows")
+    ]

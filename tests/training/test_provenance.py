@@ -1,0 +1,39 @@
+"""Facts of a manifest are read and written as they are, whichever version of the code wrote
+them."""
+
+from model_store.artifacts.store import ModelStore
+from training.provenance import ParentVersion, Provenance, Pruning
+
+
+def test_the_facts_of_a_fitted_version_are_written_as_they_were_read(digits_store):
+    manifest = ModelStore(digits_store).manifest("digits", "1")
+    facts = Provenance.of(manifest).content()
+    assert facts == manifest.training
+    assert list(facts) == list(manifest.training)
+
+
+def test_what_was_not_given_is_left_out_and_what_is_unknown_is_kept():
+    content = {"recipe": {"alpha": None}, "data_digest": "d", "of_another_day": [1, None]}
+    assert Provenance.model_validate(content).content() == content
+
+
+def test_a_derived_version_has_all_but_the_run():
+    fitted = Provenance(run="token", seconds=1.5, warm_start=ParentVersion(name="m", version="1"))
+    pruned = Pruning(
+        name="m",
+        version="2",
+        fraction=0.5,
+        weights=4,
+        kept_weights=2,
+        parent_bytes=9,
+        bytes=5,
+        parent_request_ms=2.0,
+        request_ms=1.0,
+    )
+    derived = fitted.derived(pruned=pruned)
+    assert derived.run is None
+    assert derived.content() == {
+        "warm_start": {"name": "m", "version": "1"},
+        "seconds": 1.5,
+        "pruned": pruned.content(),
+    }

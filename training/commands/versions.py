@@ -1,0 +1,203 @@
+"""Commands about published versions: `prune` and `calibrate` make others of them, `evaluate` and
+`compare` measure them."""
+
+import argparse
+
+from model_store.artifacts.manifest import ALL_FILES
+from model_store.errors import InvalidInput
+from model_store.inference.model import NEEDED, Model
+from training.commands import Commands, add_target, add_version, open_store, print_quality
+from training.folders import data_root, runs_folder
+from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
+
+# Each imports what needs torch when what is wrong with its options has been answered.
+
+
+def add_prune(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "prune", help="publish a Bayes by Backprop model without its least certain weights"
+    )
+    parser.set_defaults(run=_prune)
+    add_version(parser)
+    parser.add_argument(
+        "--fraction",
+        type=float,
+        required=True,
+        help="of all weights, how many are removed, such as .75",
+    )
+    _add_new_name(parser)
+    parser.add_argument(
+        "--data",
+        metavar="SRC",
+        help="where the data of its fit are now, if no longer where they were",
+    )
+
+
+def add_calibrate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "calibrate", help="publish a model again, calibrated on other data"
+    )
+    parser.set_defaults(run=_calibrate)
+    add_version(parser)
+    parser.add_argument(
+        "--data",
+        metavar="SRC",
+        required=True,
+        help="rows that the model was not fitted on, with labels or targets",
+    )
+    add_target(parser)
+    _add_new_name(parser)
+    for split in ("reference", "ranking"):
+        parser.add_argument(
+            f"--{split}-rows",
+            type=int,
+            metavar="N",
+            help="by default as many as now, at most a third of the rows",
+        )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of how the rows are split, and of the draws"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only what was published")
+
+
+def add_evaluate(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "evaluate", help="measure a published version, and keep the evidence with it"
+    )
+    parser.set_defaults(run=_evaluate)
+    add_version(parser)
+    parser.add_argument(
+        "--data", metavar="SRC", help="test rows of other data than those of its fit"
+    )
+    parser.add_argument(
+        "--outliers",
+        metavar="NAME=SRC",
+        action="append",
+        default=[],
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; "
+        "may be given several times",
+    )
+    parser.add_argument(
+        "--attacks", action="store_true", help="attack the test rows of a classification"
+    )
+    parser.add_argument(
+        "--draws", type=int, help="of each row, by default the version's own number"
+    )
+    parser.add_argument("--rows", type=int, default=1000, help="of each set, at most")
+    parser.add_argument("--seed", type=int, default=0, help="of which rows and draws")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_compare(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare", help="compare two published versions on the same test rows"
+    )
+    parser.set_defaults(run=_compare)
+    add_version(parser, "first")
+    parser.add_argument("second", metavar="NAME[:VERSION]", help="what is compared with it")
+    parser.add_argument(
+        "--data", metavar="SRC", help="test rows of other data than those of the first one's fit"
+    )
+    parser.add_argument(
+        "--draws", type=int, help="of each row, by default each version's own number"
+    )
+    parser.add_argument("--rows", type=int, default=1000, help="at most")
+    parser.add_argument("--seed", type=int, default=0, help="of which rows and draws")
+
+
+def _add_new_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--as", dest="name", metavar="NEWNAME", help="publish under this name in place of its own"
+    )
+
+
+def _prune(options: argparse.Namespace) -> None:
+    store = open_store()
+    parent = open_parent(store, options.model, "model")
+    data = fitted_data(parent, data_root(), options.data)
+
+    from training.publishing.derive import prune_version
+
+    name = options.name or parent.manifest.name
+    pruned = prune_version(store, parent, data, options.fraction, name, runs_folder())
+    facts, manifest = pruned.facts, pruned.manifest
+    for key, before, after in (
+        ("weights", facts.weights, facts.kept_weights),
+        ("bytes of graphs and weights", facts.parent_bytes, facts.bytes),
+        ("ms a request, one row, fresh draws", facts.parent_request_ms, facts.request_ms),
+        *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
+    ):
+        print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
+    print(f"published {manifest.name} version {manifest.version}; plot: {pruned.plot}")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    store = open_store()
+    parent = open_version(store, options.model, ALL_FILES)
+    if options.seed < 0:
+        raise InvalidInput("--seed", "0 or more", f"{options.seed}")
+
+    from training.publishing.derive import load_like, recalibrate, split_rows
+
+    data = load_like(parent, data_root(), options.data, options.target)
+    third = (len(data.train) + len(data.test)) // 3
+    now = parent.manifest.detectors
+    reference, ranking = (
+        min(before, third) if wanted is None else wanted
+        for before, wanted in (
+            (now.reference_rows, options.reference_rows),
+            (now.ranking_rows, options.ranking_rows),
+        )
+    )
+    rows = split_rows(data, reference, ranking, options.seed)
+    origin = {"source": options.data}
+    if options.target is not None:
+        origin["target"] = options.target
+    name = options.name or parent.manifest.name
+    manifest = recalibrate(store, parent, data, rows, options.seed, name, origin)
+    print_quality(manifest.quality)
+    print(f"published {manifest.name} version {manifest.version}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    store = open_store()
+    artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
+    version = parent_of(artifact, "model")
+
+    from training.evaluation.outliers import OutlierSource
+    from training.evaluation.report import Wanted, evaluate_version
+
+    sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
+    wanted = Wanted(
+        sources, options.attacks, options.rows, options.draws, options.seed, options.data
+    )
+    found = evaluate_version(
+        store, version, Model.load(artifact), data_root(), wanted, options.quiet
+    )
+    intervals = found.report["summary_intervals"]
+    for key, value in found.report["summary"].items():
+        low, high = intervals[key]
+        print(f"  {key:40} {value:.4f} ({low:.4f} to {high:.4f})")
+    print(f"evidence of {version.label}: {found.place('evidence.md')}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    store = open_store(writes=False)
+    artifacts = [
+        open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)
+    ]
+    versions = [parent_of(artifact, "model") for artifact in artifacts]
+
+    from training.evaluation.report import Wanted
+    from training.evaluation.versus import compare_versions
+
+    wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
+    models = [Model.load(artifact) for artifact in artifacts]
+    comparison = compare_versions(versions, models, data_root(), wanted)
+    names = "-".join(f"{v.manifest.name}-{v.manifest.version}" for v in versions)
+    folder = runs_folder() / f"{names}-compared"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in comparison.files().items():
+        (folder / file).write_bytes(content)
+    print(comparison.text())
+    print(f"comparison: {folder / 'comparison.md'}")

@@ -1,0 +1,373 @@
+"""Fit a recipe to data, and publish what was fitted: `publish(fit(recipe, data), store)`."""
+
+import math
+import shutil
+from dataclasses import asdict, dataclass, replace
+from hashlib import file_digest, sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Num
+
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.errors import InvalidInput
+from model_store.scores.classification import Scores
+from model_store.scores.regression import log_density
+from model_store.scores.tasks import predictive_of
+from model_store.scores.transforms import Transform
+from training import log
+from training import recipe as recipes
+from training.calibration.temperature import set_temperature
+from training.data import Dataset, Rows, Splits, split, split_sizes
+from training.data.class_weights import class_weights
+from training.data.targets import fit_transform, kinds_for, log_slope_of, transformed
+from training.fitting.encoding import Encoding, with_encoder
+from training.fitting.laplace import check_trained
+from training.fitting.run import CHECKPOINT, Run, keep_freed_memory, run_provenance
+from training.fitting.steps import check_augmentation
+from training.fitting.warm_start import check_compatible
+from training.folders import data_root, hold, runs_folder
+from training.networks.model import BayesianModel
+from training.posteriors import noise
+from training.provenance import Provenance, TemperatureChoice, TransformChoice
+from training.publishing.publish import publish
+from training.recipe import Recipe
+from training.scoring import log_probability
+from training.seeds import Stream
+from training.versions import Parent, load_for
+
+__all__ = ["Fitted", "fit", "publish"]
+
+LARGEST_PIXEL = 255
+SHORT_FIT = 0.2  # of a fit's epochs, to choose a target's transform by
+SHORT_FITS = "target-"  # folders of these
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted model, and all that its publication needs.
+
+    Training and validation rows of `splits` are as the model takes them, encoded and their targets
+    transformed; the other rows are raw.
+    """
+
+    model: BayesianModel
+    recipe: Recipe
+    data: Dataset
+    splits: Splits
+    provenance: Provenance
+    transform: Transform | None = None  # of a regression's targets
+    encoding: Encoding | None = None
+    folder: Path | None = None  # of its run, with the checkpoint until it is published
+
+    @torch.no_grad()
+    def outputs(
+        self, x: Num[np.ndarray, "N I"], draws: int | None = None
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return each draw's log-probabilities of raw rows, or mean and log variance of their
+        targets; by default of as many draws as a request has."""
+        model = self.model.cpu().eval()
+        if self.encoding is not None:
+            x = self.encoding.encoder.rows(x, quiet=True)
+        draws = draws or self.recipe.serving.draws
+        draws = min(draws, model.posterior.max_draws or draws)
+        eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
+        return model.predict(torch.from_numpy(np.ascontiguousarray(x)).float(), eps).numpy()
+
+    def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
+        """Return log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
+        outputs = self.outputs(rows.x)
+        if self.recipe.task == "regression":
+            return log_density(outputs, rows.y.astype(np.float64), self.transform)
+        predictive = predictive_of(self.recipe.task, self.transform)
+        scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
+        assert isinstance(scores, Scores)
+        return log_probability(scores, rows.y)
+
+    def discard_checkpoint(self) -> None:
+        """Remove what a run that was killed would have gone on from."""
+        if self.folder is not None:
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            for path in self.folder.glob(f"{SHORT_FITS}*"):
+                shutil.rmtree(path)
+
+
+def fit(
+    recipe: Recipe | str | Path,
+    data: Dataset | None = None,
+    *,
+    start: Parent | None = None,
+    extra: Rows | None = None,
+    device: str | torch.device = "auto",
+    runs: Path | None = None,
+    quiet: bool = False,
+) -> Fitted:
+    """Fit a recipe to data.
+
+    A fit that was stopped goes on from its last checkpoint when it is called again, and ends with
+    the weights that it would have had.
+
+        from pathlib import Path
+        from model_store.artifacts.store import ModelStore
+        from training.fit import fit, publish
+
+        fitted = fit("recipes/digits.toml")
+        fitted.log_likelihood(fitted.data.test).mean()
+        publish(fitted, ModelStore(Path("models")))
+
+    Args:
+        recipe: what to fit, or the path of its file.
+        data: by default what the recipe's `[data]` names.
+        start: a published version whose weights the fit begins at (`training.versions`).
+        extra: further training rows, such as labels that have come since. Validation, calibration
+            and test rows stay what they are.
+        device: `auto`, `cpu` or `cuda`; `auto` is CUDA where there is one.
+        runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
+        quiet: no progress bars.
+
+    Raises:
+        InvalidInput: naming what is wrong with the recipe or the data, or what of `start` does not
+            fit them; or if another process works on the same fit.
+        Diverged: if training leaves the range of finite numbers.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = recipes.load(Path(recipe))
+    data = load_for(recipe, data_root(), start) if data is None else data
+    runs = runs_folder() if runs is None else runs
+    splits = split(data, split_sizes(recipe))
+    if extra is not None:
+        splits = replace(splits, train=join(splits.train, extra))
+    check_augmentation(recipe.augmentation, data.shape)
+    check_pixels(recipe, data)
+    recipe, encoding = with_encoder(recipe, data, splits.train, runs, start)
+    if start is not None:
+        check_compatible(recipe, data, start)
+    check_trained(recipe, start)
+    device = find_device(device)
+    keep_freed_memory()
+    folder = run_folder(runs, recipe, data, device, start, extra, encoding)
+    with hold(folder):
+        raw = splits if encoding is None else encoding.of(splits, quiet)
+        fits = _Fits(recipe, data, raw, device, start, encoding)
+        transform, choice = fits.choose_transform(folder)
+        splits = transformed(raw, transform)
+        run = fits.begin(splits, folder)
+        _announce(run, start)
+        model = run.fit(quiet)
+        slope = log_slope_of(transform, raw.validation.y)
+        provenance = run_provenance(run, splits, slope)
+    log.info("stopped %s", provenance.stopped)
+    for found in (provenance.convergence, provenance.laplace):
+        if found is not None:
+            log.info("%s", found["says"])
+    more = {
+        "target_transform": choice,
+        "temperature": temper(model, recipe, splits.validation),
+    }
+    provenance = provenance.model_copy(update={k: v for k, v in more.items() if v is not None})
+    return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fits:
+    """The runs of one fit: short ones, by which a target's transform is chosen, and its own."""
+
+    recipe: Recipe
+    data: Dataset
+    splits: Splits  # their targets in their own units
+    device: torch.device
+    start: Parent | None
+    encoding: Encoding | None
+
+    def begin(self, splits: Splits, folder: Path, recipe: Recipe | None = None) -> Run:
+        """Begin a run, or take it up at its checkpoint."""
+        wanted = self.recipe.data.class_weights
+        weights = (
+            None if wanted is None else class_weights(wanted, self.data.classes, splits.train.y)
+        )
+        encoded = None if self.encoding is None else self.encoding.spec.outputs
+        takes_ids = self.data.takes_ids and encoded is None
+        return Run(
+            recipe or self.recipe,
+            splits,
+            self.data.shape,
+            len(self.data.classes),
+            folder,
+            self.device,
+            self.start,
+            weights,
+            encoded,
+            int(self.data.maximum) if takes_ids else None,
+        )
+
+    def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
+        """Return the transform of the targets: the parent's, the recipe's, or the best of short
+        fits.
+
+        The best is that of the highest log-likelihood of validation rows, of a density in the
+        target's own units (with log g'(y), or a transform that shrinks the target would always
+        win).
+        """
+        kind = self.recipe.data.target_transform
+        if self.recipe.task != "regression":
+            return None, None
+        if self.start is not None:
+            return self.start.manifest.transform, None
+        if kind != "auto":
+            return fit_transform(kind, self.splits, self.data), None
+        transforms = {
+            name: fit_transform(name, self.splits, self.data) for name in kinds_for(self.data)
+        }
+        log.info(
+            "trying the target as it is and transformed (%s), a short fit each",
+            ", ".join(transforms),
+        )
+        found = {
+            name: self._held_out(transform, folder / f"{SHORT_FITS}{name}")
+            for name, transform in transforms.items()
+        }
+        chosen = best_of(found)
+        means = {name: round(float(values.mean()), 4) for name, values in found.items()}
+        log.info(
+            "target transform: %s (held-out log-likelihood in the target's units: %s)",
+            chosen,
+            ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()),
+        )
+        return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means)
+
+    def _held_out(self, transform: Transform | None, folder: Path) -> Float64[np.ndarray, "N"]:
+        """Return the log-likelihood of each validation row after a short fit."""
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = self.recipe.training
+        key = "max_epochs" if settings.epochs is None else "epochs"
+        epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
+        short = self.recipe.model_copy(
+            update={"training": settings.model_copy(update={key: epochs})}
+        )
+        run = self.begin(transformed(self.splits, transform), folder, short)
+        model = run.fit(quiet=True).eval()
+        draws = min(
+            settings.validation_draws, model.posterior.max_draws or settings.validation_draws
+        )
+        eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
+        served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
+        return log_density(served, self.splits.validation.y.astype(np.float64), transform)
+
+
+def best_of(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
+    """Return the name of the best; a later one must be better than those before it by more than
+    the standard error of the mean difference."""
+    names = iter(likelihoods)
+    chosen = next(names)
+    for name in names:
+        gain = likelihoods[name] - likelihoods[chosen]
+        if gain.mean() > gain.std() / math.sqrt(len(gain)):
+            chosen = name
+    return chosen
+
+
+def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
+    """Set a model's temperature by validation rows, unless its recipe wants none."""
+    if not recipe.serving.temperature:
+        return None
+    draws = recipe.training.validation_draws
+    temperature = set_temperature(model.eval(), validation, draws, recipe.seed)
+    log.info("temperature %.4g", temperature.value)
+    return TemperatureChoice(**asdict(temperature))
+
+
+def join(rows: Rows, more: Rows) -> Rows:
+    """Return rows with others behind them; bytes stay bytes where the others are such."""
+    as_bytes = rows.x.dtype == np.uint8 and bool(
+        ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
+    )
+    kind = np.uint8 if as_bytes else np.float32
+    ids = groups = None
+    if rows.ids is not None and more.ids is not None:
+        ids = np.concatenate([rows.ids.astype(str), more.ids])
+    if rows.groups is not None:
+        groups = np.concatenate([rows.groups, np.full(len(more), UNKNOWN)])
+    x = np.concatenate([rows.x.astype(kind), more.x.astype(kind)])
+    return Rows(x, np.concatenate([rows.y, more.y.astype(rows.y.dtype)]), ids, groups)
+
+
+def run_folder(
+    runs: Path,
+    recipe: Recipe,
+    data: Dataset,
+    device: torch.device,
+    start: Parent | None = None,
+    extra: Rows | None = None,
+    encoding: Encoding | None = None,
+) -> Path:
+    """Return the folder of a fit's run: the same for the same fit, and no other's."""
+    parts = [recipe.digest(), data.digest(), device.type]
+    if start is not None:
+        parts += [start.label, sha256(start.weights).hexdigest()]
+    if recipe.network.weights is not None:
+        parts.append(weights_digest(Path(recipe.network.weights)))
+    if encoding is not None:
+        parts.append(encoding.digest)
+    if extra is not None:
+        parts += [sha256(np.ascontiguousarray(of).data).hexdigest() for of in (extra.x, extra.y)]
+    return runs / f"{recipe.name}-{sha256(' '.join(parts).encode()).hexdigest()[:12]}"
+
+
+def weights_digest(path: Path) -> str:
+    """Return the SHA-256 of a file of weights."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(
+            "network.weights", f"a safetensors file at {path}", error.strerror or "an error"
+        ) from None
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """Return a torch device; `auto` is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("--device", "a device that torch finds here", "cuda")
+    return device
+
+
+def check_pixels(recipe: Recipe, data: Dataset) -> None:
+    """Check that what a network is told of pixels fits the data, and that one trained on pixels is
+    told it."""
+    network = recipe.network
+    are_pixels = data.train.x.dtype == np.uint8 or (
+        data.image is not None and data.maximum == LARGEST_PIXEL
+    )
+    if network.pixel_mean is not None:
+        if not are_pixels:
+            raise InvalidInput("network.pixel_mean", "none for rows that are no pixels", "some")
+    elif are_pixels and network.is_trained and network.standardise is None:
+        expected = (
+            "what the network was trained on: [0] with pixel_std = [1] for pixels from 0 to 1, "
+            "or network.standardise = false for 0 to 255"
+        )
+        raise InvalidInput("network.pixel_mean", expected, "nothing")
+
+
+def _announce(run: Run, start: Parent | None) -> None:
+    begun = f"{run.steps} steps" + ("" if run.told_epochs is not None else " at most")
+    if run.resumed:
+        begun = f"going on from step {run.progress.step}"
+    log.info(
+        "%s: %d training rows, %s on %s; run in %s",
+        run.recipe.name,
+        run.rows,
+        begun,
+        run.device.type,
+        run.folder,
+    )
+    if run.resumed:
+        return
+    if start is not None:
+        log.info("warm start from %s", start.label)
+    elif run.recipe.network.is_trained:
+        log.info("the trained network, before the first step: %s", run.at_start())

@@ -1,0 +1,66 @@
+"""When a fit that was told no number of epochs has gone on for long enough, and which epoch's
+model it keeps (docs/decisions/0005-checkpoint.md).
+
+It trains at its first learning rates until what counts has levelled off over the last `patience`
+epochs, then lets the rates decay over half as many epochs again, and ends. What counts is the
+held-out likelihood and, of a posterior that has a bound to converge to, that bound and the spread
+of theta as well.
+"""
+
+import math
+
+from jaxtyping import Float
+from torch import Tensor
+
+from training.fitting.convergence import LEVEL, slope
+
+FEWEST_STEPS = 600  # of `patience` epochs, if a recipe does not say how many these are
+FEWEST_EPOCHS = 5
+COOLING = 1 / 2  # of the epochs so far
+LEVEL_NATS = 0.01  # a row: the held-out likelihood's rise over the window below which it is level
+
+
+def patience_of(told: int | None, epoch_steps: int) -> int:
+    """Return over how many epochs things must have levelled off."""
+    return told or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
+
+
+def cooling_epochs(epochs: int, patience: int) -> int:
+    """Return over how many epochs the rates decay after `epochs` at the first rates."""
+    return max(patience, math.ceil(COOLING * epochs))
+
+
+def moving(history: list[dict[str, float | int]], patience: int, has_bound: bool) -> list[str]:
+    """Return what has not levelled off over the last `patience` epochs, in words."""
+    if len(history) < patience + 1:
+        return ["too few epochs to tell"]
+    window = max(3, patience)
+
+    def rise(key: str, least: float) -> float:
+        """Return the rise over the window, 0 where it cannot be told from none."""
+        a_step, error = slope([m[key] for m in history[-window:]], share=1.0)
+        return a_step * window if abs(a_step) > 2 * error and abs(a_step) * window > least else 0.0
+
+    still = []
+    if rise("validation_log_likelihood", LEVEL_NATS) > 0:
+        still.append("the held-out likelihood still rose")
+    if has_bound:
+        size = abs(sum(m["objective"] for m in history[-window:]) / window)
+        if rise("objective", max(LEVEL * size, LEVEL_NATS)) < 0:
+            still.append("the bound still fell")
+        if "log_std" in history[-1] and rise("log_std", 5 * LEVEL) != 0:
+            still.append("the spread still moved")
+    return still
+
+
+def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
+    """Whether the mean of scores, less being better, is within one standard error of the lowest so
+    far.
+
+    The error is that of the difference of means: over rows that both are of (paired), or over
+    steps, each its own. Among checkpoints that cannot be told apart the latest has the smallest
+    step size behind it (Breiman et al. 1984, the one-standard-error rule).
+    """
+    difference = scores - lowest
+    variance = difference.var() if paired else scores.var() + lowest.var()
+    return not difference.mean() > (variance / len(scores)).sqrt()  # one row has no error: take it

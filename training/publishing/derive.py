@@ -1,0 +1,233 @@
+"""Versions made of published ones: pruned, or calibrated on other rows."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest
+from model_store.artifacts.store import Artifact, ModelStore
+from model_store.errors import InvalidInput
+from model_store.inference.runtime import Runtime
+from training import log
+from training.calibration.calibrate import CategoriesWanted
+from training.data import Dataset, Rows, load, numbered_as, split, split_sizes
+from training.data.class_weights import class_shares
+from training.data.targets import transformed
+from training.export.graphs import runtime_of
+from training.fit import Fitted, temper
+from training.fitting.plots import legend_above, write_figure
+from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
+from training.provenance import Provenance, Pruning, Recalibration
+from training.publishing.publish import assemble
+from training.publishing.quality import MeasuredRows
+from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
+from training.recipe import override
+from training.seeds import Stream, generator
+from training.versions import WEIGHTS, Parent, check_ids_of, recipe_of, refuse_made_by
+
+TIMED_REQUESTS = 7
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was published, how much smaller it is, and the path of a plot of the ratios."""
+
+    manifest: Manifest
+    facts: Pruning
+    plot: Path
+
+
+def prune_version(
+    store: ModelStore, parent: Parent, data: Dataset, fraction: float, name: str, runs: Path
+) -> Pruned:
+    """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
+
+    `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the
+    ratios is in a folder of `runs`.
+
+    Raises:
+        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
+            version is recalibrated: calibrating on the rows of its fit would undo that.
+        ParityError, TrialError: as of `publish`.
+    """
+    refuse_made_by(parent.manifest, "recalibrated", "model")
+    if parent.manifest.encoder is not None:
+        raise InvalidInput(
+            "model", "a version without an encoder", f"{parent.label}, which has one"
+        )
+    model = parent.model().eval()
+    ratio, weights = signal_to_noise(model), is_weight(model)
+    kept = strongest(model, fraction)
+    folder = runs / f"{parent.manifest.name}-{parent.manifest.version}-pruned"
+    folder.mkdir(parents=True, exist_ok=True)
+    plot = folder / f"signal-to-noise-{fraction:g}.png"
+    plot_signal_to_noise(ratio[weights].numpy(), fraction, plot, parent.label)
+    smaller = prune(model, kept)
+    left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
+    log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
+
+    recipe, transform = parent.recipe, parent.manifest.transform
+    splits = transformed(split(data, split_sizes(recipe)), transform)
+    provenance = Provenance.of(parent.manifest).derived()
+    temperature = temper(smaller, recipe, splits.validation)
+    if temperature is not None:
+        provenance = provenance.model_copy(update={"temperature": temperature})
+    draft = assemble(Fitted(smaller, recipe, data, splits, provenance, transform))
+    graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
+    files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
+    before_ms, after_ms = request_times_ms(
+        [runtime_of(model, graphs), runtime_of(smaller, files)],
+        splits.test.x[:1].astype(np.float32),
+        draft.description.noise.default_draws,
+    )
+    pruned = Pruning(
+        **parent.provenance.content(),
+        fraction=fraction,
+        weights=int(weights.sum()),
+        kept_weights=left,
+        parent_bytes=sum(parent.manifest.files[file].size for file in (*GRAPHS, WEIGHTS)),
+        bytes=sum(len(files[file]) for file in (*GRAPHS, WEIGHTS)),
+        parent_request_ms=before_ms,
+        request_ms=after_ms,
+    )
+    provenance = Provenance.of(draft.description).derived(pruned=pruned)
+    description = draft.description.model_copy(update={"training": provenance.content()})
+    return Pruned(publish_draft(store, name, Draft(description, draft.files)), pruned, plot)
+
+
+def request_times_ms(
+    runtimes: list[Runtime], row: Float32[np.ndarray, "1 I"], draws: int
+) -> list[float]:
+    """Return the median time of one row under fresh draws for each runtime, in milliseconds, taken
+    in turns."""
+    times: list[list[float]] = [[] for _ in runtimes]
+    for seed in range(TIMED_REQUESTS + 1):
+        for runtime, taken in zip(runtimes, times, strict=True):
+            begun = time.perf_counter()
+            runtime.run_set(row, runtime.draw_set(seed, draws))
+            taken.append(1000 * (time.perf_counter() - begun))
+    return [round(statistics.median(taken[1:]), 3) for taken in times]
+
+
+def plot_signal_to_noise(
+    ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str
+) -> None:
+    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below,
+    as a PNG."""
+    decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
+    plt.switch_backend("Agg")
+    figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    density.hist(decibels, bins=200, density=True, histtype="stepfilled")
+    density.set(ylabel="density")
+    cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
+    cumulative.set(ylabel="CDF")
+    label = f"{100 * fraction:g} % of weights below"
+    for axis in (density, cumulative):
+        axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=label)
+        axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
+        axis.grid(alpha=0.3)
+        legend_above(axis)
+    figure.suptitle(title)
+    write_figure(figure, path)
+
+
+def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
+    """Read a source as rows of a published model: its columns or its tokens, its classes in its
+    order, its shape.
+
+    Raises:
+        InvalidInput: if the rows are not such, have labels that the model does not know, or are
+            those of its fit.
+    """
+    manifest = parent.manifest
+    recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
+    loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
+    data = numbered_as(loaded, manifest.classes or ())
+    label = f"{manifest.name} version {manifest.version}"
+    if data.shape != manifest.input.shape:
+        expected = f"rows of shape {manifest.input.shape}, as {label} takes them"
+        raise InvalidInput("data.source", expected, f"{data.shape}")
+    check_ids_of(data, manifest, "data.source")
+    if data.digest() == Provenance.of(manifest).data_digest:
+        expected = f"rows that {label} was not fitted on"
+        raise InvalidInput("data.source", expected, "the very rows of its fit")
+    return data
+
+
+def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
+    """Split all rows of a data set at random into the calibration splits and test rows.
+
+    Raises:
+        InvalidInput: if a split would have no row.
+    """
+    groups = None
+    if data.train.groups is not None:
+        groups = np.concatenate([data.train.groups, data.test.groups])
+    y = np.concatenate([data.train.y, data.test.y])
+    rows = Rows(np.concatenate([data.train.x, data.test.x]), y, groups=groups)
+    for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
+        if number < 1:
+            raise InvalidInput(field, "at least 1", f"{number}")
+    if reference_rows + ranking_rows >= len(rows):
+        expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
+        raise InvalidInput(
+            "--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}"
+        )
+    order = generator(seed, Stream.SPLIT).permutation(len(rows))
+    parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
+    shares = class_shares(y, len(data.classes)) if data.classes else None
+    reference, ranking, test = (rows.take(part) for part in parts)
+    return HeldOut(reference, ranking, test, shares)
+
+
+def recalibrate(
+    store: ModelStore,
+    parent: Artifact,
+    data: Dataset,
+    rows: HeldOut,
+    seed: int,
+    name: str,
+    origin: dict[str, str],
+) -> Manifest:
+    """Publish a version with its graphs and weights byte for byte, calibrated and measured on
+    other rows, as the next of `name`.
+
+    `origin` says where the rows are from: `source`, and `target` if one is named.
+
+    Raises:
+        InvalidInput: if the name is not fit for a model.
+        BrokenArtifact: if the version cannot be run.
+        TrialError: as of `publish`.
+    """
+    manifest, categories = parent.manifest, parent.manifest.categories
+    kind, column = (
+        ("marginal", None) if categories is None else (categories.kind, categories.column)
+    )
+    recalibrated = Recalibration(
+        name=manifest.name,
+        version=manifest.version,
+        **origin,
+        rows=len(rows.reference) + len(rows.ranking) + len(rows.test),
+        test_rows=len(rows.test),
+        seed=seed,
+        data_digest=data.digest(),
+    )
+    extent, classes = (data.minimum, data.maximum), manifest.classes or ()
+    draft = draft_version(
+        Exported.of_version(parent),
+        rows,
+        MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input),
+        seed,
+        None if manifest.abstention is None else manifest.abstention.risk,
+        CategoriesWanted.by(kind, data, column),
+        manifest.method,
+        manifest.input,
+        manifest.output,
+        Provenance.of(manifest).derived(recalibrated=recalibrated),
+    )
+    return publish_draft(store, name, draft)
