@@ -34,7 +34,7 @@ from benchmarks.load import closed_loop, open_loop, post
 from benchmarks.predict import server
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 from service.engine.batching import part_rows
 
 RESULTS = ROOT / "docs" / "results"

@@ -36,7 +36,7 @@ from benchmarks.detector_cost import without_detectors
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 from training.export.graphs import export, runtime_of
 from training.export.quantise import quantise_network
 from training.export.served import served_network

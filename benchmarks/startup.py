@@ -32,7 +32,7 @@ from pathlib import Path
 from benchmarks.common import NAME, ROOT, publish_untrained
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 TICKS = os.sysconf("SC_CLK_TCK")
 VERSIONS = 4  # beside the first, loaded to see what each adds

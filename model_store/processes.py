@@ -15,6 +15,13 @@ PR_SET_PDEATHSIG = 1
 LEAST_NICE = 19
 
 
+def available_processors() -> int:
+    """How many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def start_module(
     module: str, environment: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[bytes]:

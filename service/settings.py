@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url
 from model_store.errors import InvalidInput
 from model_store.inference.trials import WORKING_BYTES
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 PREFIX = "DUBITO_"
 VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"

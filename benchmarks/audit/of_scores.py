@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MixtureScores, log_density, mixture_scores, mixture_sums
-from training.evaluation.mixture import distribution_function, pinball_loss, quantile
+from training.evaluation.metrics import distribution_function, pinball_loss, quantile
 from training.fitting.convergence import RATIO_DRAWS as DRAWS
 from training.fitting.convergence import pareto_k
 

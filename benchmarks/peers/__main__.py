@@ -42,7 +42,7 @@ from benchmarks.peers.servers import (
 )
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 RESULTS = ROOT / "docs" / "results"
 BODIES = 64  # different rows in the load

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 CONNECTIONS = 64  # of the load that capacity is measured under
 

@@ -68,11 +68,9 @@ class Bucket(Storage):
 
     @property
     def scratch(self) -> Path:
-        """The folder of the cache."""
         return self.cache.root
 
     def place(self, path: str) -> str:
-        """Return the object's URL."""
         return f"{self.objects.url.rstrip('/')}/{path}"
 
     # Reading
@@ -131,21 +129,17 @@ class Bucket(Storage):
         return goes_together
 
     def _now(self, name: str | None = None) -> "Lists":
-        """Return what the last look saw; if there was none, what is there now."""
         if name is not None:
             check_is_known_name(name)
         return self._lists or Lists.of(self.objects.entries(name or ""))
 
     def names(self) -> list[str]:
-        """Return the names of models with at least one version."""
         return [*self._now().versions]
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model."""
         return [*self._now(name).versions.get(name, ())]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return what is written of each alias."""
         lists = self._now(name)
         if lists is self._lists:
             return {**lists.texts.get(name, {})}
@@ -153,11 +147,9 @@ class Bucket(Storage):
         return {alias: written.text for alias, written in found.items() if written is not None}
 
     def reports(self, name: str, version: str) -> list[int]:
-        """Return the numbers of a version's evaluation reports."""
         return [*self._now(name).reports.get((name, version), ())]
 
     def has(self, path: str) -> bool:
-        """Whether there is such an object."""
         return path in self._now(path.split("/")[0]).tags
 
     def read(self, path: str, limit: int) -> bytes:
@@ -196,14 +188,12 @@ class Bucket(Storage):
                     self._remembered.popitem(last=False)
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return a copy of the version, downloaded and verified unless it is there."""
         named = None if self._lists is None else self._lists.texts
         return self.cache.lease(
             manifest, self.objects.pieces, lambda path: self.objects.get(path, 1 << 20), named
         )
 
     def close(self) -> None:
-        """Give up downloads."""
         self.objects.close()
 
     # Writing
@@ -354,27 +344,22 @@ class Bucket(Storage):
             )
 
     def written(self, name: str, alias: str) -> Written | None:
-        """Return what is written of an alias now."""
         found = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)
         return None if found is None else Written(_text(found.content), found.tag, found.version)
 
     def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        """Write an alias, if its tag is what it was."""
         path, content = f"{name}/{ALIASES}/{alias}", text.encode()
         if before is None:
             return self.objects.create(path, content)
         return self.objects.replace(path, content, before.tag, before.version)
 
     def overwrite(self, path: str, content: bytes) -> None:
-        """Write a file of a version."""
         self.objects.put(path, content)
 
     def drop_alias(self, name: str, alias: str) -> None:
-        """Remove an alias."""
         self.objects.delete([f"{name}/{ALIASES}/{alias}"])
 
     def delete(self, path: str) -> None:
-        """Delete what seals a version or a report, then the rest of it."""
         self.objects.delete([f"{path}/{seal_of(path)}"])
         name, _, rest = path.partition("/")
         reports = [] if "/" in rest else [*self.objects.entries(f"{name}/{EVIDENCE}/{rest}")]

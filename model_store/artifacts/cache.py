@@ -53,19 +53,16 @@ class HeldLease(Lease):
             raise
 
     def close(self) -> None:
-        """Let go of the copy."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
     def discard(self) -> bool:
-        """Delete the copy."""
         self.close()
         self._delete()
         return True
 
     def __del__(self) -> None:
-        """Let go of the copy."""
         if getattr(self, "_handle", -1) >= 0:
             self.close()
 
@@ -130,7 +127,6 @@ class Cache:
         return self._held(folder, manifest)
 
     def _found(self, folder: Path, manifest: Manifest) -> Lease | None:
-        """Return a copy that is there and whole."""
         try:
             lease = self._held(folder, manifest)
             written = json.loads(read_regular(folder / MANIFEST, MAX_LISTS_BYTES))
@@ -196,7 +192,6 @@ class Cache:
                 write_synced(draft / file, found.content)
 
     def _linked(self, target: Path, sha256: str, size: int) -> bool:
-        """Make `target` a link to a file of a copy that has the same content, if there is one."""
         for _, _, folder in self._copies():
             with suppress(OSError):
                 os.link(folder / target.name, target, follow_symlinks=False)
@@ -206,7 +201,6 @@ class Cache:
         return False
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """Return a file of a copy, None if there is none."""
         try:
             return read_regular(self.root / path, limit)
         except OSError:
@@ -275,7 +269,6 @@ class Cache:
             )
 
     def _copies(self) -> list[tuple[int, int, Path]]:
-        """Return when each copy was last used, its size, and its folder."""
         found = []
         for folder in self.root.glob("*/*"):
             if is_version(folder.name) and folder.is_dir():

@@ -50,7 +50,6 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until a folder's entries are on the disk, where the file system can do that."""
     handle = os.open(path, os.O_RDONLY)
     with suppress(OSError):  # some file systems cannot sync a folder
         os.fsync(handle)

@@ -48,23 +48,18 @@ class Folder(Storage):
 
     @property
     def scratch(self) -> Path:
-        """The folder itself."""
         return self.root
 
     def place(self, path: str) -> str:
-        """Return the file's path."""
         return str(self.root / path)
 
     @property
     def was_seen(self) -> bool:
-        """Return True: what is asked is looked up."""
         return True
 
-    def look(self) -> None:
-        """Do nothing."""
+    def look(self) -> None: ...
 
     def names(self) -> list[str]:
-        """Return the names of models with at least one version."""
         if not self.root.is_dir():
             return []
         found = [
@@ -75,7 +70,6 @@ class Folder(Storage):
         return [name for name in found if self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model."""
         folder = self.folder(name)
         if not folder.is_dir():
             return []
@@ -86,7 +80,6 @@ class Folder(Storage):
         ]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return what is written of each alias."""
         folder = self.folder(name) / ALIASES
         found = {}
         for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
@@ -97,7 +90,6 @@ class Folder(Storage):
         return found
 
     def reports(self, name: str, version: str) -> list[int]:
-        """Return the numbers of a version's evaluation reports."""
         folder = self.folder(name) / EVIDENCE / version
         if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
             return []
@@ -108,7 +100,6 @@ class Folder(Storage):
         ]
 
     def read(self, path: str, limit: int) -> bytes:
-        """Return a regular file's content."""
         name, *_ = path.split("/")
         self.folder(name)
         if (self.root / path).parent.is_symlink():
@@ -116,7 +107,6 @@ class Folder(Storage):
         return read_regular(self.root / path, limit)
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file."""
         return (self.root / path).is_file()
 
     def lease(self, manifest: Manifest) -> Lease:
@@ -124,15 +114,12 @@ class Folder(Storage):
         goes on."""
         return Lease(self.root, self.folder(manifest.name) / manifest.version)
 
-    def close(self) -> None:
-        """Do nothing: nothing is fetched."""
+    def close(self) -> None: ...
 
-    def check_writable(self) -> None:
-        """Do nothing: a folder's lock and renaming are the system's."""
+    def check_writable(self) -> None: ...
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Hold the name's lock."""
         check_is_new_name(name)
         folder = self.folder(name)
         make_folder(folder)
@@ -143,7 +130,6 @@ class Folder(Storage):
             yield
 
     def last_number(self, parent: str) -> int:
-        """Return the highest number that was given; of versions also of those that are gone."""
         name, *of_reports = parent.split("/")
         if of_reports:
             return max(self.reports(name, of_reports[-1]), default=0)
@@ -190,7 +176,6 @@ class Folder(Storage):
             )
 
     def written(self, name: str, alias: str) -> Written | None:
-        """Return what is written of an alias; its text is its tag."""
         folder = self.folder(name) / ALIASES
         try:
             content = b"" if folder.is_symlink() else read_regular(folder / alias, MAX_ALIAS_BYTES)
@@ -216,7 +201,6 @@ class Folder(Storage):
         return True
 
     def overwrite(self, path: str, content: bytes) -> None:
-        """Write a file of a version by renaming."""
         target = self.root / path
         draft = Path(mkdtemp(prefix=".draft-", dir=self.folder(path.split("/")[0])))
         write_synced(draft / target.name, content)
@@ -226,7 +210,6 @@ class Folder(Storage):
         draft.rmdir()
 
     def drop_alias(self, name: str, alias: str) -> None:
-        """Remove an alias, if it is there."""
         aliases = self.folder(name) / ALIASES
         (aliases / alias).unlink(missing_ok=True)
         sync_folder(aliases)
@@ -246,7 +229,6 @@ class Folder(Storage):
         shutil.rmtree(grave)
 
     def folder(self, name: str) -> Path:
-        """Return a model's folder; raises NotFound for what cannot be one."""
         check_is_known_name(name)
         folder = self.root / name
         if folder.is_symlink():

@@ -235,8 +235,6 @@ def column_width(column: AnyColumn) -> int:
 
 
 class ClassSpec(Record):
-    """What the network gives for each draw and row: log class probabilities."""
-
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
     priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = (
         None  # that probabilities are of
@@ -362,8 +360,6 @@ class AbstentionSpec(Record):
 
 
 class FileSpec(Record):
-    """Size and digest of a file of the artifact."""
-
     sha256: Sha256
     size: Annotated[int, Field(ge=0)]
 
@@ -430,18 +426,14 @@ class Description(Record):
 
     @cached_property
     def num_labels(self) -> int:
-        """How many labels a row may be given; 1 in a regression."""
         return len(self.output.classes) if isinstance(self.output, ClassSpec) else 1
 
     @cached_property
     def output_size(self) -> int:
-        """How many numbers the network gives for each draw and row."""
         return len(self.output.classes) if isinstance(self.output, ClassSpec) else 2
 
 
 class Manifest(Description):
-    """The whole manifest: `manifest.json`."""
-
     format_version: Literal[1]
     name: Name
     version: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]

@@ -112,8 +112,6 @@ class Objects:
         return cls(url, *stores)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
-        """Return all objects whose path begins with that of a folder: one request for each
-        thousand."""
         with self._said("list"):
             found: Iterable[Any] = self._store.list(prefix or None).collect()
             return {
@@ -158,7 +156,6 @@ class Objects:
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
-        """Write an object, whatever was there."""
         with self._said("write"):
             self._transfers.put(path, content)
 

@@ -17,7 +17,6 @@ CACHE_BYTES = 10 << 30  # at most, unless DUBITO_CACHE_BYTES says otherwise
 
 
 def is_url(place: str) -> bool:
-    """Whether a store's place is a URL."""
     return "://" in place
 
 

@@ -30,21 +30,17 @@ class EvaluationReport:
 
     @property
     def path(self) -> str:
-        """Where it is in the store."""
         return f"{_parent(self.name, self.version)}/{self.number}"
 
     @property
     def folder(self) -> Path:
-        """Its folder, in a store in one."""
         return self.store.root / self.path
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of the report's files, the report's own first."""
         return (REPORT, *self.report["files"])
 
     def place(self, file: str) -> str:
-        """Return a file's path or URL, for people."""
         return self.store.storage.place(f"{self.path}/{file}")
 
     def read(self, file: str) -> bytes:

@@ -29,7 +29,6 @@ def signed_bytes(manifest: Manifest) -> bytes:
 
 
 def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
-    """Return the signature of a version, 64 bytes."""
     return key.sign(signed_bytes(manifest))
 
 

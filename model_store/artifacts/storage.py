@@ -50,8 +50,7 @@ class Lease:
         self.root = root  # of a store that has the version
         self.folder = folder
 
-    def close(self) -> None:
-        """Let go of the version."""
+    def close(self) -> None: ...
 
     def discard(self) -> bool:
         """Let go of a version that turned out to be damaged, and delete it if it is a copy; return
@@ -89,16 +88,14 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of models with at least one version, in any order."""
+    def names(self) -> list[str]: ...
 
     @abstractmethod
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, in any order; NotFound for what cannot be a name."""
 
     @abstractmethod
-    def aliases(self, name: str) -> dict[str, str]:
-        """Return what is written of each alias."""
+    def aliases(self, name: str) -> dict[str, str]: ...
 
     @abstractmethod
     def reports(self, name: str, version: str) -> list[int]:
@@ -114,8 +111,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def has(self, path: str) -> bool:
-        """Whether there is such a file."""
+    def has(self, path: str) -> bool: ...
 
     @abstractmethod
     def lease(self, manifest: Manifest) -> Lease:
@@ -158,12 +154,10 @@ class Storage(ABC):
         was."""
 
     @abstractmethod
-    def overwrite(self, path: str, content: bytes) -> None:
-        """Write a file of a version, in place of an earlier one."""
+    def overwrite(self, path: str, content: bytes) -> None: ...
 
     @abstractmethod
-    def drop_alias(self, name: str, alias: str) -> None:
-        """Remove an alias, if it is there."""
+    def drop_alias(self, name: str, alias: str) -> None: ...
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -176,12 +170,10 @@ def seal_of(path: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text may name a model, an alias or a file."""
     return re.fullmatch(NAME_PATTERN[1:-1], text) is not None
 
 
 def is_version(text: str) -> bool:
-    """Whether a text is a version number."""
     return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
 
 

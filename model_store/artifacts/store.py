@@ -71,8 +71,6 @@ class Artifact:
 
 
 class ModelStore:
-    """Models by name and version, in a folder or another storage."""
-
     def __init__(self, place: Path | Storage, trusted: "Ed25519PublicKey | None" = None) -> None:
         """Begin; with a public key, versions that are not signed by its private one count as
         broken."""
@@ -88,7 +86,6 @@ class ModelStore:
     # Reading
 
     def names(self) -> list[str]:
-        """Return the names of all models with at least one version, sorted."""
         return sorted(self.storage.names())
 
     def versions(self, name: str) -> list[str]:
@@ -287,7 +284,6 @@ class ModelStore:
         return manifest
 
     def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
-        """Return a file's content, or where it is and which published files may be the same."""
         if isinstance(content, bytes):
             return content
         alike = []
@@ -441,7 +437,6 @@ class ModelStore:
         return deleted
 
     def writing(self, name: str) -> AbstractContextManager[None]:
-        """Write to a model: `Storage.writing`."""
         return self.storage.writing(name)
 
 

@@ -2,17 +2,23 @@
 
 from typing import Any
 
-from model_store.artifacts.limits import too_few_rows
-from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, InputSpec, Manifest
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    CategorySpec,
+    DetectorSpec,
+    InputSpec,
+    Manifest,
+)
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, default_not_kept
+from model_store.conformal.mondrian import CAUTIOUS_ROWS
 
-SHOWN = 12  # of categories and classes
-LEFT_OUT = (
-    "recipe",
-    "convergence",
-)  # of the facts of training: records of their own, whose words are shown
+SHOWN = 12  # categories and classes by name
+SHOWN_FEW = 10  # categories that have too few rows, by name
+LEFT_OUT = ("recipe", "convergence")  # records whose words are shown instead
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
@@ -23,6 +29,7 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
         StoreError: as `ModelStore.manifest` does.
     """
     manifest = store.manifest(name, version)
+    sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, of in store.aliases(name).items() if of == version)
     parts = {
         "published": f"{manifest.created:%Y-%m-%d %H:%M %Z}",
@@ -35,7 +42,7 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
         "calibration": _calibration(manifest),
         **{f"quality {key}": f"{value:.6g}" for key, value in manifest.quality.items()},
         **{f"training {key}": value for key, value in _training(manifest.training).items()},
-        "size": f"{sum(file.size for file in manifest.files.values()):,} bytes in {len(manifest.files)} files",
+        "size": f"{sum(sizes):,} bytes in {len(sizes)} files",
         "digest": manifest.digest,
         "signature": _signature(store, name, version),
         "evidence": _evidence(store, name, version),
@@ -48,16 +55,13 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
 def _rows(spec: InputSpec) -> str:
     shape = " x ".join(map(str, spec.shape))
     if spec.text is not None:
-        return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {spec.maximum + 1:.0f}"
+        vocabulary = f"{spec.maximum + 1:.0f}"
+        return f"text of column {spec.text.column}, {shape} tokens of a vocabulary of {vocabulary}"
     if spec.takes_ids:
         return f"{shape} ids from {spec.minimum:.0f} to {spec.maximum:.0f}"
-    kind = (
-        ""
-        if spec.image is None
-        else "images, grey, "
-        if spec.image.mode == "L"
-        else "images, colour, "
-    )
+    kind = ""
+    if spec.image is not None:
+        kind = "images, grey, " if spec.image.mode == "L" else "images, colour, "
     return f"{kind}{shape} numbers from {spec.minimum:g} to {spec.maximum:g}"
 
 
@@ -83,7 +87,8 @@ def _calibration(manifest: Manifest) -> str:
     too_few = too_few_rows(detectors, manifest.categories)
     if manifest.categories is not None:
         rows += f", by {manifest.categories.kind}"
-    return f"{rows}, smallest fpr {detectors.smallest_fpr:.4g}{'' if too_few is None else f'; {too_few}'}"
+    warning = "" if too_few is None else f"; {too_few}"
+    return f"{rows}, smallest fpr {detectors.smallest_fpr:.4g}{warning}"
 
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
@@ -100,7 +105,6 @@ def _training(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    """Return a value in one line; empty where there is none, or where it would be long."""
     if isinstance(value, dict):
         return ", ".join(
             f"{key} {_short(part)}"
@@ -126,3 +130,35 @@ def _evidence(store: ModelStore, name: str, version: str) -> str:
     found = evaluation_report(store, name, version)
     how = f"none; `python -m training evaluate {name}:{version}` makes it"
     return how if found is None else f"report of {found.report.get('created', 'a day unknown')}"
+
+
+def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
+    """Say for what requests that name no rates there are too few ranking rows; None where there are
+    enough.
+
+    Of a version that is calibrated by category it says for which of them.
+    """
+    if categories is None:
+        return default_not_kept(detectors.ranking_rows)
+    few = [
+        (name, min(rows))
+        for name, *rows in zip(
+            categories.names, categories.judged_rows, categories.true_rows, strict=True
+        )
+        if min(rows) < CAUTIOUS_ROWS
+    ]
+    if not few:
+        return None
+    shown = ", ".join(f"{name[:40]} {rows}" for name, rows in few[:SHOWN_FEW])
+    others = "" if len(few) <= SHOWN_FEW else f" and {len(few) - SHOWN_FEW} more"
+    kept = (
+        "is in every set"
+        if categories.kind == "class"
+        else "has sets and intervals that hold everything"
+    )
+    return (
+        f"calibrated by {categories.kind}, and of {shown}{others} there are fewer than "
+        f"{CAUTIOUS_ROWS} ranking rows: "
+        f"at fpr {DEFAULT_FPR:g} such a {categories.kind} is not flagged, at coverage "
+        f"{DEFAULT_COVERAGE:g} it {kept}"
+    )

@@ -95,8 +95,6 @@ class Answers:
         ranking_uncertainty: Float64[np.ndarray, "J m"],
         is_wrong: Bool[np.ndarray, "J m"],
     ) -> "Answers":
-        """Take candidates of the reference split, and uncertainty and wrong labels of the ranking
-        split."""
         rows = reference_uncertainty.shape[1]
         places = np.ceil(rows * np.arange(1, CANDIDATES + 1) / CANDIDATES).astype(int) - 1
         candidates = np.take(np.sort(reference_uncertainty, axis=1), places, axis=1)
@@ -118,7 +116,6 @@ class Answers:
         )
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return its arrays of `calibration.safetensors`."""
         named = {
             "candidates": self.candidates,
             "doubt": self.uncertainty,

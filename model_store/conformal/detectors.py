@@ -70,7 +70,6 @@ class Tail:
         return cls((PRIOR_EXCESSES * unit + beyond) / excesses, excesses)
 
     def __call__(self, excess: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the nats of each excess, 0 or more."""
         if math.isinf(self.excesses):
             return excess / self.scale
         return self.excesses * np.log1p(excess / (self.excesses * self.scale))
@@ -111,7 +110,6 @@ class Surprisal:
         )
 
     def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-        """Return the surprisal of each score."""
         surprisal = np.interp(score, self.reference, self.tail)
         surprisal += self.above(np.maximum(score - self.reference[-1], 0.0))
         if self.below is not None:
@@ -149,7 +147,6 @@ class Standard:
     def __call__(
         self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
     ) -> Float64[np.ndarray, "N"]:
-        """Return standardised log scores."""
         return (np.log(np.maximum(score, LEAST_SCORE)) - self.centre[label]) / self.spread[label]
 
 
@@ -163,13 +160,11 @@ class FittedDetector:
     def __call__(
         self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
     ) -> Float64[np.ndarray, "N"]:
-        """Return the surprisal of each score."""
         return self.surprisal(self._standardised(score, label))
 
     def is_low(
         self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
     ) -> Bool[np.ndarray, "N"]:
-        """Return which scores are surprising, if at all, for being small."""
         return self.surprisal.is_low(self._standardised(score, label))
 
     def _standardised(

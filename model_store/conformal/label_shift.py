@@ -109,7 +109,6 @@ class LabelShift:
         )
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return its arrays of `calibration.safetensors`."""
         return {LABELS: self.labels, SHARES: self.shares}
 
     @classmethod

@@ -56,7 +56,6 @@ class Categories:
     def by_class(
         cls, names: tuple[str, ...], predicted: Int64[np.ndarray, "J m"], y: Int64[np.ndarray, "m"]
     ) -> "Categories":
-        """Take predicted and true classes."""
         return cls("class", names, predicted, y)
 
     @classmethod
@@ -92,7 +91,6 @@ class Categories:
         return np.full(len(labels), UNKNOWN) if groups is None else groups
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return its arrays of `calibration.safetensors`."""
         return {JUDGED: self.judged, TRUE: self.true}
 
     @classmethod

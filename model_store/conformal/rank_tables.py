@@ -30,14 +30,12 @@ class ConformalPValues:
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
     def take(self, rows: slice | np.ndarray) -> "ConformalPValues":
-        """Return the p_values of some rows."""
         return ConformalPValues(
             self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()}
         )
 
     @classmethod
     def concatenate(cls, parts: list["ConformalPValues"]) -> "ConformalPValues":
-        """Return the p_values of all parts' rows, in order."""
         names = parts[0].detector_p_values
         return cls(
             np.concatenate([part.p_value for part in parts]),
@@ -145,7 +143,6 @@ class RankTables:
 
     @cached_property
     def _cautious(self) -> tuple["RankTables", ...]:
-        """The tables that judge rows of an unknown category."""
         large = tuple(table for table in self.by_category if len(table.statistic) >= CAUTIOUS_ROWS)
         return large or self.by_category
 

@@ -69,7 +69,6 @@ def class_nonconformity(
 def target_nonconformity(
     mean: Float64[np.ndarray, "N"], std: Float64[np.ndarray, "N"], y: Float[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N"]:
-    """Return |y - mean| / std of each row."""
     return np.abs(y - mean) / std
 
 

@@ -76,14 +76,12 @@ class Spread:
         return cls(scores.standard_error, scores.label_margin(sums), scores.unit)
 
     def take(self, rows: np.ndarray) -> "Spread":
-        """Return that of some rows."""
         return Spread(
             {n: e[rows] for n, e in self.errors.items()}, self.label_margin[rows], self.unit[rows]
         )
 
     @classmethod
     def concatenate(cls, parts: list["Spread"]) -> "Spread":
-        """Return that of all parts' rows, in order."""
         return cls(
             {
                 name: np.concatenate([part.errors[name] for part in parts])
@@ -213,7 +211,6 @@ class EarlyStopping:
         return np.where(settled.any(axis=0), settled.argmax(axis=0), num_stages)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return its arrays of `calibration.safetensors`."""
         looks = {PREFIX + field.name: getattr(self.ranking, field.name) for field in fields(Look)}
         relative = {RELATIVE_ERROR + name: errors for name, errors in self.relative_error.items()}
         return {PREFIX + "reference": self.reference, **looks, **relative}

@@ -21,7 +21,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.operators import refusal
 from model_store.inference.runtime import GraphError, providers, session_options
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 INPUT, OUTPUT = "x", "encoded"
 # Fields of ONNX's messages, by number (onnx.proto).

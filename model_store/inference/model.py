@@ -185,12 +185,10 @@ class Model:
 
     @cached_property
     def row_size(self) -> int:
-        """How many numbers a flat row has."""
         return int(np.prod(self.manifest.input.shape))
 
     @property
     def encoder(self) -> Encoder | None:
-        """What comes before the network, if anything does."""
         encoder = self.runtime.encoder
         assert encoder is None or isinstance(encoder, Encoder)
         return encoder

@@ -67,7 +67,6 @@ def _full_name(node: onnx.NodeProto) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name out of a graph in printable characters."""
     return ascii(name[:80])[1:-1]
 
 

@@ -27,13 +27,11 @@ class RankedRows:
     surprisals: dict[str, Float64[np.ndarray, "N"]]
 
     def take(self, rows: slice | np.ndarray) -> "RankedRows":
-        """Return that of some rows."""
         surprisals = {name: surprisal[rows] for name, surprisal in self.surprisals.items()}
         return RankedRows(self.categories[rows], self.statistic[rows], surprisals)
 
     @classmethod
     def concatenate(cls, parts: list["RankedRows"]) -> "RankedRows":
-        """Return that of all parts' rows, in order."""
         return cls(
             np.concatenate([part.categories for part in parts]),
             np.concatenate([part.statistic for part in parts]),
@@ -94,7 +92,6 @@ class Prediction:
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
-        """Return the prediction of some rows."""
         scores = taken(self.scores, rows)
         return Prediction(
             scores,
@@ -110,7 +107,6 @@ class Prediction:
         )
 
     def of_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
-        """Return the prediction of rows of these groups, of a model that is calibrated by group."""
         if self.ranked is None:
             raise ValueError("expected a model with categories, got one without")
         return replace(self, ranked=replace(self.ranked, categories=groups))

@@ -21,7 +21,7 @@ from jaxtyping import Float32
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 from model_store.inference.operators import refusal
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -147,7 +147,6 @@ class Runtime:
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
-        """Return theta of draws `first_draw` and on of a seed."""
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
@@ -159,7 +158,6 @@ class Runtime:
         return num_draws * self.theta_dimension * 4
 
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
-        """Return the first draws of a seed."""
         held = self.set_bytes(num_draws) <= HELD_BYTES
         return DrawSet(seed, num_draws, self.draw(seed, 0, num_draws) if held else None)
 
@@ -318,8 +316,6 @@ class Runtime:
 
 
 def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    """Return a graph of operators that are served, with these inputs and one of these sets of
-    outputs."""
     try:
         model = onnx.load_model_from_string(content)
     except Exception:
@@ -362,7 +358,6 @@ def between(
 
 
 def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
-    """Return D of theta (K, P, D), or C of outputs (K, N, C)."""
     (named,) = (value for value in values if value.name == name)
     dimensions = named.type.tensor_type.shape.dim
     if len(dimensions) != 3 or dimensions[2].dim_value < 1:

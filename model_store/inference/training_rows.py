@@ -26,7 +26,6 @@ class TrainingRows:
     ids: tuple[str, ...]
 
     def __len__(self) -> int:
-        """Return R."""
         return len(self.x)
 
     def nearest(
@@ -47,7 +46,6 @@ class TrainingRows:
         return [self.ids[i] for i in order.tolist()], np.sqrt(far[order] / len(row))
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the file."""
         ids = [name.encode() for name in self.ids]
         return {
             "x": self.x,
@@ -86,7 +84,6 @@ class TrainingRows:
 def _texts(
     content: UInt8[np.ndarray, "B"], ends: Int64[np.ndarray, "R"], count: int
 ) -> tuple[str, ...]:
-    """Return texts that stand one after the other, given where each ends."""
     good = ends.dtype == np.int64 and ends.shape == (count,)
     if not good or np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(content):
         raise ValueError(

@@ -79,12 +79,9 @@ class Scores:
         return np.ones(len(self.entropy))
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
-        """Return how sure the label is, given the sums that the scores were made of:
-        `label_margin`."""
         return label_margin(sums)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return the scores of uncertainty, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in SCORE_NAMES}
 
 

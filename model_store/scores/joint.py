@@ -134,7 +134,6 @@ class BatchBald(JointScore):
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        """Keep the class probabilities, draws last."""
         said_N_C_K = samples.transpose(1, 2, 0).astype(np.float32, order="C")
         said_N_C_K[said_N_C_K < LEAST_KEPT] = 0.0
         probs_N_C_K = said_N_C_K.astype(np.float64)
@@ -144,12 +143,10 @@ class BatchBald(JointScore):
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
-        """Return the number of probabilities."""
         return num_draws * outputs
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Return the size of the configurations' probabilities, with copies of them."""
         configurations = min(
             MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1, outputs ** min(k, 32)
         )
@@ -162,11 +159,9 @@ class BatchBald(JointScore):
 
     @property
     def levels(self) -> int:
-        """With configurations merged, and with all of them."""
         return len(self._rough)
 
     def at_once(self, level: int) -> int:
-        """Return as many as have so many probabilities of their own or of configurations."""
         return max(1, NUMBERS_AT_ONCE // (self._classes * max(self._rough[level][0].shape)))
 
     @property
@@ -174,7 +169,6 @@ class BatchBald(JointScore):
         return self.candidates.said.shape[1] // self.num_draws
 
     def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the mutual information that rows add, in nats, at most log C."""
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
     def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
@@ -209,7 +203,6 @@ class BatchBald(JointScore):
         return entropy_n - self.candidates.own[rows]
 
     def choose(self, row: int) -> None:
-        """Count or sample the configurations with the row's labels."""
         probs_C_K = self.candidates.said[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
             mass_S_C = self._weights_S_K @ probs_C_K.T * self._mass_S[:, None]
@@ -277,20 +270,16 @@ class MaxDet(JointScore):
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Return the size of V and a copy."""
         return 2 * 8 * k * cls.numbers(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
     def levels(self) -> int:
-        """The gains themselves, of many rows at once."""
         return 1
 
     def at_once(self, level: int) -> int:  # noqa: ARG002
-        """Return as many as have so many numbers, in vectors and in products."""
         return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
 
     def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the information that Gaussian labels of rows add, in nats."""
         return _information(self._left(rows)[0], self.candidates.own[rows])
 
     def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:  # noqa: ARG002
@@ -298,7 +287,6 @@ class MaxDet(JointScore):
         return self.gains(rows) + ROUNDING
 
     def choose(self, row: int) -> None:
-        """Take what the row's label would tell off all others' variances."""
         (left,), products = self._left(np.array([row]))
         vector = self.candidates.said[row].astype(np.float64) - products[0] @ self._directions
         self._directions = np.vstack(
@@ -321,7 +309,6 @@ class ClassMaxDet(MaxDet):
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        """Keep the draws' probabilities less their mean."""
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
         noise = (
             np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
@@ -330,7 +317,6 @@ class ClassMaxDet(MaxDet):
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
-        """Return the number of probabilities."""
         return num_draws * outputs
 
 
@@ -353,7 +339,6 @@ class TargetMaxDet(MaxDet):
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:  # noqa: ARG004
-        """Return the number of means."""
         return num_draws
 
 
@@ -399,7 +384,6 @@ def _information(
 
 
 def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *K"]:
-    """Return the entropies of class probabilities."""
     entropies: np.ndarray = -(probs * np.log(np.maximum(probs, LEAST_PROBABILITY))).sum(axis=1)
     return entropies
 

@@ -88,7 +88,6 @@ class MixtureScores:
         return np.full(len(self.std), np.inf)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return the scores of uncertainty, more meaning more uncertain, by name."""
         return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}
 
 

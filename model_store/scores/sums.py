@@ -83,7 +83,6 @@ class DrawSums:
         )
 
     def take(self, rows: np.ndarray) -> "DrawSums":
-        """Return the sums of some rows."""
         return DrawSums(
             self.num_draws,
             self.prediction[rows],

@@ -87,8 +87,6 @@ class Predictive(ABC):
 
 
 class Classes(Predictive):
-    """A classification's predictive distribution."""
-
     output = "log_probs"
     score_names = SCORE_NAMES
     acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {
@@ -101,15 +99,12 @@ class Classes(Predictive):
     jackknifed = ("bald_corrected",)
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
-        """Sum probabilities and entropies."""
         return predictive_sums(outputs, first_draw)
 
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> Scores:
-        """Return entropy, BALD and the others."""
         return predictive_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
-        """Return class probabilities."""
         return np.exp(outputs)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
@@ -134,17 +129,14 @@ class Target(Predictive):
         self.transform = transform
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
-        """Sum means and variances."""
         return mixture_sums(outputs, first_draw, transform=self.transform)
 
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
-        """Return mean and standard deviations."""
         if self.transform is not None:
             return transformed_scores(sums, self.transform, standard_errors)
         return mixture_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
-        """Return mean and standard deviation, in the target's units."""
         if self.transform is not None:
             mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
             mean, variance = target_moments(self.transform, mean, np.exp(log_variance))

@@ -148,7 +148,6 @@ class Database:
             yield self._connection
 
     def close(self) -> None:
-        """Close the connection."""
         with self._lock:
             self._connection.close()
 
@@ -166,7 +165,6 @@ class Database:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raise errors of SQLite and of the disk as those of the state."""
     try:
         yield
     except sqlite3.IntegrityError:

@@ -162,7 +162,6 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
 
 
 def labelled(database: Database, model: str, ids: Sequence[str]) -> set[str]:
-    """Return which of these ids have a label."""
     with database.reading() as connection:
         found = connection.execute(
             "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? "
@@ -362,7 +361,6 @@ def keep_candidate(
 
 
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
-    """Return what became of a model's candidates, the newest first."""
     with database.reading() as connection:
         found = connection.execute(
             "SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)

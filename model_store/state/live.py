@@ -115,7 +115,6 @@ def _mean(
     counts: Int64[np.ndarray, "R N"],
     of_mean: Callable[[float], float] = float,
 ) -> dict[str, Any]:
-    """Return a function of the mean, and the percentiles of resamples."""
     sampled = counts @ values / len(values)
     ends = np.quantile(sampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return {"value": of_mean(float(values.mean())), "interval": [of_mean(end) for end in ends]}

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
+from model_store.artifacts.summary import too_few_rows
 from service.api.openapi import ERRORS
 from service.api.report import report_links
 from service.api.requests import JSON

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 

@@ -24,7 +24,7 @@ from training.active.rounds import (
     needed,
     saved,
 )
-from training.evaluation.intervals import LEVEL
+from training.evaluation.figures import LEVEL
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
 DOTS = 100  # to an inch

@@ -17,7 +17,7 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from model_store.types import Task
 from training.active.protocol import Arm, End, is_at
-from training.evaluation.intervals import LEVEL
+from training.evaluation.figures import LEVEL
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 
 

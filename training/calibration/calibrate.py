@@ -78,8 +78,11 @@ def calibrate(
     """
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (of_reference, reference_density, reference_spreads), (scores, density, spreads) = (
-        scores_and_spreads(runtime, rows, counts, hash_key(seed, stream), share, transform)
-        for rows, stream in ((reference, ServedRows.REFERENCE), (ranking, ServedRows.RANKING))
+        scores_and_spreads(runtime, rows, counts, key, share, transform)
+        for rows, key in (
+            (reference, hash_key(seed, ServedRows.REFERENCE)),
+            (ranking, hash_key(seed, ServedRows.RANKING)),
+        )
     )
     return Calibration.fit(
         counts,

@@ -188,8 +188,8 @@ def _compare(options: argparse.Namespace) -> None:
     ]
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
+    from training.evaluation.comparison import compare_versions
     from training.evaluation.report import Wanted
-    from training.evaluation.versus import compare_versions
 
     wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
     models = [Model.load(artifact) for artifact in artifacts]

@@ -5,37 +5,51 @@ fractions of the data's range, maximum - minimum; what comes out is clipped to t
 attacker's gradient is that of the cross entropy of the mean probability over its draws, -log mean_k
 p(y | x, theta_k).
 
-* `fgsm`: one step along the gradient's sign (Goodfellow et al., "Explaining and harnessing adversarial examples",
-  2015), for several step sizes at once.
-* `towards`: many small steps that raise the probability of a chosen class (Kurakin et al., "Adversarial examples in
-  the physical world", 2017; Li and Gal 2017, section 5.3).
-* `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards deep learning
-  models resistant to adversarial attacks", 2018).
-* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that still has its label
-  takes a step against the label, one that has lost it a step that lowers the statistic (selective
-  projected
-  gradient descent: Bryniarski et al., "Evading adversarial example detection defenses with
-      orthogonal projected
-  gradient descent", 2022).
+* `fgsm`: one step along the gradient's sign (Goodfellow et al., "Explaining and harnessing
+  adversarial examples", 2015), for several step sizes at once.
+* `towards`: many small steps that raise the probability of a chosen class (Kurakin et al.,
+  "Adversarial examples in the physical world", 2017; Li and Gal 2017, section 5.3).
+* `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards
+  deep learning models resistant to adversarial attacks", 2018).
+* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that still
+  has its label takes a step against the label, one that has lost it a step that lowers the statistic
+  (selective projected gradient descent: Bryniarski et al., "Evading adversarial example detection
+  defenses with orthogonal projected gradient descent", 2022).
 
 The draws behind gradients, and random starts, are those of the seeds given; nothing else is random.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from model_store.inference.noise import noise, standard_normal
+from model_store.conformal.calibration import Calibration
+from model_store.conformal.detectors import FittedDetector, Tail
+from model_store.inference.noise import MAX_SEED, noise, standard_normal
+from training.data import Rows
+from training.evaluation.evidence import AttackSettings
 from training.export.served import ServedNetwork
 from training.posteriors import Posterior
+from training.seeds import EvaluationStream, hash_key
 
+STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)
+FGSM_DRAWS = (1, 32)
+RADII = (0.1, 0.2)
+ITERATIONS = 20
+ITERATED_DRAWS = 4
+TARGET = 0
+COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # of all attacks
 CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
 STEP_OF_RADIUS = 2.5  # the steps of all iterations together, in radii, as Madry et al. take them
 LOST_BY = 1.5  # nats by which another class leads before a row counts as having lost its label
+LEAST_GAP = 1e-30  # between reference scores that are the same
+LEAST_SCORE = 1e-30
 
 Gradient = Callable[[Tensor, int], Tensor]  # of a place and the number of the step
 Statistic = Callable[[Float[Tensor, "K N C"], Float[Tensor, "N M"]], Float[Tensor, "N"]]
@@ -75,17 +89,60 @@ class Attacked:
     def log_probs(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K 1 D"]
     ) -> Float[Tensor, "K N C"]:
-        """Return log class probabilities of each draw and row."""
         return self.network.likelihood(self.network.network(x, theta)[0])
 
     def clip(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B I"]:
-        """Return rows within the range."""
         return x.clamp(self.minimum, self.maximum)
 
     @property
     def span(self) -> float:
-        """The range that steps are fractions of."""
         return self.maximum - self.minimum
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedRows:
+    name: str
+    settings: AttackSettings
+    x: Float32[np.ndarray, "N I"]
+    index: np.ndarray  # of each row among the test rows
+
+
+def attacks(
+    attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
+) -> Iterator[AttackedRows]:
+    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD;
+    and, where the detectors' statistic is given, PGD that keeps them quiet."""
+    x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
+    everything = np.arange(len(rows))
+    fixed_seed, fresh_seed, start_seed = (
+        hash_key(seed, stream) % (MAX_SEED + 1)
+        for stream in (
+            EvaluationStream.FIXED_DRAWS,
+            EvaluationStream.FRESH_DRAWS,
+            EvaluationStream.STARTS,
+        )
+    )
+    iterated: dict[str, Any] = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
+    for count in FGSM_DRAWS:
+        moved = fgsm(attacked, x, y, STEPS, AttackDraws(count, fixed_seed))
+        for step, one in zip(STEPS, moved, strict=True):
+            settings = AttackSettings(attack="fgsm", step=step, draws=count)
+            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", settings, one.numpy(), everything)
+    draws = AttackDraws(ITERATED_DRAWS, fresh_seed, fresh=True)
+    others = np.flatnonzero(rows.y != TARGET)
+    if len(others):
+        target = torch.full((len(others),), TARGET)
+        moved = towards(attacked, x[others], target, ITERATIONS, draws)
+        settings = AttackSettings(attack="towards", target=TARGET, step=0.01, **iterated)
+        yield AttackedRows("towards-first-class", settings, moved.numpy(), others)
+    for radius in RADII:
+        moved = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
+        settings = AttackSettings(attack="pgd", radius=radius, **iterated)
+        yield AttackedRows(f"pgd-{radius:g}", settings, moved.numpy(), everything)
+        if statistic is not None:
+            moved = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
+            settings = AttackSettings(attack="quiet_pgd", radius=radius, **iterated)
+            yield AttackedRows(f"quiet-pgd-{radius:g}", settings, moved.numpy(), everything)
 
 
 def fgsm(
@@ -96,7 +153,7 @@ def fgsm(
     draws: AttackDraws,
 ) -> Float[Tensor, "S N I"]:
     """Return the rows moved by each step along the sign of the loss's gradient."""
-    direction = _gradient(attacked, x, y, attacked.theta(draws)).sign()
+    direction = _loss_gradient(attacked, y, draws)(x, 0).sign()
     return torch.stack([attacked.clip(x + step * attacked.span * direction) for step in steps])
 
 
@@ -109,14 +166,8 @@ def towards(
     step: float = 0.01,
 ) -> Float[Tensor, "N I"]:
     """Return the rows after steps that each raise the probability of their target class."""
-    size = -step * attacked.span
-    return _climb(
-        x,
-        iterations,
-        size,
-        attacked.clip,
-        lambda x, i: _gradient(attacked, x, target, attacked.theta(draws, i)),
-    )
+    gradient = _loss_gradient(attacked, target, draws)
+    return _climb(x, iterations, -step * attacked.span, attacked.clip, gradient)
 
 
 def pgd(
@@ -129,15 +180,9 @@ def pgd(
     start_seed: int = 0,
 ) -> Float[Tensor, "N I"]:
     """Return rows of high loss within `radius` of x in the maximum norm."""
-    ball = _Ball(attacked, x, radius)
-    start, size = ball.start(start_seed), ball.step(iterations)
-    return _climb(
-        start,
-        iterations,
-        size,
-        ball.project,
-        lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i)),
-    )
+    ball = _Ball(attacked, x, radius * attacked.span)
+    gradient = _loss_gradient(attacked, y, draws)
+    return _climb(ball.start(start_seed), iterations, ball.step(iterations), ball.project, gradient)
 
 
 def quiet_pgd(
@@ -160,62 +205,27 @@ def quiet_pgd(
         statistic: what the flag looks at, from log class probabilities and density scores, more
             meaning more unlike the data; differentiable.
     """
-    ball = _Ball(attacked, x, radius)
-    start, size = ball.start(start_seed), -ball.step(iterations)
-    quietest = _Quietest(attacked, y, draws, statistic, start, torch.full((len(x),), torch.inf))
-    _climb(
-        start, iterations + 1, size, ball.project, quietest.gradient
-    )  # the last step is not looked at
-    return quietest.best
+    ball = _Ball(attacked, x, radius * attacked.span)
+    best = ball.start(start_seed)
+    lowest = torch.full((len(x),), torch.inf)  # at the best places where the label was lost
 
-
-def _climb(
-    x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient
-) -> Tensor:
-    """Return where steps along a gradient's sign lead, each of a size (less than 0: downhill) and
-    then projected."""
-    for i in range(steps):
-        x = project(x + size * gradient(x, i).sign())
-    return x
-
-
-def _of_loss(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
-    """Return the gradient of the cross entropy, at each step under that step's draws."""
-    return lambda x, i: _gradient(attacked, x, y, attacked.theta(draws, i))
-
-
-@dataclass(eq=False)
-class _Quietest:
-    """What an attacker who keeps the detectors quiet walks down, and the best places that it has
-    come by.
-
-    A place is better if the label is lost there and the statistic is lower than wherever it was
-    lost before; until it is lost, the last place is the best.
-    """
-
-    attacked: Attacked
-    y: Tensor
-    draws: AttackDraws
-    statistic: Statistic
-    best: Tensor
-    lowest: Tensor  # the statistic at the best places, infinite where the label was never lost
-
-    def gradient(self, x: Tensor, i: int) -> Tensor:
-        """Return the margin's gradient where a row has its label, the statistic's where it has lost
-        it."""
-        theta = self.attacked.theta(self.draws, i)
+    def gradient(x: Tensor, i: int) -> Tensor:
+        nonlocal best, lowest
+        theta = attacked.theta(draws, i)
         parts = [
-            _label_and_statistic(self.attacked, rows, labels, theta, self.statistic)
-            for rows, labels in zip(_chunks(x, theta), _chunks(self.y, theta), strict=True)
+            _margin_and_statistic(attacked, rows, labels, theta, statistic)
+            for rows, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True)
         ]
-        margin, quiet, to_label, to_quiet = (
-            torch.cat(values) for values in zip(*parts, strict=True)
-        )
+        margin, quiet, to_label, to_quiet = (torch.cat(part) for part in zip(*parts, strict=True))
         lost = margin <= -LOST_BY
-        better = (lost & (quiet < self.lowest)) | (torch.isinf(self.lowest) & ~lost)
-        self.best = torch.where(better[:, None], x, self.best)
-        self.lowest = torch.where(lost, torch.minimum(self.lowest, quiet), self.lowest)
+        is_better = (lost & (quiet < lowest)) | (torch.isinf(lowest) & ~lost)
+        best = torch.where(is_better[:, None], x, best)
+        lowest = torch.where(lost, torch.minimum(lowest, quiet), lowest)
         return torch.where(lost[:, None], to_quiet, to_label)
+
+    # the place after the last step is not looked at
+    _climb(best, iterations + 1, -ball.step(iterations), ball.project, gradient)
+    return best
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,42 +234,47 @@ class _Ball:
 
     attacked: Attacked
     centre: Tensor
-    radius: float
+    radius: float  # in the data's units
 
     def start(self, seed: int) -> Tensor:
         """Return a place for each row, uniform over its ball; row n's depends on the seed and n
         alone."""
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
-        return self.project(self.centre + self._size * (2.0 * torch.special.ndtr(normal) - 1.0))
+        return self.project(self.centre + self.radius * (2.0 * torch.special.ndtr(normal) - 1.0))
 
     def step(self, iterations: int) -> float:
-        return STEP_OF_RADIUS * self._size / iterations
+        return STEP_OF_RADIUS * self.radius / iterations
 
     def project(self, x: Tensor) -> Tensor:
-        near = torch.minimum(torch.maximum(x, self.centre - self._size), self.centre + self._size)
-        return self.attacked.clip(near)
-
-    @property
-    def _size(self) -> float:
-        return self.radius * self.attacked.span
+        near = torch.maximum(x, self.centre - self.radius)
+        return self.attacked.clip(torch.minimum(near, self.centre + self.radius))
 
 
-def log_mean_probs(log_probs: Float[Tensor, "K N C"]) -> Float[Tensor, "N C"]:
-    """Return the logarithm of the mean probabilities over draws."""
-    return torch.logsumexp(log_probs, dim=0) - math.log(len(log_probs))
+def _climb(
+    x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient
+) -> Tensor:
+    """Return where projected steps along a gradient's sign lead; of a size below 0, downhill."""
+    for i in range(steps):
+        x = project(x + size * gradient(x, i).sign())
+    return x
 
 
-def _gradient(attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor) -> Tensor:
-    """Return the gradient of each row's cross entropy."""
-    parts = []
-    for rows, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True):
-        rows = rows.detach().requires_grad_()
-        log_probs = log_mean_probs(attacked.log_probs(rows, theta))
-        parts.append(torch.autograd.grad(-log_probs.gather(1, labels[:, None]).sum(), rows)[0])
-    return torch.cat(parts)
+def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
+    """Return the gradient of each row's cross entropy, at each step under that step's draws."""
+
+    def gradient(x: Tensor, i: int) -> Tensor:
+        theta, parts = attacked.theta(draws, i), []
+        for chunk, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True):
+            rows = chunk.detach().requires_grad_()
+            log_probs = log_mean_probs(attacked.log_probs(rows, theta))
+            loss = -log_probs.gather(1, labels[:, None]).sum()
+            parts.append(torch.autograd.grad(loss, rows)[0])
+        return torch.cat(parts)
+
+    return gradient
 
 
-def _label_and_statistic(
+def _margin_and_statistic(
     attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return each row's margin (log p of its label less that of the next class), statistic, and
@@ -277,3 +292,66 @@ def _label_and_statistic(
 
 def _chunks(values: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
     return values.split(max(1, CHUNK_ROW_DRAWS // len(theta)))
+
+
+def log_mean_probs(log_probs: Float[Tensor, "K N C"]) -> Float[Tensor, "N C"]:
+    return torch.logsumexp(log_probs, dim=0) - math.log(len(log_probs))
+
+
+def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) -> Statistic:
+    """Return the combined statistic of a classifier's detectors, differentiable, from the largest
+    calibrated number of draws that there are; `density_names` are in their columns' order."""
+
+    def statistic(
+        log_probs: Float[Tensor, "K N C"], density: Float[Tensor, "N M"]
+    ) -> Float[Tensor, "N"]:
+        used = calibration.draws_used(len(log_probs))
+        log_probs = log_probs[:used]
+        labels = log_mean_probs(log_probs).argmax(1)
+        scores = _scores(log_probs) | dict(zip(density_names, density.unbind(1), strict=True))
+        detectors = calibration.detectors(used)
+        surprisals = torch.stack(
+            [_surprisal(detectors[name], scores[name], labels) for name in calibration.combined]
+        )
+        return torch.logsumexp(surprisals, dim=0) - torch.log(torch.tensor(float(len(surprisals))))
+
+    return statistic
+
+
+def _scores(log_probs: Tensor) -> dict[str, Tensor]:
+    """Return the posterior scores, as `model_store.scores.classification` defines them."""
+    probs, log_mean = log_probs.exp(), log_mean_probs(log_probs)
+    mean = probs.mean(0)
+    entropy = -(mean * log_mean).sum(1)
+    variance = (probs - mean).square().mean(0)
+    return {
+        "entropy": entropy,
+        "bald": entropy + (probs * log_probs).sum(2).mean(0),
+        "mean_std": variance.clamp(min=1e-20).sqrt().mean(1),
+        "variation_ratio": 1.0 - mean.max(1).values,
+    }
+
+
+def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
+    """Return the surprisal of each score, as `model_store.conformal.detectors` defines it."""
+    if detector.standard is not None:
+        centre = torch.from_numpy(detector.standard.centre).to(score)[labels]
+        spread = torch.from_numpy(detector.standard.spread).to(score)[labels]
+        score = (score.clamp(min=LEAST_SCORE).log() - centre) / spread
+    surprisal = detector.surprisal
+    reference = torch.from_numpy(surprisal.reference).to(score)
+    tail = torch.from_numpy(surprisal.tail).to(score)
+    right = torch.searchsorted(reference, score.detach().contiguous()).clamp(1, len(reference) - 1)
+    gap = (reference[right] - reference[right - 1]).clamp(min=LEAST_GAP)
+    share = ((score - reference[right - 1]) / gap).clamp(0.0, 1.0)
+    within = tail[right - 1] + share * (tail[right] - tail[right - 1])
+    beyond = _beyond(surprisal.above, (score - reference[-1]).clamp(min=0.0))
+    if surprisal.below is not None:
+        beyond = beyond + _beyond(surprisal.below, (reference[0] - score).clamp(min=0.0))
+    return within + beyond
+
+
+def _beyond(tail: Tail, excess: Tensor) -> Tensor:
+    if math.isinf(tail.excesses):
+        return excess / tail.scale
+    return tail.excesses * torch.log1p(excess / (tail.excesses * tail.scale))

@@ -1,195 +1,161 @@
-"""Two versions' figures of the same rows, compared in pairs: by how much they differ, and whether
-beyond chance.
+"""`python -m training compare`: two published versions compared in pairs, by figures of the same
+test rows, each version as it is served."""
 
-Shares of rows: of the rows of which something is true under one version only, those of either
-    version are as many
-by chance (McNemar, "Note on the sampling error of the difference between correlated proportions or
-percentages", 1947; here the exact, binomial test). The interval of the difference is Tango's
-("Equivalence test and confidence interval for the difference in proportions for the paired-sample
-design", 1998), whose length is not 0 where no row differs. All other figures: the bootstrap, both
-versions on the same samples of the rows.
-
-Calibration errors are above 0 by chance alone, those of unsure predictions more so
-(`figures.BinnedGap`). So of a version's error as much is taken off as chance may add before it
-counts as more than the other's. That is careful: the interval has a length even for a version and
-itself.
-"""
-
-import math
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
-from scipy import optimize, stats
 
-from training.evaluation.figures import BinnedGap, Figure, Share
-from training.evaluation.intervals import LEVEL, Ends, Resamples, percentiles
-from training.recipe import BETTER
+from model_store.errors import InvalidInput
+from model_store.inference.model import Model
+from model_store.scores.classification import Scores
+from training import log
+from training.calibration.calibrate import groups_known
+from training.data import Rows
+from training.evaluation.figures import (
+    LEVEL,
+    RESAMPLES,
+    Figure,
+    Mean,
+    Resamples,
+    RiskCoverage,
+    Share,
+)
+from training.evaluation.metrics import class_figures, regression_figures
+from training.evaluation.pairs import Difference, Pairs, difference
+from training.evaluation.plots import differences_plot
+from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
+from training.evaluation.report import Wanted, checked_draws, data_of, test_rows
+from training.provenance import Provenance
+from training.versions import Parent
 
-LEAST_VARIANCE = 1e-12  # what rounding leaves of none
-EDGE = 1e-6  # how near to -1 and 1 a difference is looked for
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A figure of two versions: the second's less the first's, its interval, and how often chance
-    alone is as far."""
-
-    first: float
-    second: float
-    interval: Ends
-    p_value: float  # two-sided
-    test: str  # mcnemar or bootstrap
-
-    @property
-    def value(self) -> float:
-        """The difference."""
-        return self.second - self.first
-
-
-@dataclass(frozen=True)
-class Worsening:
-    """By how much a figure is worse than another, its interval, and whether that is more than was
-    allowed.
-
-    `p_value` is how often it would look as bad by chance if it were worse by just as much as is
-    allowed.
-    """
-
-    value: float
-    interval: Ends
-    p_value: float
-    test: str
+TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Of how many of `rows` rows something is true under the second version only, and under the
-    first only."""
+class Comparison:
+    """Each figure's difference, and of a classification the rows that one version alone has
+    right."""
 
-    gained: int
-    lost: int
+    first: str
+    second: str
+    data: str
     rows: int
+    seed: int
+    differences: dict[str, Difference]
+    pairs: Pairs | None  # of a classification
 
-    @classmethod
-    def of(cls, first: Share, second: Share) -> "Pairs":
-        """Count them."""
-        gained, lost = second.hits & ~first.hits, first.hits & ~second.hits
-        return cls(int(gained.sum()), int(lost.sum()), len(first.hits))
-
-    def mcnemar(self) -> float:
-        """Return the two-sided p-value."""
-        return float(
-            min(
-                1.0,
-                2.0
-                * min(self.mcnemar_lost(), Pairs(self.lost, self.gained, self.rows).mcnemar_lost()),
+    def text(self) -> str:
+        """Return a table, in Markdown."""
+        lines = [
+            f"# {self.second} against {self.first}",
+            "",
+            f"{self.rows} test rows of `{self.data}`, the same for both, seed {self.seed}. A "
+            "difference is the second version's figure less the first's, in brackets its "
+            f"{100 * LEVEL:g} % interval; p is how often chance alone is as far from 0.",
+            "",
+            f"| figure | {self.first} | {self.second} | difference | p | test |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for name, found in self.differences.items():
+            low, high = found.interval
+            lines.append(
+                f"| {name} | {found.first:.4g} | {found.second:.4g} | {found.value:+.4g} "
+                f"({low:+.3g} to {high:+.3g}) | {found.p_value:.2g} | {TESTS[found.test]} |"
             )
+        if self.pairs is not None:
+            lines += [
+                "",
+                f"{self.second} alone is right on {self.pairs.gained} rows, {self.first} alone on "
+                f"{self.pairs.lost}. Bootstraps are of {RESAMPLES} samples of the rows.",
+            ]
+        return "\n".join(lines)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the comparison as JSON, as Markdown, and as a plot."""
+        content: dict[str, Any] = {
+            **asdict(self),
+            "confidence_level": LEVEL,
+            "resamples": RESAMPLES,
+        }
+        return {
+            "comparison.json": json.dumps(content, indent=1, allow_nan=False).encode(),
+            "comparison.md": f"{self.text()}\n\n![comparison](comparison.png)\n".encode(),
+            "comparison.png": differences_plot(self.differences, self.first, self.second),
+        }
+
+
+def compare_versions(
+    versions: list[Parent], models: list[Model], root: Path, wanted: Wanted
+) -> Comparison:
+    """Compare the second version with the first, on test rows of the first one's data or of a
+    source.
+
+    Raises:
+        InvalidInput: if there is no such data, or the versions do not take the same rows.
+    """
+    first, second = versions
+    if first.manifest.task != second.manifest.task or first.classes != second.classes:
+        expected = f"the task and classes of {first.label}"
+        raise InvalidInput("the second version", expected, f"others, of {second.label}")
+    source = wanted.source or first.recipe.data.source
+    data = [
+        data_of(version, root, wanted.source if version is first else source)[0]
+        for version in versions
+    ]
+    tests = [test_rows(each, wanted) for each in data]
+    if not np.array_equal(tests[0].y, tests[1].y):
+        expected = f"one that takes the rows of {first.label}"
+        raise InvalidInput("the second version", expected, second.label)
+    digests = [Provenance.of(version.manifest).data_digest for version in versions]
+    if digests[0] != digests[1]:
+        log.info(
+            "%s was fitted on other data, which may have had some of these test rows", second.label
         )
-
-    def mcnemar_lost(self) -> float:
-        """Return how often as many rows are lost by chance, of those that are gained or lost."""
-        return float(stats.binom.sf(self.lost - 1, self.gained + self.lost, 0.5))
-
-    def score(self, difference: float) -> float:
-        """Return by how many standard deviations what was found is above a supposed difference of
-        shares."""
-        n, b, c = self.rows, self.gained, self.lost
-        above = b - c - n * difference
-        if above == 0.0 or abs(difference) >= 1.0:
-            return math.copysign(math.inf, above) if above else 0.0
-        linear = (2.0 * n - b + c) * difference - b - c
-        constant = -c * difference * (1.0 - difference)
-        share = (math.sqrt(max(linear**2 - 8.0 * n * constant, 0.0)) - linear) / (
-            4.0 * n
-        )  # of rows lost, if it were true
-        variance = n * (2.0 * share + difference * (1.0 - difference))
-        return above / math.sqrt(max(variance, LEAST_VARIANCE))
-
-    def interval(self, level: float = LEVEL) -> Ends:
-        """Return the interval of the difference of shares, gained less lost."""
-        z = float(stats.norm.ppf((1.0 + level) / 2.0))
-        found = (self.gained - self.lost) / self.rows
-        least, most = -1.0 + EDGE, 1.0 - EDGE
-        low = (
-            -1.0
-            if found <= least
-            else optimize.brentq(lambda d: self.score(d) - z, least, min(found, most))
+    ours, theirs = (
+        _figures(
+            ServedPredictor(model, checked_draws(version, wanted), wanted.seed),
+            test,
+            each.group_names,
         )
-        high = (
-            1.0
-            if found >= most
-            else optimize.brentq(lambda d: self.score(d) + z, max(found, least), most)
-        )
-        return float(low), float(high)
-
-
-def difference(first: Figure, second: Figure, resamples: Resamples) -> Difference:
-    """Compare a figure of two versions, on the same rows in the same order."""
-    if isinstance(first, Share) and isinstance(second, Share):
-        pairs = Pairs.of(first, second)
-        return Difference(first.value, second.value, pairs.interval(), pairs.mcnemar(), "mcnemar")
-    least, most = _sampled(first, second, resamples)
-    p_value = min(1.0, 2.0 * min(_tail(least <= 0.0), _tail(most >= 0.0)))
-    ends = percentiles(least)[0], percentiles(most)[1]
-    return Difference(first.value, second.value, ends, p_value, "bootstrap")
-
-
-def worsening(
-    metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples
-) -> Worsening:
-    """Compare a figure with another version's; `metric` says what is better
-    (`training.recipe.BETTER`)."""
-    value = worse_by(metric, figure.value, other.value)
-    better = BETTER[metric]
-    if isinstance(figure, Share) and isinstance(other, Share) and isinstance(better, str):
-        pairs = Pairs.of(other, figure) if better == "more" else Pairs.of(figure, other)
-        low, high = pairs.interval()
-        p_value = (
-            float(stats.norm.cdf(pairs.score(-allowed))) if allowed > 0 else pairs.mcnemar_lost()
-        )
-        return Worsening(value, (-high, -low), p_value, "score" if allowed > 0 else "mcnemar")
-    if better == "less":
-        least, most = _sampled(other, figure, resamples)
-    else:
-        least = most = worse_by_each(metric, resamples.values(figure), resamples.values(other))
-    ends = percentiles(least)[0], percentiles(most)[1]
-    return Worsening(value, ends, _tail(least <= allowed), "bootstrap")
-
-
-def _sampled(
-    first: Figure, second: Figure, resamples: Resamples
-) -> tuple[Float64[np.ndarray, "R"], Float64[np.ndarray, "R"]]:
-    """Return by how much the second figure is above the first in each sample, at least and at
-    most."""
-    if not (isinstance(first, BinnedGap) and isinstance(second, BinnedGap)):
-        sampled = resamples.values(second) - resamples.values(first)
-        return sampled, sampled
-    (chance, of_first), (its_chance, of_second) = (
-        figure.chance(resamples).T for figure in (first, second)
+        for version, model, test, each in zip(versions, models, tests, data, strict=True)
     )
-    least = (second.value - its_chance) - (2.0 * first.value - of_first)
-    most = (2.0 * second.value - of_second) - (first.value - chance)
-    return least, most
+    resamples = Resamples.of(len(tests[0]), wanted.seed)
+    right = [ours.get("accuracy"), theirs.get("accuracy")]
+    shares = [figure for figure in right if isinstance(figure, Share)]
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        data=source,
+        rows=len(tests[0]),
+        seed=wanted.seed,
+        differences={
+            name: difference(ours[name], theirs[name], resamples) for name in ours if name in theirs
+        },
+        pairs=Pairs.of(*shares) if len(shares) == 2 else None,
+    )
 
 
-def worse_by(metric: str, value: float, other: float) -> float:
-    """Return by how much a value is worse than another, less than 0 where it is better."""
-    return float(worse_by_each(metric, np.array([value]), np.array([other]))[0])
-
-
-def worse_by_each(
-    metric: str, values: Float64[np.ndarray, "R"], others: Float64[np.ndarray, "R"]
-) -> Float64[np.ndarray, "R"]:
-    """Return by how much each value is worse than another."""
-    better = BETTER[metric]
-    if better == "more":
-        return others - values
-    if better == "less":
-        return values - others
-    return np.abs(values - better) - np.abs(others - better)
-
-
-def _tail(is_beyond: np.ndarray) -> float:
-    """Return a p-value: the share of samples, the rows themselves counted as one."""
-    return float((1 + np.count_nonzero(is_beyond)) / (len(is_beyond) + 1))
+def _figures(
+    predictor: ServedPredictor, test: Rows, group_names: tuple[str, ...]
+) -> dict[str, Figure]:
+    calibration = predictor.model.calibration
+    groups = groups_known(calibration, test, group_names)
+    predicted = predictor("test", test.x.astype(np.float32), groups)
+    prediction, scores = predicted.prediction, predicted.prediction.scores
+    if isinstance(scores, Scores):
+        figures = class_figures(scores.probabilities, test.y)
+    else:
+        measures, ends = target_measures(predictor, test), prediction.intervals(0.95)
+        assert ends is not None
+        figures = regression_figures(scores.in_units, measures.log_likelihood, ends, test.y)
+        figures["crps"] = Mean(measures.crps)
+    p_value = prediction.judged_p_values.p_value
+    for fpr in FPRS:
+        if fpr >= calibration.smallest_fpr:
+            figures[f"flagged.{fpr:g}"] = Share(p_value <= fpr)
+    score = predicted.scores[scores.overall]
+    figures[f"aurc.{scores.overall}"] = RiskCoverage(score, losses(scores, test.y))
+    return figures

@@ -1,28 +1,30 @@
-"""Measures of served rows: the quality of predictions, and of scores that tell groups of rows apart
-or order rows by their risk. Ties count as half, or together.
+"""Quality of predictions: figures of classes and of targets, calibration, and risk by coverage.
 
-A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive
-rows (outliers, errors), N negative ones.
+K draws, N rows, C classes. Outputs of a regression are mean and log variance of each draw and row,
+in the target's units, or of a transformed target of that.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from scipy import stats
+from scipy.special import ndtr
 
 from model_store.scores.classification import LEAST_PROBABILITY
-from model_store.scores.regression import MixtureScores
-from training.evaluation.figures import BinnedGap, Figure, Mean, RiskCoverage, RootMean, Share
-from training.evaluation.intervals import (
-    auroc_interval,
-    false_positive_rate_interval,
-    share_interval,
-    wilson_interval,
-)
-from training.evaluation.records import Bin, Detection, OfClass
+from model_store.scores.regression import MixtureScores, log_density
+from model_store.scores.transforms import Transform, to_fitted, to_target
+from training.evaluation.evidence import Bin, Pit, PitBin
+from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share, share_interval
+from training.networks.likelihoods import crps
 
-DETECTION_RATE = 0.95
 BINS = 15  # of confidence
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+PIT_BINS = 10
+LEVELS = 200
+HALVINGS = 60  # of the range that a quantile is looked for in
+BEYOND = 10.0  # standard deviations of a Gaussian in which all of it is
 
 
 def class_figures(
@@ -40,19 +42,17 @@ def class_figures(
     is_true = np.eye(probs.shape[1])[y]
     likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], LEAST_PROBABILITY))
     gap = (correct - confidence)[:, None]
+    # rows of equal confidence share a bin
+    below = np.searchsorted(np.sort(confidence), confidence, side="left")
+    of_equal_rows = below * BINS // len(confidence)
+    of_equal_width = probability_bins(confidence)
     return {
         "accuracy": Share(correct),
         "log_likelihood": Mean(likelihood),
         "brier": Mean(np.square(probs - is_true).sum(axis=1)),
-        "expected_calibration_error": BinnedGap(
-            gap, probability_bins(confidence, BINS)[:, None], BINS
-        ),
-        "adaptive_calibration_error": BinnedGap(
-            gap, _equal_bins_of(confidence, BINS)[:, None], BINS
-        ),
-        "classwise_calibration_error": BinnedGap(
-            is_true - probs, probability_bins(probs, BINS), BINS
-        ),
+        "expected_calibration_error": BinnedGap(gap, of_equal_width[:, None], BINS),
+        "adaptive_calibration_error": BinnedGap(gap, of_equal_rows[:, None], BINS),
+        "classwise_calibration_error": BinnedGap(is_true - probs, probability_bins(probs), BINS),
     }
 
 
@@ -62,209 +62,150 @@ def regression_figures(
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
-    """Return a regression's root mean squared error, log-likelihood (nats a row, of a density in
-    the target's units), mean standard deviation, and how often intervals of coverage .95 hold the
-    target, and their mean width.
+    """Return root mean squared error, log-likelihood (nats a row, of a density in the target's
+    units), mean standard deviation, and of intervals of coverage .95 how often they hold the target
+    and their mean width, if finite.
     """
     width = intervals[:, 1] - intervals[:, 0]
-    of_width: dict[str, Figure] = (
-        {"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {}
-    )
-    return {
+    figures: dict[str, Figure] = {
         "rmse": RootMean(np.square(scores.mean - y)),
         "log_likelihood": Mean(log_likelihood),
         "std": Mean(scores.std),
-        "interval_coverage_at_95": Share((intervals[:, 0] <= y) & (y <= intervals[:, 1])),
-        **of_width,
+        "interval_coverage_at_95": Share(is_within(intervals, y)),
     }
+    return figures | ({"interval_width_at_95": Mean(width)} if np.isfinite(width).all() else {})
 
 
-def values(figures: Mapping[str, Figure]) -> dict[str, float]:
-    """Return the figures of the rows as they are."""
-    return {name: figure.value for name, figure in figures.items()}
+def is_within(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Bool[np.ndarray, "N"]:
+    return (ends[:, 0] <= y) & (y <= ends[:, 1])
 
 
-def by_class(
-    label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
-) -> list[OfClass]:
-    """Return each class's recall and precision, and the labels that its rows were given.
-
-    Recall is None of a class without rows, precision of one that is no row's label.
-    """
-    confusion = confusion_matrix(label, y, len(classes))
-    rows, labelled, right = confusion.sum(axis=1), confusion.sum(axis=0), np.diag(confusion)
-    measured = []
-    for c, name in enumerate(classes):
-        shares = {"recall": int(rows[c]), "precision": int(labelled[c])}
-        hits = int(right[c])
-        measured.append(
-            OfClass(
-                name=name,
-                rows=int(rows[c]),
-                labelled=confusion[c].tolist(),
-                recall=hits / shares["recall"] if shares["recall"] else None,
-                precision=hits / shares["precision"] if shares["precision"] else None,
-                confidence_intervals={
-                    key: share_interval(hits, of) for key, of in shares.items() if of
-                },
-            )
-        )
-    return measured
-
-
-def confusion_matrix(
-    label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], num_classes: int
-) -> Int64[np.ndarray, "C C"]:
-    """Return how many rows of each class (first axis) were given each label."""
-    return np.bincount(y * num_classes + label, minlength=num_classes**2).reshape(
-        num_classes, num_classes
-    )
-
-
-def auroc(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> float:
-    """Return the probability that a positive row's score exceeds a negative one's, ties counting
-    half, by midranks.
-
-    It is the area under the ROC curve (Hanley and McNeil, "The meaning and use of the area under a
-    receiver operating characteristic (ROC) curve", 1982).
-    """
-    both = np.concatenate([positive, negative])
-    _values, index, counts = np.unique(both, return_inverse=True, return_counts=True)
-    midranks = np.cumsum(counts) - 0.5 * (counts - 1)
-    ranks = midranks[index[: len(positive)]].sum()
-    least = 0.5 * len(positive) * (len(positive) + 1)
-    return float((ranks - least) / (len(positive) * len(negative)))
-
-
-def roc_curve(
-    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
-) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return false- and true-positive rates at each threshold (score >= t), from no row to all."""
-    hits, alarms, _ = _counts(positive, negative)
-    return np.append(0.0, alarms / len(negative)), np.append(0.0, hits / len(positive))
-
-
-def average_precision(
-    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
-) -> float:
-    """Return the mean precision over the positive rows as the threshold falls: the area under
-    precision and recall.
-
-    Rows of equal score are taken together. A score that says nothing comes to the base rate, P / (P
-    + N).
-    """
-    hits, alarms, new_hits = _counts(positive, negative)
-    return float((new_hits * hits / (hits + alarms)).sum() / len(positive))
-
-
-def false_positive_rate(
-    positive: Float64[np.ndarray, "P"],
-    negative: Float64[np.ndarray, "N"],
-    detection_rate: float = DETECTION_RATE,
-) -> float:
-    """Return the share of negative rows above the largest threshold that detects at least
-    `detection_rate` of the positive ones."""
-    needed = int(np.ceil(detection_rate * len(positive) - 1e-9))
-    threshold = np.sort(positive)[len(positive) - needed]
-    return float(np.mean(negative >= threshold))
-
-
-def risk_coverage(
-    score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
-) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are
-    answered.
-
-    Rows of equal score are answered together.
-    """
-    order = np.argsort(score, kind="stable")
-    last = np.append(np.diff(score[order]) > 0, True)
-    covered = np.arange(1, len(score) + 1)[last]
-    return covered / len(score), np.cumsum(loss[order])[last] / covered
-
-
-def area_under_risk_coverage(
-    score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
-) -> float:
-    """Return the mean over coverages 1/N to 1 of the risk, AURC (Geifman et al., "Bias-reduced
-    uncertainty estimation for deep neural classifiers", 2019). Lower is better. Within rows of
-    equal score it is the risk of a random order.
-    """
-    return RiskCoverage(score, loss).value
-
-
-def detection(positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]) -> Detection:
-    """Return all measures of how well a score detects positive rows.
-
-    `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score
-    turned round; the base rate of the first is P / (P + N).
-    """
-    area, plus, minus = (
-        auroc(positive, negative),
-        average_precision(positive, negative),
-        average_precision(-negative, -positive),
-    )
-    return Detection(
-        auroc=area,
-        pr_plus=plus,
-        pr_minus=minus,
-        fpr_at_95=false_positive_rate(positive, negative),
-        confidence_intervals={
-            "auroc": auroc_interval(area, positive, negative),
-            "pr_plus": wilson_interval(plus, len(positive)),
-            "pr_minus": wilson_interval(minus, len(negative)),
-            "fpr_at_95": false_positive_rate_interval(positive, negative, DETECTION_RATE),
-        },
-    )
+def probability_bins(
+    probs: Float64[np.ndarray, "*shape"], bins: int = BINS
+) -> Int64[np.ndarray, "*shape"]:
+    """Return which of the bins of equal width from 0 to 1 each probability is in."""
+    return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
 def reliability(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS
 ) -> list[Bin]:
     """Return each bin that holds rows: how many, their mean confidence and accuracy."""
-    index = probability_bins(confidence, bins)
-    return [
-        Bin(
-            rows=int(np.sum(index == b)),
-            confidence=float(confidence[index == b].mean()),
-            accuracy=float(correct[index == b].mean()),
-            confidence_intervals={
-                "accuracy": share_interval(int(correct[index == b].sum()), int(np.sum(index == b)))
-            },
+    index, found = probability_bins(confidence, bins), []
+    for b in np.unique(index).tolist():
+        hits = correct[index == b]
+        ends = share_interval(int(hits.sum()), len(hits))
+        found.append(
+            Bin(
+                rows=len(hits),
+                confidence=float(confidence[index == b].mean()),
+                accuracy=float(hits.mean()),
+                confidence_intervals={"accuracy": ends},
+            )
         )
-        for b in np.unique(index).tolist()
-    ]
+    return found
 
 
-def precision_recall(
-    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
+def risk_coverage(
+    score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return recall and precision at each threshold (score >= t), from the highest down."""
-    hits, alarms, _ = _counts(positive, negative)
-    return hits / len(positive), hits / (hits + alarms)
+    """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are
+    answered, those of equal score together."""
+    order = np.argsort(score, kind="stable")
+    last = np.append(np.diff(score[order]) > 0, True)
+    covered = np.arange(1, len(score) + 1)[last]
+    return covered / len(score), np.cumsum(loss[order])[last] / covered
 
 
-def _counts(
-    positive: Float64[np.ndarray, "P"], negative: Float64[np.ndarray, "N"]
-) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return, from the highest score down, positive and negative rows at or above each, and
-    positive rows at it."""
-    both = np.concatenate([positive, negative])
-    values, index = np.unique(both, return_inverse=True)
-    at = np.bincount(index[: len(positive)], minlength=len(values))[::-1].astype(np.float64)
-    other = np.bincount(index[len(positive) :], minlength=len(values))[::-1].astype(np.float64)
-    return np.cumsum(at), np.cumsum(other), at
+@dataclass(frozen=True, eq=False)
+class TargetMeasures:
+    """Measures of N targets, given the mixture of their draws' Gaussians.
+
+    `pit` is the share of the predictive distribution below the target. `pinball` has by quantile q
+    the loss: q times the distance of a target above the predicted quantile, 1 - q times that of one
+    below.
+    """
+
+    log_likelihood: Float64[np.ndarray, "N"]  # nats, of a density in the target's units
+    crps: Float64[np.ndarray, "N"]  # in the target's units
+    pit: Float64[np.ndarray, "N"]
+    pinball: Float64[np.ndarray, "N Q"]  # in the target's units, by `QUANTILES`
+
+    @classmethod
+    def of(
+        cls,
+        outputs: Float[np.ndarray, "K N 2"],
+        y: Float[np.ndarray, "N"],
+        transform: Transform | None = None,
+    ) -> "TargetMeasures":
+        """Measure targets.
+
+        The CRPS of a transformed target is twice the mean of the pinball losses at `LEVELS`
+        quantiles that are as far apart (Laio and Tamea, "Verification tools for probabilistic
+        forecasts of continuous hydrological variables", 2007, equation 17): quantiles are exact,
+        and a mean of h has no closed form.
+        """
+        moments, target = outputs.astype(np.float64), y.astype(np.float64)
+
+        def loss(q: float) -> Float64[np.ndarray, "N"]:
+            predicted = quantile(moments, q)
+            if transform is not None:
+                predicted = to_target(transform, predicted)
+            return pinball_loss(predicted, target, q)
+
+        if transform is None:
+            scores = crps(torch.from_numpy(moments), torch.from_numpy(target)).numpy()
+        else:
+            levels = (np.arange(LEVELS) + 0.5) / LEVELS
+            scores = 2.0 * np.mean([loss(q) for q in levels.tolist()], axis=0)
+        fitted = target if transform is None else to_fitted(transform, target)
+        return cls(
+            log_density(moments, target, transform),
+            scores,
+            distribution_function(moments, fitted),
+            np.stack([loss(q) for q in QUANTILES], axis=-1),
+        )
+
+    @classmethod
+    def concatenate(cls, parts: list["TargetMeasures"]) -> "TargetMeasures":
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def probability_bins(
-    probs: Float64[np.ndarray, "*shape"], bins: int
-) -> Int64[np.ndarray, "*shape"]:
-    """Return which of the bins of equal width from 0 to 1 each probability is in."""
-    return np.minimum((probs * bins).astype(np.int64), bins - 1)
+def distribution_function(
+    outputs: Float64[np.ndarray, "K N 2"], y: Float64[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N"]:
+    """Return the share of each row's predictive distribution at or below y."""
+    mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
+    below: np.ndarray = ndtr((y - mean) / std).mean(axis=0)
+    return below
 
 
-def _equal_bins_of(confidence: Float64[np.ndarray, "N"], bins: int) -> Int64[np.ndarray, "N"]:
-    """Return which bin each row is in, of bins of as many rows each; rows of equal confidence are
-    in one bin."""
-    lowest = np.searchsorted(np.sort(confidence), confidence, side="left")
-    return lowest * bins // len(confidence)
+def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Float64[np.ndarray, "N"]:
+    """Return where the distribution function of each row is q, by bisection."""
+    mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
+    low, high = (mean - BEYOND * std).min(axis=0), (mean + BEYOND * std).max(axis=0)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        is_below = distribution_function(outputs, middle) < q
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return 0.5 * (low + high)
+
+
+def pinball_loss(
+    predicted: Float64[np.ndarray, "N"], y: Float64[np.ndarray, "N"], q: float
+) -> Float64[np.ndarray, "N"]:
+    """Return the loss of a predicted quantile (Koenker and Bassett, "Regression quantiles",
+    1978)."""
+    return np.maximum(q * (y - predicted), (q - 1.0) * (y - predicted))
+
+
+def pit_measures(pit: Float64[np.ndarray, "N"]) -> Pit:
+    """Return the histogram of probability integral transforms, and their distance from uniform."""
+    test, rows = stats.kstest(pit, "uniform"), len(pit)
+    counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
+    bins = [
+        PitBin(share=c / rows, confidence_intervals={"share": share_interval(c, rows)})
+        for c in counts
+    ]
+    return Pit(distance=float(test.statistic), p_value=float(test.pvalue), bins=bins)

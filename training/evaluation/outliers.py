@@ -1,9 +1,14 @@
-"""Rows unlike the data, in a model's shape and range: noise, and other data sets, for evaluation.
+"""Rows unlike the data, in a model's shape, for evaluation: noise, other data sets, and rows near
+the data that are not of it.
 
 | set | rows |
 |---|---|
-| `uniform` | every number uniform over the data's range |
+| `uniform` | every number uniform over the data's range; every id drawn evenly from all that there are |
 | `gaussian` | every number minimum + range * N(0, 1), not clipped |
+| `even` | in place of noise: every column drawn by itself, evenly over its values |
+| `mixed`, `crossed` | two rows of different classes: their mean, or each column (or id) of one of them |
+| `shuffled` | each column of another row; ids in another order |
+| `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | of images |
 | `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, made grey or colour, resized |
 | `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, or else `train-images-...`, or `images-...`, plain or gzipped; resized |
 | `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them, in its units |
@@ -13,19 +18,32 @@ The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendry
 baseline for detecting misclassified and out-of-distribution examples in neural networks", 2017,
 whose code has noise on pixels from 0 to 1 as above. Images have pixels from 0 to 255, which become
 the data's range. Where a source has more rows than are wanted, a random choice by seed is taken.
+
+Uniform noise over 0 and 1 is no row of a table: a one among zeros is never .37, so anything tells
+such rows apart, and that says nothing. Even rows mean something there. N rows of I numbers.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Bool, Float32, Int64, Num, UInt8
 from PIL import Image
 
-from model_store.artifacts.manifest import NAME_PATTERN, ImageSpec, InputSpec
+from model_store.artifacts.manifest import (
+    NAME_PATTERN,
+    CategoricalColumn,
+    ImageSpec,
+    InputSpec,
+    NumericColumn,
+    TimeColumn,
+    column_width,
+)
 from model_store.errors import InvalidInput
+from model_store.sources.columns import encode
 from model_store.sources.images import as_row
 from model_store.sources.npy import read_npz
 from training.data.arrays import check_ids, numbers
@@ -41,9 +59,16 @@ if TYPE_CHECKING:
 
 OPTION = "--outliers"
 EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or `parquet:FILE`"
-OF_TEXT = ("csv", "parquet")
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 ARRAYS = ("x_test", "x", "x_train")
+NOISE = 0.2  # standard deviation, of the range
+CONTRAST = 0.3  # of a row's own
+OCCLUDED = 0.5  # of height and of width
+BLUR = 1 / 14  # standard deviation, of the height: two pixels of MNIST
+FEW_VALUES = 10  # up to which a number of an even row is one of them
+
+Rows = Float32[np.ndarray, "N I"]
+Images = Float32[np.ndarray, "N C H W"]
 
 
 @dataclass(frozen=True)
@@ -68,60 +93,274 @@ class OutlierSource:
 
     def rows(
         self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
-    ) -> Float32[np.ndarray, "N I"]:
-        """Return at most so many rows, a random choice by seed; text as an encoder makes rows of
-        it.
+    ) -> Rows:
+        """Return a random choice of at most `most` rows.
 
         Raises:
             InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the
                 model's shape.
         """
-        if self.kind in OF_TEXT and encoder is not None:
-            return _of_texts(self.kind, self.path, encoder, most, seed)
-        if self.kind in OF_TEXT or (spec.takes_ids and self.kind != "npz"):
-            what = "a model of text" if self.kind in OF_TEXT else "rows that are no ids"
+        is_text = self.kind in ("csv", "parquet")
+        if is_text and encoder is not None:
+            return self._texts(encoder, most, seed)
+        if is_text or (spec.takes_ids and self.kind != "npz"):
+            what = "a model of text" if is_text else "rows that are no ids"
             raise InvalidInput(
                 OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}"
             )
         if self.kind == "npz":
-            return _of_npz(self.path, spec, most, seed)
-        read = some_images if self.kind == "images" else _of_idx
+            return self._arrays(spec, most, seed)
+        read = some_images if self.kind == "images" else _idx_images
         shown = read(self.path, spec.shape, _decoding(spec), most, seed).astype(np.float32)
-        return np.float32(spec.minimum) + shown * np.float32((spec.maximum - spec.minimum) / 255.0)
+        return np.float32(spec.minimum) + shown * np.float32(_span(spec) / 255.0)
 
+    def _arrays(self, spec: InputSpec, most: int, seed: int) -> Rows:
+        arrays = read_npz(self.path)
+        name = next((name for name in ARRAYS if name in arrays), None)
+        if name is None:
+            found = f"{sorted(arrays)}"[:200]
+            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", found)
+        x = arrays[name]
+        if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
+            raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
+        chosen = some(x, most, seed)
+        rows = numbers(chosen, name).astype(np.float32)
+        if spec.takes_ids:
+            check_ids(chosen, name, int(spec.maximum))
+        return rows
 
-def uniform(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
-    """Return rows of uniform noise over the data's range."""
-    noise = generator(seed, EvaluationStream.UNIFORM).uniform(
-        spec.minimum, spec.maximum, (rows, _size(spec))
-    )
-    return noise.astype(np.float32)
-
-
-def gaussian(spec: InputSpec, rows: int, seed: int) -> Float32[np.ndarray, "N I"]:
-    """Return rows of normal noise, its mean the data's minimum and its standard deviation their
-    range."""
-    noise = generator(seed, EvaluationStream.GAUSSIAN).standard_normal((rows, _size(spec)))
-    return (spec.minimum + (spec.maximum - spec.minimum) * noise).astype(np.float32)
+    def _texts(self, encoder: "TextEncoder", most: int, seed: int) -> Rows:
+        column = encoder.spec.column
+        section = DataSection(source=f"{self.kind}:{self.path}", text=column, tokenizer="")
+        read = csv_table if self.kind == "csv" else parquet_table
+        table = read(self.path, None, section)
+        if column not in table.column_names:
+            found = f"{table.column_names}"[:200]
+            raise InvalidInput(self.path.name, f"a column {column!r}", found)
+        texts = values_of(table.column(column), column, "categorical")
+        chosen = some(np.arange(len(texts)), most, seed).tolist()
+        return TextRows(encoder, b"").encode([texts[i] for i in chosen])
 
 
 def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Return at most so many rows, a random choice by seed."""
+    """Return a random choice of at most `most` rows."""
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
+
+
+def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Rows]:
+    """Return rows that mean nothing, as many as `x` has, by set."""
+    if spec.takes_ids:
+        return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
+    if takes_even_rows(spec, x):
+        return {"even": even_rows(spec, x, len(x), seed, EvaluationStream.EVEN)}
+    return {"uniform": uniform(spec, len(x), seed), "gaussian": gaussian(spec, len(x), seed)}
+
+
+def near_rows(
+    spec: InputSpec,
+    x: Num[np.ndarray, "N I"],
+    y: Num[np.ndarray, "N"],
+    is_classified: bool,
+    seed: int,
+) -> dict[str, Rows]:
+    """Return rows near the data that are not of it, as many as `x` has, by set."""
+    rows, labels = x.astype(np.float32), y.astype(np.int64)
+    sets: dict[str, Rows] = {}
+    if is_classified and (spec.takes_ids or spec.columns):
+        sets["crossed"] = crossed(rows, labels, spec, seed)
+    elif is_classified:
+        sets["mixed"] = mixed(rows, labels, seed)
+    if spec.takes_ids:
+        sets["shuffled"] = shuffled_ids(rows, spec, seed)
+    elif _is_image(spec):
+        images = rows.reshape(len(rows), -1, *spec.shape[-2:])
+        for name, corrupt in CORRUPTIONS.items():
+            sets[name] = corrupt(images, spec, seed).reshape(len(rows), -1)
+    else:
+        sets["shuffled"] = shuffled(rows, spec, seed)
+    return sets
+
+
+def uniform(spec: InputSpec, rows: int, seed: int) -> Rows:
+    random = generator(seed, EvaluationStream.UNIFORM)
+    return random.uniform(spec.minimum, spec.maximum, (rows, _size(spec))).astype(np.float32)
+
+
+def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
+    normal = generator(seed, EvaluationStream.GAUSSIAN).standard_normal((rows, _size(spec)))
+    return (spec.minimum + _span(spec) * normal).astype(np.float32)
+
+
+def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
+    """Whether even rows take the place of noise: where rows have columns, or are no images and a
+    number of theirs has few values.
+    """
+    return bool(spec.columns) or (
+        not _is_image(spec) and any(len(np.unique(number)) <= FEW_VALUES for number in x.T)
+    )
+
+
+def even_rows(
+    spec: InputSpec, x: Num[np.ndarray, "N I"], rows: int, *seed: int
+) -> Float32[np.ndarray, "M I"]:
+    """Return rows whose every column is drawn by itself, from those of `x`: a category or a number
+    of few values evenly over these, any other number or time uniformly over its range.
+
+    No value is missing. Without columns each number is one.
+    """
+    random = generator(*seed)
+    columns = spec.columns or [
+        NumericColumn(name=str(i), mean=0.0, std=1.0, indicator=False) for i in range(x.shape[1])
+    ]
+    made = []
+    for column, part in zip(columns, _split(x.astype(np.float32), spec), strict=True):
+        there = part
+        if not isinstance(column, CategoricalColumn) and column.indicator:
+            present = part[part[:, -1] == 0.0]
+            there = present if len(present) else part
+        values = np.unique(there, axis=0)
+        if isinstance(column, CategoricalColumn) or len(values) <= FEW_VALUES:
+            made.append(values[random.integers(len(values), size=rows)])
+            continue
+        first = random.uniform(there[:, 0].min(), there[:, 0].max(), rows)
+        if isinstance(column, TimeColumn):  # with the sines and cosines that belong to it
+            made.append(encode([column], {column.name: first * column.std + column.mean}))
+        else:
+            drawn = np.zeros((rows, part.shape[1]), dtype=np.float32)
+            drawn[:, 0] = first
+            made.append(drawn)
+    return np.concatenate(made, axis=1)
+
+
+def random_ids(spec: InputSpec, x: Num[np.ndarray, "N I"], *seed: int) -> Rows:
+    drawn = generator(*seed).integers(int(spec.minimum), int(spec.maximum) + 1, x.shape)
+    return np.where(_is_token(spec, x), drawn, x).astype(np.float32)
+
+
+def mixed(x: Rows, y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
+    """Return the mean of each row and a random row of another class; of a lone class, none."""
+    partners = _partners(y, generator(seed, EvaluationStream.MIXED))
+    return 0.5 * (x[: len(partners)] + x[partners])
+
+
+def crossed(
+    x: Num[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], spec: InputSpec, seed: int
+) -> Float32[np.ndarray, "M I"]:
+    """Return rows that have each column, or each id, of one of two rows of different classes, at
+    random; of a lone class, none.
+
+    A mean would be no row of a table, which has no half categories.
+    """
+    rng = generator(seed, EvaluationStream.MIXED)
+    partners = _partners(y, rng)
+    own, others = x[: len(partners)], x[partners]
+    if spec.takes_ids:
+        is_other = (rng.random(own.shape) < 0.5) & _is_token(spec, own) & _is_token(spec, others)
+    else:
+        widths = [column_width(column) for column in spec.columns]
+        is_other = np.repeat(rng.random((len(partners), len(widths))) < 0.5, widths, axis=1)
+    return np.where(is_other, others, own).astype(np.float32)
+
+
+def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
+    """Return rows whose every column is some other row's: each alone is as in the data, together
+    they are not."""
+    rng = generator(seed, EvaluationStream.SHUFFLED)
+    return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
+
+
+def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
+    """Return rows whose ids stand in another order."""
+    rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
+    for row, tokens in zip(rows, _is_token(spec, x), strict=True):
+        row[tokens] = rng.permutation(row[tokens])
+    return rows
+
+
+def rotated(images: Images, *_: object) -> Images:
+    """Return images turned by a quarter, or of unequal sides by half."""
+    quarters = 1 if images.shape[2] == images.shape[3] else 2
+    return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
+
+
+def noisy(images: Images, spec: InputSpec, seed: int) -> Images:
+    normal = generator(seed, EvaluationStream.NOISY).standard_normal(images.shape)
+    return _clip(images + np.float32(NOISE * _span(spec)) * normal.astype(np.float32), spec)
+
+
+def low_contrast(images: Images, *_: object) -> Images:
+    mean = images.mean(axis=(1, 2, 3), keepdims=True)
+    return mean + np.float32(CONTRAST) * (images - mean)
+
+
+def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
+    """Return images with a rectangle of the data's minimum over a random place, a quarter of the
+    area."""
+    rng = generator(seed, EvaluationStream.OCCLUDED)
+    height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
+    tops = rng.integers(0, images.shape[2] - height + 1, len(images))
+    lefts = rng.integers(0, images.shape[3] - width + 1, len(images))
+    covered = images.copy()
+    for image, top, left in zip(covered, tops.tolist(), lefts.tolist(), strict=True):
+        image[:, top : top + height, left : left + width] = spec.minimum
+    return covered
+
+
+def blurred(images: Images, spec: InputSpec, *_: object) -> Images:
+    """Return images blurred by a Gaussian."""
+    std = BLUR * images.shape[2]
+    down, across = (_blur(side, std) for side in images.shape[2:])
+    return _clip(down @ images @ across.T, spec)
+
+
+CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
+    "rotated": rotated,
+    "noisy": noisy,
+    "low-contrast": low_contrast,
+    "occluded": occluded,
+    "blurred": blurred,
+}
+
+
+def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
+    distance = np.subtract.outer(np.arange(size), np.arange(size))
+    weights = np.exp(-0.5 * np.square(distance / std))
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _partners(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
+    """Return for each row one of another class; nothing of a lone class."""
+    others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
+    return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
+
+
+def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
+    """Return the numbers of each column; without columns each number by itself."""
+    widths = [column_width(column) for column in spec.columns] or [1] * x.shape[1]
+    return np.split(x, np.cumsum(widths)[:-1], axis=1)
+
+
+def _is_token(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> Bool[np.ndarray, "N I"]:
+    """Return which ids are not padding."""
+    return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
+
+
+def _is_image(spec: InputSpec) -> bool:
+    return len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3)
 
 
 def _decoding(spec: InputSpec) -> ImageSpec:
     """Return how images become rows: as those that the model takes do, of whatever size."""
     if spec.image is not None and spec.image.resize:
         return spec.image
-    if len(spec.shape) == 2:
-        return ImageSpec(mode="L", resize=True)
-    if len(spec.shape) == 3 and spec.shape[0] == 3:
-        return ImageSpec(mode="RGB", resize=True)
-    raise InvalidInput(OPTION, f"`npz:`, since rows of shape {spec.shape} are not images", "images")
+    if not _is_image(spec):
+        raise InvalidInput(
+            OPTION, f"`npz:`, since rows of shape {spec.shape} are not images", "images"
+        )
+    return ImageSpec(mode="L" if len(spec.shape) == 2 else "RGB", resize=True)
 
 
-def _of_idx(
+def _idx_images(
     folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
     there = [
@@ -131,34 +370,13 @@ def _of_idx(
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 
-def _of_npz(path: Path, spec: InputSpec, most: int, seed: int) -> Float32[np.ndarray, "N I"]:
-    arrays = read_npz(path)
-    name = next((name for name in ARRAYS if name in arrays), None)
-    if name is None:
-        raise InvalidInput(path.name, f"an array {', '.join(ARRAYS)}", f"{sorted(arrays)}"[:200])
-    x = arrays[name]
-    if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
-        raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
-    chosen = some(x, most, seed)
-    rows = numbers(chosen, name).astype(np.float32)
-    if spec.takes_ids:
-        check_ids(chosen, name, int(spec.maximum))
-    return rows
-
-
-def _of_texts(
-    kind: str, path: Path, encoder: "TextEncoder", most: int, seed: int
-) -> Float32[np.ndarray, "N I"]:
-    column = encoder.spec.column
-    section = DataSection(source=f"{kind}:{path}", text=column, tokenizer="")
-    table = csv_table(path, None, section) if kind == "csv" else parquet_table(path, None, section)
-    if column not in table.column_names:
-        raise InvalidInput(path.name, f"a column {column!r}", f"{table.column_names}"[:200])
-    texts = values_of(table.column(column), column, "categorical")
-    return TextRows(encoder, b"").encode(
-        [texts[i] for i in some(np.arange(len(texts)), most, seed).tolist()]
-    )
+def _clip(images: Images, spec: InputSpec) -> Images:
+    return np.clip(images, np.float32(spec.minimum), np.float32(spec.maximum))
 
 
 def _size(spec: InputSpec) -> int:
     return int(np.prod(spec.shape))
+
+
+def _span(spec: InputSpec) -> float:
+    return spec.maximum - spec.minimum

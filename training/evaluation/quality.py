@@ -2,17 +2,16 @@
 flag detect.
 
 Everything is computed as served: by the version's own graphs, in requests of `REQUEST_ROWS` rows,
-    each with the draws
-of a seed of its own. N rows. Scores are higher where a row is more uncertain or more unlike the
-data.
+each with the draws of a seed of its own. N rows. Scores are higher where a row is more uncertain or
+more unlike the data.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import combined_surprisal
@@ -22,26 +21,37 @@ from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
-from training.evaluation.class_probabilities import class_probabilities
-from training.evaluation.figures import Figure, Mean, RiskCoverage, RootMean, Share
-from training.evaluation.intervals import Ends, Resamples, share_interval
-from training.evaluation.metrics import (
-    by_class,
-    class_figures,
-    detection,
-    regression_figures,
-    reliability,
-    values,
-)
-from training.evaluation.mixture import TargetMeasures, pit_measures
-from training.evaluation.records import (
+from training.evaluation.detection import by_class, class_probabilities, detection
+from training.evaluation.evidence import (
     AttackMeasures,
     ClassMeasures,
     ErrorDetection,
     Interval,
+    PartMeasures,
     RegressionMeasures,
     SetMeasures,
     SpreadBin,
+)
+from training.evaluation.figures import (
+    Ends,
+    Figure,
+    Mean,
+    Resamples,
+    RiskCoverage,
+    RootMean,
+    Share,
+    intervals,
+    share_interval,
+    values,
+)
+from training.evaluation.metrics import (
+    QUANTILES,
+    TargetMeasures,
+    class_figures,
+    is_within,
+    pit_measures,
+    regression_figures,
+    reliability,
 )
 from training.scoring import served_outputs
 from training.seeds import hash_key
@@ -50,11 +60,13 @@ REQUEST_ROWS = 16
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
 FPRS = (0.01, 0.05, 0.1)
 SPREAD_BINS = 5
+PART_COVERAGE, PART_FPR = 0.95, 0.05
+MOST_GROUPS = 100  # that are told apart, those of the most rows
 
 
 @dataclass(frozen=True, eq=False)
 class ServedPrediction:
-    """What a version says of N rows.
+    """A version's prediction of N rows.
 
     `scores` has every posterior score, every detector alone, the flag's statistic, and the same
     without each detector. Density detectors are given by their surprisals: by label, and some from
@@ -68,11 +80,45 @@ class ServedPrediction:
 
     @classmethod
     def of(cls, prediction: Prediction, calibration: Calibration) -> "ServedPrediction":
-        """Score a prediction."""
         p_value = prediction.judged_p_values.p_value
         usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
         flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
         return cls(prediction, _scores(prediction, calibration), flagged)
+
+    @property
+    def mean_scores(self) -> dict[str, float]:
+        """Each detector's mean score."""
+        return {name: float(score.mean()) for name, score in self.prediction.detected.items()}
+
+
+@dataclass(frozen=True)
+class ServedPredictor:
+    """Predicts rows as a version is served, with a number of draws; sets of rows have seeds by
+    name."""
+
+    model: Model
+    draws: int
+    seed: int
+
+    def request_seed(self, name: str) -> int:
+        return hash_key(self.seed, *name.encode())
+
+    def outputs(self, name: str, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield outputs and density scores of each request."""
+        return served_outputs(
+            self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
+        )
+
+    def __call__(
+        self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
+    ) -> ServedPrediction:
+        """Predict a named set of rows; of a version that is calibrated by group, of these groups or
+        unknown ones."""
+        parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
+        prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
+        if groups is not None:
+            prediction = prediction.of_groups(groups)
+        return ServedPrediction.of(prediction, self.model.calibration)
 
 
 def _scores(
@@ -97,52 +143,22 @@ def _scores(
     return {**alone, **flags}
 
 
-@dataclass(frozen=True)
-class ServedPredictor:
-    """Predicts rows as a version is served, with a number of draws; sets of rows have seeds by
-    name."""
-
-    model: Model
-    draws: int
-    seed: int
-
-    def request_seed(self, name: str) -> int:
-        """Return what a set's draws are seeded by."""
-        return hash_key(self.seed, *name.encode())
-
-    def __call__(
-        self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
-    ) -> ServedPrediction:
-        """Predict a named set of rows; of a version that is calibrated by group, of these groups or
-        unknown ones."""
-        rows = Rows(x, np.zeros(len(x), dtype=np.int64))
-        parts = served_outputs(
-            self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
-        )
-        predictions = [self.model.prediction(outputs, density) for outputs, density in parts]
-        prediction = Prediction.concatenate(predictions)
-        if groups is not None:
-            prediction = prediction.of_groups(groups)
-        return ServedPrediction.of(prediction, self.model.calibration)
-
-
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> ClassMeasures | RegressionMeasures:
-    """Return quality on test rows, with intervals: `training.evaluation.metrics` says of what; of a
-    regression also what `training.evaluation.mixture` measures. Of both how often the flag fires,
-    and the area under risk against coverage of each score.
-    """
+    """Measure the quality of predictions of test rows, with intervals; of each score the area under
+    risk against coverage; and how often the flag fires."""
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    intervals = flagged_intervals(predicted.flagged, len(test)) | intervals_of(
+    common_intervals = _flagged_intervals(predicted, len(test)) | intervals(
         areas, resamples, "aurc."
     )
     if isinstance(scores, Scores):
         figures = class_figures(scores.probabilities, test.y)
-        measured: dict[str, Any] = {
+        content = {
+            **common,
             **values(figures),
             "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
@@ -150,19 +166,17 @@ def measure_test(
                 scores.probabilities, test.y, classes, resamples
             ),
             "error_detection": error_detection(predicted, loss),
-            "confidence_intervals": intervals_of(figures, resamples) | intervals,
+            "confidence_intervals": intervals(figures, resamples) | common_intervals,
         }
-        return ClassMeasures.model_validate({**common, **measured})
-    measures = target_measures(predictor, test)
+        return ClassMeasures.model_validate(content)
+    measures, scores = target_measures(predictor, test), scores.in_units
     found = {coverage: predicted.prediction.intervals(coverage) for coverage in COVERAGES}
     held = {coverage: ends for coverage, ends in found.items() if ends is not None}
-    scores = scores.in_units
-    figures = {
-        **regression_figures(scores, measures.log_likelihood, held[0.95], test.y),
-        "crps": Mean(measures.crps),
-    }
-    pinball = {f"{q:g}": Mean(loss_of_rows) for q, loss_of_rows in measures.pinball.items()}
-    measured = {
+    figures = regression_figures(scores, measures.log_likelihood, held[0.95], test.y)
+    figures["crps"] = Mean(measures.crps)
+    pinball = {f"{q:g}": Mean(measures.pinball[:, i]) for i, q in enumerate(QUANTILES)}
+    content = {
+        **common,
         **values(figures),
         "pinball": values(pinball),
         "pit": pit_measures(measures.pit),
@@ -170,40 +184,20 @@ def measure_test(
             _interval(coverage, ends, test.y, resamples) for coverage, ends in held.items()
         ],
         "by_spread": _by_spread(scores, held[0.95], test.y, predictor.seed),
-        "confidence_intervals": intervals_of(figures, resamples)
-        | intervals_of(pinball, resamples, "pinball.")
-        | intervals,
+        "confidence_intervals": intervals(figures, resamples)
+        | intervals(pinball, resamples, "pinball.")
+        | common_intervals,
     }
-    return RegressionMeasures.model_validate({**common, **measured})
+    return RegressionMeasures.model_validate(content)
 
 
 def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
-    """Return what is measured of the targets of a regression's test rows, as they are served."""
-    outputs = served_outputs(
-        predictor.model.runtime, test, predictor.draws, predictor.request_seed("test"), REQUEST_ROWS
-    )
-    parts, first = [], 0
-    for of_request, _ in outputs:
-        last = first + of_request.shape[1]
-        parts.append(
-            TargetMeasures.of(of_request, test.y[first:last], predictor.model.manifest.transform)
-        )
+    transform, parts, first = predictor.model.manifest.transform, [], 0
+    for outputs, _ in predictor.outputs("test", test):
+        last = first + outputs.shape[1]
+        parts.append(TargetMeasures.of(outputs, test.y[first:last], transform))
         first = last
     return TargetMeasures.concatenate(parts)
-
-
-def intervals_of(
-    figures: Mapping[str, Figure], resamples: Resamples, path: str = ""
-) -> dict[str, Ends]:
-    """Return the confidence intervals of figures, by name after a path."""
-    return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}
-
-
-def flagged_intervals(flagged: dict[str, float], rows: int) -> dict[str, Ends]:
-    """Return the confidence intervals of how often the flag fires, of so many rows."""
-    return {
-        f"flagged.{fpr}": share_interval(round(rate * rows), rows) for fpr, rate in flagged.items()
-    }
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
@@ -218,32 +212,33 @@ def error_detection(
 ) -> ErrorDetection | None:
     """Return how well each score tells misclassified rows from the others; None where there are
     none of either."""
-    wrong = loss > 0
-    if wrong.all() or not wrong.any():
+    is_wrong = loss > 0
+    if is_wrong.all() or not is_wrong.any():
         return None
-    measured = {
-        name: detection(score[wrong], score[~wrong]) for name, score in predicted.scores.items()
-    }
+    wrong = Share(is_wrong)
     return ErrorDetection(
-        rows=int(wrong.sum()),
-        base_rate=float(wrong.mean()),
-        scores=measured,
-        confidence_intervals={"base_rate": share_interval(int(wrong.sum()), len(wrong))},
+        rows=int(is_wrong.sum()),
+        base_rate=float(is_wrong.mean()),
+        scores={
+            name: detection(score[is_wrong], score[~is_wrong])
+            for name, score in predicted.scores.items()
+        },
+        confidence_intervals={"base_rate": wrong.interval()},
     )
 
 
 def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
     """Return how well each score tells a set's rows (positive) from the test rows, and how often
     the flag fires."""
-    known, rows = (predicted.scores for predicted in (test, outliers))
-    n, m = len(known["flag"]), len(rows["flag"])
-    detected = {name: detection(rows[name], known[name]) for name in rows}
+    n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
     return SetMeasures(
         rows=m,
         base_rate=m / (m + n),
         flagged=outliers.flagged,
-        scores=detected,
-        confidence_intervals=flagged_intervals(outliers.flagged, m),
+        scores={
+            name: detection(score, test.scores[name]) for name, score in outliers.scores.items()
+        },
+        confidence_intervals=_flagged_intervals(outliers, m),
     )
 
 
@@ -254,13 +249,13 @@ def measure_attack(
     detection."""
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
-    wrong = scores.label != y
-    quiet = attacked.prediction.judged_p_values.p_value > 0.05
+    is_wrong = scores.label != y
+    is_quiet = attacked.prediction.judged_p_values.p_value > 0.05
     of_set = measure_set(test, attacked)
-    shares = {"accuracy": Share(~wrong), "hits": Share(wrong & quiet)}
+    shares = {"accuracy": Share(~is_wrong), "hits": Share(is_wrong & is_quiet)}
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
     resamples = Resamples.of(len(y), seed)
-    intervals = intervals_of(shares, resamples) | intervals_of(means, resamples, "mean_scores.")
+    own = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
     return AttackMeasures(
         rows=of_set.rows,
         base_rate=of_set.base_rate,
@@ -268,41 +263,84 @@ def measure_attack(
         scores=of_set.scores,
         **values(shares),
         mean_scores=values(means),
-        error_detection=error_detection(attacked, wrong.astype(np.float64)),
-        confidence_intervals={**of_set.confidence_intervals, **intervals},
+        error_detection=error_detection(attacked, is_wrong.astype(np.float64)),
+        confidence_intervals=of_set.confidence_intervals | own,
     )
 
 
-def mean_scores(predicted: ServedPrediction) -> dict[str, float]:
-    """Return each detector's mean score."""
-    return {name: float(score.mean()) for name, score in predicted.prediction.detected.items()}
+def measure_parts(
+    predicted: ServedPrediction,
+    test: Rows,
+    classes: tuple[str, ...],
+    groups: tuple[str, ...],
+    seed: int,
+) -> list[PartMeasures]:
+    """Measure each class, each label and each group that has test rows.
+
+    Coverage and rates of all rows say little of one of these, unless a version is calibrated by
+    category. `classes` and `groups` are what numbers mean.
+    """
+    prediction = predicted.prediction
+    loss, is_covered = losses(prediction.scores, test.y), _is_covered(prediction, test.y)
+    is_flagged = prediction.judged_p_values.p_value <= PART_FPR
+    measured = []
+    for by, name, rows in _parts(prediction, test, classes, groups):
+        figures: dict[str, Figure] = (
+            {"accuracy": Share(loss[rows] == 0)} if classes else {"rmse": RootMean(loss[rows])}
+        )
+        figures["covered"] = Share(is_covered[rows])
+        if f"{PART_FPR:g}" in predicted.flagged:
+            figures["flagged"] = Share(is_flagged[rows])
+        content: dict[str, Any] = {
+            "by": by,
+            "name": name,
+            "rows": len(rows),
+            "flagged": None,
+            **values(figures),
+            "confidence_intervals": intervals(figures, Resamples.of(len(rows), seed)),
+        }
+        measured.append(PartMeasures.model_validate(content))
+    return measured
 
 
-def measure_sets(
-    predictor: ServedPredictor,
-    test: ServedPrediction,
-    sets: dict[str, Float32[np.ndarray, "N I"]],
-    done: Callable[[str], None],
-) -> tuple[dict[str, SetMeasures], dict[str, ServedPrediction]]:
-    """Return what `measure_set` says of each set, and what the version says of it."""
-    predicted = {}
-    for name, rows in sets.items():
-        predicted[name] = predictor(name, rows)
-        done(name)
-    return {name: measure_set(test, rows) for name, rows in predicted.items()}, predicted
+def _parts(
+    prediction: Prediction, test: Rows, classes: tuple[str, ...], groups: tuple[str, ...]
+) -> Iterator[tuple[str, str, Int64[np.ndarray, "n"]]]:
+    """Yield kind, name and rows of each part."""
+    if isinstance(prediction.scores, Scores):
+        for by, numbers in (("class", test.y), ("label", prediction.scores.label)):
+            for number, name in enumerate(classes):
+                rows = np.flatnonzero(numbers == number)
+                if len(rows):
+                    yield by, name, rows
+    if test.groups is not None:
+        present, counts = np.unique(test.groups, return_counts=True)
+        kept = present[np.argsort(-counts, kind="stable")[:MOST_GROUPS]]
+        for number in sorted(kept.tolist()):
+            yield "group", groups[number], np.flatnonzero(test.groups == number)
+
+
+def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
+    """Return whether each row's set or interval holds the truth."""
+    inside = prediction.prediction_sets(PART_COVERAGE)
+    if inside is not None:
+        return inside[np.arange(len(y)), y]
+    ends = prediction.intervals(PART_COVERAGE)
+    assert ends is not None
+    return is_within(ends, y)
 
 
 def _interval(
     coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples
 ) -> Interval:
-    inside, width = Share(_holds(ends, y)), Mean(ends[:, 1] - ends[:, 0])
-    is_finite = bool(np.isfinite(width.values).all())
-    figures: dict[str, Figure] = {"covered": inside, **({"width": width} if is_finite else {})}
+    covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
+    is_finite = bool(np.isfinite(width.of_rows).all())
+    figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
     return Interval(
         nominal=coverage,
-        covered=inside.value,
+        covered=covered.value,
         width=width.value if is_finite else None,
-        confidence_intervals=intervals_of(figures, resamples),
+        confidence_intervals=intervals(figures, resamples),
     )
 
 
@@ -316,14 +354,15 @@ def _by_spread(
         figures: dict[str, Figure] = {
             "std": Mean(scores.std[rows]),
             "rmse": RootMean(np.square(scores.mean - y)[rows]),
-            "covered": Share(_holds(ends, y)[rows]),
+            "covered": Share(is_within(ends, y)[rows]),
         }
-        intervals = intervals_of(figures, Resamples.of(len(rows), seed))
-        measured.append(
-            SpreadBin(rows=len(rows), **values(figures), confidence_intervals=intervals)
-        )
+        ends_of = intervals(figures, Resamples.of(len(rows), seed))
+        measured.append(SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of))
     return measured
 
 
-def _holds(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Bool[np.ndarray, "N"]:
-    return (ends[:, 0] <= y) & (y <= ends[:, 1])
+def _flagged_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
+    return {
+        f"flagged.{fpr}": share_interval(round(rate * rows), rows)
+        for fpr, rate in predicted.flagged.items()
+    }

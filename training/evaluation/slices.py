@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn, TimeColumn, column_width
 from model_store.sources.columns import Columns
-from training.evaluation.figures import RootMean
-from training.evaluation.intervals import LEVEL, Resamples, percentiles, share_interval
-from training.evaluation.records import Slice, Slices
+from training.evaluation.evidence import Slice, Slices
+from training.evaluation.figures import LEVEL, Resamples, RootMean, percentiles, share_interval
 from training.seeds import EvaluationStream, generator
 
 MOST = 5  # slices that are reported
@@ -27,8 +26,6 @@ FEW_VALUES = 10  # of a column of numbers, up to which each is a slice
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A slice of N rows."""
-
     column: str
     rows_are: str
     inside: Bool[np.ndarray, "N"]
@@ -65,15 +62,36 @@ def worst_slices(
     ]
     if not candidates:
         return None
-    chosen = _chosen(candidates, loss[half], half)
-    level = 1.0 - (1.0 - LEVEL) / len(chosen)
+    worst = _worst(candidates, loss[half], half)
+    level = 1.0 - (1.0 - LEVEL) / len(worst)
+
+    def mean(rows: Bool[np.ndarray, "N"]) -> float:
+        return float(np.sqrt(loss[rows].mean()) if is_squared else loss[rows].mean())
+
+    slices = []
+    for candidate in worst:
+        inside = loss[candidate.inside & ~half]
+        if is_squared:
+            ends = percentiles(Resamples.of(len(inside), seed).values(RootMean(inside)), level)
+        else:
+            ends = share_interval(int(inside.sum()), len(inside), level)
+        slices.append(
+            Slice(
+                column=candidate.column,
+                rows_are=candidate.rows_are,
+                rows=len(inside),
+                loss=mean(candidate.inside & ~half),
+                where_chosen=mean(candidate.inside & half),
+                confidence_intervals={"loss": ends},
+            )
+        )
     return Slices(
         candidates=len(candidates),
         chosen_rows=int(half.sum()),
         rows=int((~half).sum()),
         interval_level=level,
-        all_rows=_loss(loss[~half], is_squared),
-        slices=[_measured(candidate, loss, half, is_squared, level, seed) for candidate in chosen],
+        all_rows=mean(~half),
+        slices=slices,
     )
 
 
@@ -84,36 +102,32 @@ def _candidates(
     name = column.name
     if isinstance(column, CategoricalColumn):
         names = [*column.categories, "another or missing"]
-        return [_Candidate(name, said, part[:, i] == 1.0) for i, said in enumerate(names)]
+        return [_Candidate(name, text, part[:, i] == 1.0) for i, text in enumerate(names)]
     is_missing = part[:, -1] == 1.0 if column.indicator else np.zeros(len(part), dtype=bool)
     found = [_Candidate(name, "missing", is_missing)] if column.indicator else []
-    values = part[:, 0]
-    present = np.unique(values[half & ~is_missing])
+    values, is_known = part[:, 0], half & ~is_missing
+    present = np.unique(values[is_known]).tolist()
     if len(present) <= FEW_VALUES:
-        return found + [
-            _Candidate(name, _shown(column, v), (values == v) & ~is_missing)
-            for v in present.tolist()
-        ]
-    edges = np.unique(np.quantile(values[half & ~is_missing], np.linspace(0, 1, RANGES + 1)[1:-1]))
-    index: Int64[np.ndarray, "N"] = np.searchsorted(edges, values, side="left")
-    shown = [_shown(column, edge) for edge in edges.tolist()]
-    said = [f"at most {shown[0]}"]
-    said += [f"above {low}, at most {high}" for low, high in pairwise(shown)]
-    said += [f"above {shown[-1]}"]
-    return found + [
-        _Candidate(name, text, (index == i) & ~is_missing) for i, text in enumerate(said)
-    ]
+        inside = {_show(column, v): values == v for v in present}
+    else:
+        edges = np.unique(np.quantile(values[is_known], np.linspace(0, 1, RANGES + 1)[1:-1]))
+        index = np.searchsorted(edges, values, side="left")
+        shown = [_show(column, edge) for edge in edges.tolist()]
+        between = [f"above {low}, at most {high}" for low, high in pairwise(shown)]
+        texts = [f"at most {shown[0]}", *between, f"above {shown[-1]}"]
+        inside = {text: index == i for i, text in enumerate(texts)}
+    return found + [_Candidate(name, text, rows & ~is_missing) for text, rows in inside.items()]
 
 
-def _shown(column: AnyColumn, encoded: float) -> str:
+def _show(column: AnyColumn, encoded: float) -> str:
     assert not isinstance(column, CategoricalColumn)
     value = encoded * column.std + column.mean
-    return (
-        str(np.datetime64(round(value), "s")) if isinstance(column, TimeColumn) else f"{value:.4g}"
-    )
+    if isinstance(column, TimeColumn):
+        return str(np.datetime64(round(value), "s"))
+    return f"{value:.4g}"
 
 
-def _chosen(
+def _worst(
     candidates: list[_Candidate], loss: Float64[np.ndarray, "H"], half: Bool[np.ndarray, "N"]
 ) -> list[_Candidate]:
     """Return the slices whose mean loss is the most standard errors above that of all; one of a
@@ -123,34 +137,7 @@ def _chosen(
     for candidate in candidates:
         inside = loss[candidate.inside[half]]
         excess.append((inside.mean() - loss.mean()) * np.sqrt(len(inside)) / spread)
-    chosen: dict[str, _Candidate] = {}
+    worst: dict[str, _Candidate] = {}
     for i in np.argsort(excess, kind="stable")[::-1].tolist():
-        chosen.setdefault(candidates[i].column, candidates[i])
-    return [*chosen.values()][:MOST]
-
-
-def _measured(
-    candidate: _Candidate,
-    loss: Float64[np.ndarray, "N"],
-    half: Bool[np.ndarray, "N"],
-    is_squared: bool,
-    level: float,
-    seed: int,
-) -> Slice:
-    inside = loss[candidate.inside & ~half]
-    if is_squared:
-        ends = percentiles(Resamples.of(len(inside), seed).values(RootMean(inside)), level)
-    else:
-        ends = share_interval(int(inside.sum()), len(inside), level)
-    return Slice(
-        column=candidate.column,
-        rows_are=candidate.rows_are,
-        rows=len(inside),
-        loss=_loss(inside, is_squared),
-        where_chosen=_loss(loss[candidate.inside & half], is_squared),
-        confidence_intervals={"loss": ends},
-    )
-
-
-def _loss(loss: Float64[np.ndarray, "n"], is_squared: bool) -> float:
-    return float(np.sqrt(loss.mean()) if is_squared else loss.mean())
+        worst.setdefault(candidates[i].column, candidates[i])
+    return [*worst.values()][:MOST]

@@ -37,9 +37,8 @@ from model_store.state.labels import (
 from model_store.state.live import FEWEST
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
-from training.evaluation.comparison import difference
-from training.evaluation.figures import Figure
-from training.evaluation.intervals import Resamples
+from training.evaluation.figures import Figure, Resamples
+from training.evaluation.pairs import difference
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
 from training.publishing.gate import GateError, check_gate, worse_beyond_chance

@@ -2,7 +2,7 @@
 of quality.
 
 Both versions are scored as served on the same test rows and compared in pairs
-(`training.evaluation.comparison`): a version is kept out if on some metric it is worse by more than
+(`training.evaluation.pairs`): a version is kept out if on some metric it is worse by more than
 is allowed, beyond chance.
 """
 
@@ -16,9 +16,8 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from training import log
 from training.data import Rows, load
-from training.evaluation.comparison import Worsening, worse_by, worsening
-from training.evaluation.figures import Figure
-from training.evaluation.intervals import LEVEL, Resamples
+from training.evaluation.figures import LEVEL, Figure, Resamples
+from training.evaluation.pairs import Worsening, worse_by, worsening
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.publishing.stages import Draft

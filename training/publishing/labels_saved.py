@@ -21,7 +21,7 @@ from model_store.errors import NotFound
 from model_store.state.live import FEWEST
 from training import log
 from training.data import Rows
-from training.evaluation.intervals import Resamples, percentiles
+from training.evaluation.figures import Resamples, percentiles
 from training.fit import fit
 from training.provenance import Provenance
 from training.publishing.candidate import Known

@@ -13,10 +13,9 @@ from model_store.scores.classification import Scores
 from model_store.scores.transforms import Transform, to_target
 from training.calibration.calibrate import groups_known
 from training.data import Rows
-from training.evaluation.even import even_rows, takes_even_rows
 from training.evaluation.figures import Figure, Share
-from training.evaluation.ids import random_ids
 from training.evaluation.metrics import class_figures, regression_figures
+from training.evaluation.outliers import even_rows, random_ids, takes_even_rows
 from training.scoring import rows_per_draw_set, scores_and_likelihoods, served_scores
 from training.seeds import ServedRows, generator, hash_key
 
@@ -31,7 +30,7 @@ class MeasuredRows:
 
     `classes` are those that the test rows' class numbers mean; a regression has none. `groups` are
     those that their group numbers mean, where they have such. With `inputs`, rows for which noise
-    means nothing are even ones in its place (`training.evaluation.even`).
+    means nothing are even ones in its place (`training.evaluation.outliers`).
     """
 
     test: Rows

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float64
 from safetensors.numpy import save
 
-from model_store.artifacts.limits import too_few_rows
 from model_store.artifacts.manifest import (
     ENCODER,
     SCORES_VERSION,
@@ -33,6 +32,7 @@ from model_store.artifacts.manifest import (
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
+from model_store.artifacts.summary import too_few_rows
 from model_store.conformal.abstention import CONFIDENCE
 from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
@@ -45,8 +45,7 @@ from model_store.types import DetectorNames
 from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
-from training.evaluation.figures import Figure
-from training.evaluation.metrics import values
+from training.evaluation.figures import Figure, values
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.scoring import rows_per_draw_set

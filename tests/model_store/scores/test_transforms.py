@@ -19,7 +19,7 @@ from model_store.scores.transforms import (
     to_fitted,
     to_target,
 )
-from training.evaluation.mixture import TargetMeasures, distribution_function, quantile
+from training.evaluation.metrics import TargetMeasures, distribution_function, quantile
 
 LOG = LogTransform(offset=0.0)
 SHIFTED = LogTransform(offset=2.0)

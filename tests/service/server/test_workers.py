@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from model_store.processors import available_processors
+from model_store.processes import available_processors
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.settings import Settings
 from service.shared_state import merge_metrics

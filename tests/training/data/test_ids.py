@@ -21,8 +21,7 @@ from training.__main__ import main
 from training.data import load, split, split_sizes
 from training.data.near_duplicates import near_duplicates
 from training.data.texts import TextRows
-from training.evaluation.ids import crossed_ids, random_ids, shuffled_ids
-from training.evaluation.outliers import OutlierSource
+from training.evaluation.outliers import OutlierSource, crossed, random_ids, shuffled_ids
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
 from training.versions import check_ids_of
 
@@ -246,7 +245,7 @@ def test_shuffled_ids_are_a_row_s_own(data):
 
 def test_crossed_ids_are_of_two_rows_of_different_classes(data):
     x, y = data.test.x, data.test.y
-    rows = crossed_ids(x, y, data.input, 0)
+    rows = crossed(x, y, data.input, 0)
     assert np.array_equal(rows == 0, x == 0)
     for row, own, label in zip(rows, x, y, strict=True):
         others = x[y != label]

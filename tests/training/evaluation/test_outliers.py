@@ -11,8 +11,13 @@ from PIL import Image
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
 from tests.support.refusals import refused
-from training.evaluation.near_manifold import CORRUPTIONS, near_manifold
-from training.evaluation.outliers import OutlierSource, gaussian, uniform
+from training.evaluation.outliers import (
+    CORRUPTIONS,
+    OutlierSource,
+    gaussian,
+    near_rows,
+    uniform,
+)
 
 GREY = InputSpec(shape=(6, 6), minimum=0.0, maximum=16.0)
 COLOUR = InputSpec(shape=(3, 4, 6), minimum=-1.0, maximum=1.0)
@@ -118,7 +123,7 @@ def rows_of(spec, n=40):
 @pytest.mark.parametrize("spec", [GREY, COLOUR])
 def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
     x, y = rows_of(spec), np.arange(40) % 3
-    first, second, other = (near_manifold(x, y, spec, True, seed) for seed in (0, 0, 1))
+    first, second, other = (near_rows(spec, x, y, True, seed) for seed in (0, 0, 1))
     assert set(first) == {"mixed", *CORRUPTIONS}
     for name, rows in first.items():
         assert rows.shape == x.shape, name
@@ -134,7 +139,7 @@ def test_every_near_set_is_in_range_by_seed_and_not_the_rows(spec):
 def test_mixed_rows_are_means_of_rows_of_two_classes():
     y = np.array([0, 1, 1, 2])
     x = np.eye(4, 36, dtype=np.float32)
-    partners = 2 * near_manifold(x, y, GREY, True, 0)["mixed"] - x
+    partners = 2 * near_rows(GREY, x, y, True, 0)["mixed"] - x
     assert (y[partners.argmax(axis=1)] != y).all()
     assert np.array_equal(partners.sum(axis=1), np.ones(4))
 
@@ -164,7 +169,7 @@ def test_shuffled_columns_keep_their_values_and_lose_their_rows():
         ),
     )
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
-    sets = near_manifold(x, np.zeros(60), spec, False, 0)
+    sets = near_rows(spec, x, np.zeros(60), False, 0)
     assert list(sets) == ["shuffled"]
     for part in (slice(0, 2), slice(2, 5)):  # a column's numbers stay together
         assert sorted(map(tuple, sets["shuffled"][:, part])) == sorted(map(tuple, x[:, part]))

@@ -18,7 +18,7 @@ from tests.support.pictures import look_at_legends
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.data import digits
-from training.evaluation.differentiable_flag import DifferentiableFlag
+from training.evaluation.attacks import differentiable_flag
 from training.evaluation.quality import ServedPredictor
 from training.scoring import draw_seed
 
@@ -189,7 +189,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     )
     expected = combined_surprisal([surprisals[name] for name in calibration.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
-    statistic = DifferentiableFlag(calibration, names)(outputs, torch.from_numpy(density).double())
+    statistic = differentiable_flag(calibration, names)(outputs, torch.from_numpy(density).double())
     assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)
     (gradient,) = torch.autograd.grad(statistic.sum(), outputs)
     assert torch.isfinite(gradient).all()

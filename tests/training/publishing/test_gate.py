@@ -15,7 +15,7 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, digits
 from training.data import load as data_of
-from training.evaluation.comparison import worse_by
+from training.evaluation.pairs import worse_by
 from training.publishing.gate import GateError, check_gate, rows_as_taken_by
 from training.publishing.quality import Measurable, MeasuredRows
 from training.publishing.stages import Draft

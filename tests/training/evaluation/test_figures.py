@@ -6,17 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
-from training.evaluation.figures import BinnedGap, Mean, RiskCoverage, RootMean, Share
-from training.evaluation.intervals import (
-    Resamples,
+from training.evaluation.detection import (
     auroc_interval,
     auroc_variance,
+    average_precision,
     false_positive_rate_interval,
-    share_interval,
     wilson_interval,
 )
-from training.evaluation.metrics import area_under_risk_coverage, auroc, average_precision
+from training.evaluation.figures import (
+    BinnedGap,
+    Mean,
+    Resamples,
+    RiskCoverage,
+    RootMean,
+    Share,
+    share_interval,
+)
 
 SAMPLES = 250
 RARE = 1e-6  # the probability that a test fails by chance
@@ -55,8 +62,9 @@ def test_intervals_of_detection_hold_the_truth(shift, std):
     held = np.zeros(3, dtype=int)
     for _ in range(SAMPLES):
         positive, negative = generator.normal(shift, std, 100), generator.normal(0.0, 1.0, 100)
+        area = roc_auc_score(np.repeat([1, 0], 100), np.concatenate([positive, negative]))
         ends = [
-            auroc_interval(auroc(positive, negative), positive, negative),
+            auroc_interval(area, positive, negative),
             false_positive_rate_interval(positive, negative, 0.95),
             wilson_interval(average_precision(positive, negative), 100),
         ]
@@ -114,7 +122,7 @@ def test_the_area_under_risk_and_coverage_is_that_of_answering_row_after_row():
         order = np.lexsort((generator.random(12), score))
         risks.append(np.mean(np.cumsum(loss[order]) / np.arange(1, 13)))
     error = np.std(risks) / np.sqrt(len(risks))
-    assert area_under_risk_coverage(score, loss) == pytest.approx(np.mean(risks), abs=5 * error)
+    assert RiskCoverage(score, loss).value == pytest.approx(np.mean(risks), abs=5 * error)
 
 
 def test_a_gap_is_the_distance_of_sums_bin_by_bin():

@@ -8,9 +8,8 @@ import pytest
 
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
-from training.evaluation.records import Report
-from training.evaluation.report_html import page
-from training.evaluation.report_text import Plot, Table, blocks, markdown
+from training.evaluation.evidence import Report
+from training.evaluation.text import Plot, Table, blocks, markdown, page
 
 HOSTILE = """<script>alert(1)</script> "a"|b`c`</td>&amp;<img src=x onerror='y'>"""
 VOID = {"meta", "img", "br"}

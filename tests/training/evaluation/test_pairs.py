@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from training.__main__ import main
-from training.evaluation.comparison import Pairs, difference, worsening
-from training.evaluation.figures import BinnedGap, Mean, Share
-from training.evaluation.intervals import Resamples
+from training.evaluation.figures import BinnedGap, Mean, Resamples, Share
+from training.evaluation.pairs import Pairs, difference, worsening
 
 SAMPLES = 300
 RARE = 1e-6  # the probability that a test fails by chance

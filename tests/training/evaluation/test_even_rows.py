@@ -6,8 +6,7 @@ import pytest
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
 from model_store.sources.columns import encode
-from training.evaluation.even import even_rows, takes_even_rows
-from training.evaluation.near_manifold import crossed
+from training.evaluation.outliers import crossed, even_rows, takes_even_rows
 
 COLUMNS = (
     NumericColumn(name="age", mean=50.0, std=10.0, indicator=True),

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
-from training.evaluation.comparison import Difference
-from training.evaluation.metrics import precision_recall, risk_coverage, roc_curve
+from training.evaluation.detection import precision_recall, roc_curve
+from training.evaluation.evidence import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
+from training.evaluation.metrics import risk_coverage
+from training.evaluation.pairs import Difference
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.records import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
 
 SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
@@ -246,15 +247,15 @@ def attacks_plot(
 ) -> bytes:
     """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the
     gradient."""
-    fgsm = [entry for entry in attacks.values() if entry.facts.attack == "fgsm"]
-    counts = sorted({entry.facts.draws for entry in fgsm})
+    fgsm = [entry for entry in attacks.values() if entry.settings.attack == "fgsm"]
+    counts = sorted({entry.settings.draws for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
     styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
     for count, style in styles.items():
         steps_of = {
-            e.facts.step: e.measures
+            e.settings.step: e.measures
             for e in fgsm
-            if e.facts.draws == count and e.facts.step is not None
+            if e.settings.draws == count and e.settings.step is not None
         }
         taken = sorted(steps_of)
         entries = [steps_of[step] for step in taken]

@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate, stats
 from sklearn import metrics
 
-from training.evaluation.mixture import (
+from training.evaluation.metrics import (
     QUANTILES,
     TargetMeasures,
     distribution_function,

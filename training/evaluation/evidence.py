@@ -1,15 +1,14 @@
 """What an evaluation report holds: `evidence.json`, record by record. Shares are from 0 to 1.
 
-Where a record has `confidence_intervals`, they are those of its figures
-(`training.evaluation.intervals`) by name, of figures in a table by path: `flagged.0.05`. Earlier
-reports have none.
+Where a record has `confidence_intervals`, they are those of its figures by name, of figures in a
+table by path: `flagged.0.05`.
 """
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.evaluation.intervals import Ends
+from training.evaluation.figures import Ends
 
 ByName = dict[str, Ends]
 
@@ -20,12 +19,11 @@ class Measures(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def content(self) -> dict[str, Any]:
-        """Return the record as the report holds it."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
 
 class Detection(Measures):
-    """How well a score detects positive rows: `training.evaluation.metrics.detection`."""
+    """How well a score detects positive rows: `training.evaluation.detection.detection`."""
 
     auroc: float
     pr_plus: float
@@ -44,18 +42,16 @@ class Bin(Measures):
 
 
 class Interval(Measures):
-    """Intervals of a nominal coverage: how often they hold the target, and their mean width, None
-    if infinite."""
+    """Intervals of a nominal coverage: how often they hold the target, and their mean width."""
 
     nominal: float
     covered: float
-    width: float | None
+    width: float | None  # None if infinite
     confidence_intervals: ByName = {}
 
 
 class OfClass(Measures):
-    """Rows of a class: how many were given each label, the share that got this one, and how often
-    it is right."""
+    """Rows of a class."""
 
     name: str
     rows: int
@@ -66,8 +62,7 @@ class OfClass(Measures):
 
 
 class PitBin(Measures):
-    """The share of targets in a part of the predictive distribution; the parts are equally
-    probable."""
+    """The share of targets in one of equally probable parts of the predictive distribution."""
 
     share: float
     confidence_intervals: ByName = {}
@@ -88,13 +83,12 @@ class Pit(Measures):
 
 
 class SpreadBin(Measures):
-    """Rows of nearly one predicted standard deviation: how often their intervals of coverage .95
-    hold the target."""
+    """Rows of nearly one predicted standard deviation."""
 
     rows: int
     std: float
     rmse: float
-    covered: float
+    covered: float  # by intervals of coverage .95
     confidence_intervals: ByName = {}
 
 
@@ -110,9 +104,8 @@ class ErrorDetection(Measures):
 class PartMeasures(Measures):
     """Test rows of a part: of a true class, of those given a label, or of a group.
 
-    The share of right labels (of a regression the root of the mean squared error), how often sets
-    or intervals of coverage .95 hold the truth, and how often the flag fires at .05, None where the
-    calibration cannot tell that.
+    `covered` is the share of sets or intervals of coverage .95 that hold the truth, `flagged` how
+    often the flag fires at .05, None where the calibration cannot tell that.
     """
 
     by: Literal["class", "label", "group"]
@@ -126,8 +119,7 @@ class PartMeasures(Measures):
 
 
 class ClassProbability(Measures):
-    """A class's probability, the class against all others:
-    `training.evaluation.class_probabilities`.
+    """A class's probability, the class against all others.
 
     `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share
     that is the class.
@@ -142,8 +134,7 @@ class ClassProbability(Measures):
 
 
 class Slice(Measures):
-    """A slice of a table's rows, measured on rows that had no part in its choice:
-    `training.evaluation.slices`.
+    """A slice of a table's rows, measured on rows that had no part in its choice.
 
     `loss` is the share of wrong labels, or the root mean squared error; `where_chosen` is that of
     the rows that it was chosen on, which is too large as a rule.
@@ -158,7 +149,7 @@ class Slice(Measures):
 
 
 class Slices(Measures):
-    """The worst slices of so many candidates; `all_rows` is the loss of all rows of the half that
+    """The worst slices of the candidates; `all_rows` is the loss of all rows of the half that
     measures."""
 
     candidates: int
@@ -170,7 +161,7 @@ class Slices(Measures):
 
 
 class ClassMeasures(Measures):
-    """What was measured of the test rows of a classification."""
+    """Test rows of a classification."""
 
     rows: int
     accuracy: float
@@ -189,7 +180,7 @@ class ClassMeasures(Measures):
 
 
 class RegressionMeasures(Measures):
-    """What was measured of the test rows of a regression."""
+    """Test rows of a regression."""
 
     rows: int
     rmse: float
@@ -208,7 +199,7 @@ class RegressionMeasures(Measures):
 
 
 class SetMeasures(Measures):
-    """What was measured of a set of rows unlike the data, against the test rows."""
+    """A set of rows unlike the data, against the test rows."""
 
     rows: int
     base_rate: float
@@ -218,7 +209,7 @@ class SetMeasures(Measures):
 
 
 class AttackMeasures(SetMeasures):
-    """What was measured of attacked rows, against the test rows.
+    """Attacked rows, against the test rows.
 
     `hits` is the share of all rows whose label is wrong and whose flag stays quiet at a
     false-positive rate of .05.
@@ -230,9 +221,7 @@ class AttackMeasures(SetMeasures):
     error_detection: ErrorDetection | None
 
 
-class AttackFacts(Measures):
-    """What an attack did."""
-
+class AttackSettings(Measures):
     attack: str
     target: int | None = Field(default=None, serialization_alias="class")
     radius: float | None = None
@@ -243,14 +232,13 @@ class AttackFacts(Measures):
 
 
 class Attack(Measures):
-    """An attack, and what was measured of its rows; the report holds both as one."""
+    """An attack and what was measured of its rows; the report holds both as one."""
 
-    facts: AttackFacts
+    settings: AttackSettings
     measures: AttackMeasures
 
     def content(self) -> dict[str, Any]:
-        """Return facts and measures together."""
-        return {**self.facts.content(), **self.measures.content()}
+        return {**self.settings.content(), **self.measures.content()}
 
 
 class Detectors(Measures):
@@ -286,6 +274,5 @@ class Report(Measures):
     attacks: dict[str, Attack]
 
     def content(self) -> dict[str, Any]:
-        """Return the report as it is written."""
         attacks = {name: attack.content() for name, attack in self.attacks.items()}
         return {**super().content(), "attacks": attacks}
