@@ -4,7 +4,6 @@ lists them."""
 import argparse
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -16,11 +15,9 @@ from model_store.artifacts.place import open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.trials import TrialProcess
-from service.auth import new_key
-from service.auth.key_file import KeyRing
+from service.auth.keys import KeyRing, print_new_key
 from service.integrations.label_studio import studio
-from service.server.listening import cannot_listen
-from service.server.memory import keep_heaps_whole
+from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
 from service.telemetry.logs import configure
@@ -29,19 +26,20 @@ from service.telemetry.tracing import check_tracing
 logger = logging.getLogger("dubito")
 
 COMMANDS = ("key", "label-studio", "cluster", "score", "acquire")
-SPARE_FILES = 256  # that a process has open beside its connections
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 2 a wrong setting, 3 it
-    cannot start."""
-    place = (
-        WorkerPlace.of_arguments(sys.argv[2:]) if sys.argv[1:2] == [WorkerPlace.OPTION] else None
-    )
+    """Serve until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0 stopped, 2 a wrong setting, 3 it cannot start.
+    """
+    command, arguments = next(iter(sys.argv[1:]), None), sys.argv[2:]
+    place = WorkerPlace.from_arguments(arguments) if command == WorkerPlace.OPTION else None
     try:
+        if command in COMMANDS:
+            return run(command, arguments)
         if place is None:
-            if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-                return run(sys.argv[1], sys.argv[2:])
             set_options(sys.argv[1:])
         settings = read_settings()
         check(settings, place is None)
@@ -66,13 +64,13 @@ def main() -> int:
 
 
 def run(command: str, arguments: list[str]) -> int:
-    """Do what a command says, each of which imports what it alone needs; return the exit code.
+    """Run a command, which imports what it alone needs; return the exit code.
 
     Raises:
         DubitoError: saying what is wrong.
     """
     if command == "key":
-        new_key.print_key(arguments)
+        print_new_key(arguments)
         return 0
     settings = read_settings()
     if command == "label-studio":
@@ -89,15 +87,13 @@ def run(command: str, arguments: list[str]) -> int:
 
 
 def set_options(arguments: list[str]) -> None:
-    """Take options of the command line, each in place of its environment variable."""
+    """Set environment variables from options of the command line."""
     also = (
-        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
-        "label-studio NAME "
-        "...` brings a project of Label Studio and a model together; `python -m service cluster` "
-        "serves by "
-        "replicas on Ray; `python -m service score SRC --out DST` predicts and `python -m service "
-        "acquire SRC` ranks "
-        "a whole data set."
+        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; "
+        "`python -m service label-studio NAME ...` brings a project of Label Studio and a model "
+        "together; `python -m service cluster` serves by replicas on Ray; "
+        "`python -m service score SRC --out DST` predicts and `python -m service acquire SRC` "
+        "ranks a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument(
@@ -109,8 +105,7 @@ def set_options(arguments: list[str]) -> None:
 
 
 def check(settings: Settings, is_first: bool = True) -> None:
-    """Raise InvalidInput for settings that a service could not start with, or a worker again and
-    again."""
+    """Raise InvalidInput for settings that a service, or its workers, could not start with."""
     KeyRing(settings)
     check_tracing(settings)
     check_store(settings, is_first)
@@ -119,8 +114,7 @@ def check(settings: Settings, is_first: bool = True) -> None:
 
 
 def check_store(settings: Settings, is_first: bool) -> None:
-    """Raise InvalidInput if the store is there and is no folder, or is a bucket that refuses to be
-    read.
+    """Raise InvalidInput if the store is a file, or a bucket that refuses to be read.
 
     A bucket is asked by the first process alone; one that cannot be reached may be later.
     """
@@ -140,24 +134,17 @@ def check_store(settings: Settings, is_first: bool) -> None:
                 ) from None
 
 
-def _is_there(store: Path | str) -> bool:
-    return isinstance(store, str) or store.is_dir()
-
-
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     """Serve in this process, alone or as one of several workers."""
     keep_heaps_whole()
     sys.setswitchinterval(SWITCH_S)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(0)
-    )  # uvicorn raises it again when it has stopped in good order
+    # uvicorn raises it again when it has stopped in good order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if place is not None:
-        place.beat()
-    spare = (
-        TrialProcess()
-        if place is None and settings.trial_s > 0 and _is_there(settings.store)
-        else None
-    )
+        place.start_heartbeat()
+    store = settings.store
+    has_store = isinstance(store, str) or store.is_dir()
+    spare = TrialProcess() if place is None and settings.trial_s > 0 and has_store else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
@@ -165,17 +152,13 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.server.connections import Connections, HttpConnection
     from service.shared_state import FolderBackend
 
-    connections = Connections(
-        settings.deadline_s, settings.max_connections, ByteBudget(settings.memory_budget_bytes)
-    )
+    budget = ByteBudget(settings.memory_budget_bytes)
+    connections = Connections(settings.deadline_s, settings.max_connections, budget)
     allow_open_files(settings.max_connections)
+    folder = None if place is None else place.folder
+    backend = None if place is None else FolderBackend(str(place.worker), place.folder)
     config = uvicorn.Config(
-        create_app(
-            settings,
-            None if place is None else FolderBackend(str(place.worker), place.folder),
-            None if place is None else place.folder,
-            spare,
-        ),
+        create_app(settings, backend, folder, spare),
         host=settings.host,
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
@@ -192,18 +175,6 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     with suppress(KeyboardInterrupt):
         server.run(None if place is None else [socket.socket(fileno=place.listener)])
     return 0 if server.started else 3
-
-
-def allow_open_files(connections: int) -> None:
-    """Have the system allow this process a file for each connection beside those of models, if it
-    will."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError):  # macOS has a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The application: what the routes share, the routes, and what every request passes."""
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from model_store.errors import DubitoError
 from model_store.inference.trials import TrialProcess
 from service import VERSION
 from service.api import (
@@ -27,14 +30,12 @@ from service.api import (
 )
 from service.api.examples import with_examples
 from service.auth import auth
-from service.auth.key_file import KeyRing
+from service.auth.keys import KeyRing
 from service.context import Context
 from service.integrations.label_studio import routes as label_studio
 from service.integrations.mlflow import routes as mlflow
 from service.integrations.open_inference import routes as open_inference
-from service.server.memory import FreedMemory
-from service.server.shortcut import Shortcut
-from service.server.shutdown import CloseConnections, end_with_notice
+from service.server.process import CloseConnections, end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend
 from service.telemetry.logs import request_log
@@ -43,11 +44,12 @@ from service.telemetry.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-DESCRIPTION = """\
-Predictions of Bayesian neural networks, each with how uncertain it is and why, and a calibrated flag for inputs
-unlike the data. Quantities of information are in nats. The examples are rows of the models that are served; where
-there are none, or the API needs a key, of the digits model.
-"""
+DESCRIPTION = (
+    "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
+    "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
+    "examples are rows of the models that are served; where\nthere are none, or the API needs a "
+    "key, of the digits model.\n"
+)
 
 
 def create_app(
@@ -70,25 +72,22 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        freed_memory = FreedMemory()
-        end_with_notice(
-            context.ending, settings.notice_s
-        )  # before versions are tried, which may take long
+        # before versions are tried, which may take long
+        end_with_notice(context.ending, settings.notice_s)
         await context.threads.loads(context.watcher.start)
         key_ring.start()
-        freed_memory.start()
         context.shared_state.start()
         if runs_jobs:
             context.runner.start()
         gc.collect()
         # what is there now stays: looking through it for garbage would stop all threads
         gc.freeze()
-        yield
+        with trim_memory():
+            yield
         gc.unfreeze()
         context.shared_state.stop()
         if runs_jobs:
             context.runner.stop()
-        freed_memory.stop()
         context.ending.set()
         context.engine.close()
         context.preflights.close()
@@ -124,8 +123,8 @@ def create_app(
     ]
     _show_examples(app, context)
     problems.install(app)
-    asked_most = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
-    posts = [r for r in asked_most if isinstance(r, APIRoute) and r.methods == {"POST"}]
+    frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
+    posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
     app.add_middleware(Shortcut, routes=posts)  # innermost
     auth.install(app, key_ring)
     app.add_middleware(CloseConnections, ending=context.ending)
@@ -133,9 +132,43 @@ def create_app(
     return app
 
 
+class Shortcut:
+    """Middleware that calls the endpoints of POST routes directly; the innermost.
+
+    The framework's layers in between take longer than reading a row.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[APIRoute]) -> None:
+        self.app = app
+        self.routes = {route.path: route for route in routes if not route.param_convertors}
+        self.patterns = [route for route in routes if route.param_convertors]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._find(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self.app(scope, receive, send)
+            return
+        scope["route"], parameters = found
+        request = Request(scope, receive, send)
+        try:
+            response = await scope["route"].endpoint(request, **parameters)
+        except DubitoError as error:
+            response = problems.domain_error(request, error)
+        await response(scope, receive, send)
+
+    def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:
+        route = self.routes.get(scope["path"])
+        if route is not None:
+            return route, {}
+        for route in self.patterns:
+            match = route.path_regex.fullmatch(scope["path"])
+            if match is not None:
+                return route, match.groupdict()
+        return None
+
+
 def _show_examples(app: FastAPI, context: Context) -> None:
-    """Have the OpenAPI document show requests to the models that are served, if all may know
-    them."""
+    """Show requests to the models that are served in the OpenAPI document, if all may know them."""
     general = app.openapi
 
     def openapi() -> dict[str, Any]:

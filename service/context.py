@@ -24,7 +24,7 @@ from service.api.requests import FORM, JSON, SMALL_JSON_BYTES, read_request, req
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope
 from service.api.schemas import Request as AnyEnvelope
-from service.auth.key_file import KeyRing
+from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
 from service.call import Call
 from service.engine.admission import Admission

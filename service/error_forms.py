@@ -1,4 +1,4 @@
-"""How an error is written: as the protocol of the path wants it that was asked.
+"""The forms of errors: each path's protocol has its own.
 
 Our own routes answer with problems (RFC 9457). Clients of the Open Inference Protocol read
 `{"error": ...}`, those of MLflow `{"error_code": ..., "message": ...}`; both know 400 and no 422.
@@ -7,6 +7,7 @@ Our own routes answer with problems (RFC 9457). Clients of the Open Inference Pr
 from http import HTTPStatus
 
 import orjson
+from starlette.responses import Response
 
 PROBLEM_JSON = "application/problem+json"
 JSON = "application/json"
@@ -26,12 +27,12 @@ MLFLOW_CODES = {
 
 
 def is_of_others(path: str) -> bool:
-    """Whether a path belongs to a protocol of others."""
+    """Whether a path belongs to another protocol than ours."""
     return path == OPEN_INFERENCE or path.startswith(f"{OPEN_INFERENCE}/") or path in MLFLOW_PATHS
 
 
 def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
-    """Return the status, body and media type of an error, for the path that was asked."""
+    """Return the status, body and media type of an error, for the path of its request."""
     # A lone surrogate can reach us by a path or query, and is not UTF-8.
     detail = detail.encode("utf-8", "replace").decode("utf-8")
     if not is_of_others(path):
@@ -47,3 +48,9 @@ def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
         code = MLFLOW_CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
         return status, orjson.dumps({"error_code": code, "message": detail}), JSON
     return status, orjson.dumps({"error": detail}), JSON
+
+
+def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """Return the answer that is an error, in the form of the path's protocol."""
+    status, body, media_type = error_form(path, status, detail)
+    return Response(body, status, headers, media_type=media_type)

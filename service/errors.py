@@ -1,16 +1,11 @@
 """Errors of the service. They know nothing of HTTP; `service.api.problems` maps each to a status.
 
 DubitoError
-└── RequestError
-    ├── InUse         a version that is served
-    ├── NotDone       a job whose result is asked for too early
-    ├── TooLarge      a body, or rows x draws, beyond a limit
-    ├── Unsupported   a media type or encoding
-    ├── Overloaded    more work than may wait
-    ├── NotReady      no model published yet
-    └── PastDeadline  not answered in the time that the request or the service allows
-
-TooLargeToLoad    a StoreError: a version larger than the memory for models
+├── RequestError
+│   ├── InUse, NotDone, TooLarge, Unsupported, NotReady
+│   └── Overloaded, PastDeadline
+└── StoreError
+    └── TooLargeToLoad
 """
 
 from model_store.errors import DubitoError, StoreError
@@ -21,19 +16,23 @@ class RequestError(DubitoError):
 
 
 class InUse(RequestError):
-    """Something that cannot be taken away now."""
+    """A version that is served cannot be unloaded or deleted."""
 
 
 class NotDone(RequestError):
-    """The result of a job that has none, or not yet."""
+    """A job has no result, or not yet."""
 
 
 class TooLarge(RequestError):
-    """More than a limit allows."""
+    """A body, or rows x draws, are beyond a limit."""
 
 
 class Unsupported(RequestError):
-    """A media type or encoding that the service does not read."""
+    """The service does not read this media type or encoding."""
+
+
+class NotReady(RequestError):
+    """There is no model to predict with yet."""
 
 
 class Overloaded(RequestError):
@@ -44,23 +43,18 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class NotReady(RequestError):
-    """Nothing to predict with yet."""
-
-
 class PastDeadline(RequestError):
-    """Not answered in time."""
+    """The answer took longer than the request or the service allows."""
 
     def __init__(self) -> None:
         super().__init__("the answer did not come before the request's deadline")
 
 
 class TooLargeToLoad(StoreError):
-    """A version that alone takes more memory than all models may."""
+    """A version alone takes more memory than all models may."""
 
     def __init__(self, name: str, version: str, needed: int, most: int) -> None:
         super().__init__(
             f"model {name} version {version}: expected at most {most} bytes in memory "
-            "(DUBITO_MAX_MODEL_BYTES), "
-            f"got about {needed}"
+            f"(DUBITO_MAX_MODEL_BYTES), got about {needed}"
         )

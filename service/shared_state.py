@@ -10,16 +10,15 @@ import json
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.numpy import load, save
 
 from model_store.errors import DubitoError
-from service.models.drift import Drift, DriftReport, LiveRows, Watched
+from service.models.drift import Drift, DriftReport, Evidence, LiveRows, Watched
 
 logger = logging.getLogger("dubito")
 
@@ -28,8 +27,8 @@ NOTICES = "notices"
 Notice = list[str]  # an action and its arguments
 
 
-class StateBackend(ABC):
-    """Where the shared state is kept.
+class StateBackend(Evidence, Protocol):
+    """Where the shared state is kept, evidence of drift included.
 
     Any call may take as long as a file or a message does, and raises OSError where the state
     cannot be reached.
@@ -44,36 +43,20 @@ class StateBackend(ABC):
     notices_s: float
     metrics_s: float
 
-    @abstractmethod
     def post(self, notice: Notice) -> None:
         """Show a notice to all other processes that run now."""
 
-    @abstractmethod
     def new_notices(self) -> list[Notice]:
         """Return others' notices since the last call, or since this process started."""
 
-    @abstractmethod
     def put_metrics(self, page: bytes) -> None:
         """Store this process's metrics, as Prometheus' text."""
 
-    @abstractmethod
     def metrics(self) -> dict[str, bytes]:
         """Return the latest metrics of each process, by its name."""
 
-    @abstractmethod
-    def take(self, watched: Watched, rows: LiveRows) -> None:
-        """Add live rows to the evidence of drift."""
 
-    @abstractmethod
-    def report(self, watched: Watched) -> DriftReport:
-        """Return the evidence about a version, of all processes."""
-
-    @abstractmethod
-    def reset(self, watched: Watched) -> None:
-        """Discard the evidence about a version."""
-
-
-class FolderBackend(StateBackend):
+class FolderBackend:
     """The shared state of a supervisor's workers, in a folder.
 
     Notices are lines of one file. Each worker's metrics are a file. The evidence about a version

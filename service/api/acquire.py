@@ -117,10 +117,10 @@ async def post_acquire(request: Request) -> Response:
             how = Acquisition(*served.key, numbers, acquisition, seed, num_samples)
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
-            context.metrics.acquired(served.key, len(kept), len(chosen.control))
+            context.metrics.count_acquired(served.key, len(kept), len(chosen.control))
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
-    context.metrics.ranked(served.key, pool_size, draws)
+    context.metrics.count_ranking(served.key, pool_size, draws)
     call.record.add_usage(served.name, served.version, pool_size, draws)
     knows_labels = not are_named or not envelope.exclude_labelled or settings.state is not None
     answer = acquire_answer(

@@ -127,7 +127,7 @@ def keep_labels(
             Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, call))
         )
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
-    context.metrics.labelled(served.name, accepted)
+    context.metrics.count_labels(served.name, accepted)
     return accepted, counts(context.state, served.name)["labels"]
 
 

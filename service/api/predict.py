@@ -212,7 +212,9 @@ def _write(
     if job.seed is None:  # else a replay
         served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
     num_flags = int(np.count_nonzero(answer.flags))
-    context.metrics.predicted(served.key, scores.overall, overall, job.num_samples, num_flags)
+    context.metrics.count_prediction(
+        served.key, scores.overall, overall, job.num_samples, num_flags
+    )
     return parts, num_flags
 
 

@@ -22,7 +22,7 @@ from model_store.errors import (
     StoreUnreachable,
     UnsupportedFormat,
 )
-from service.error_forms import error_form, is_of_others
+from service.error_forms import is_of_others, problem
 from service.errors import (
     InUse,
     NotDone,
@@ -53,12 +53,6 @@ STATUS: dict[type[DubitoError], int] = {
     StateUnusable: 503,
     NoSpace: 507,
 }
-
-
-def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the answer that is an error, as the path's protocol has it."""
-    status, body, media_type = error_form(path, status, detail)
-    return Response(body, status, headers, media_type=media_type)
 
 
 def install(app: FastAPI) -> None:

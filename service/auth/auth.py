@@ -8,9 +8,8 @@ from typing import Any
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.problems import problem
-from service.auth.key_file import KeyRing
-from service.auth.keys import LABEL_STUDIO_PREFIX, Keys, key_name
+from service.auth.keys import LABEL_STUDIO_PREFIX, KeyRing, Keys, key_name
+from service.error_forms import problem
 from service.server.shares import KEY_NAME
 from service.telemetry.records import record_of
 
@@ -20,31 +19,25 @@ REALM = 'Bearer realm="dubito"'
 
 class RequireKey:
     """Middleware that answers 401 to requests without a valid key where one is needed, and 403
-    where its scopes do not reach; below all that counts and logs them.
-    """
+    where its scopes do not suffice. What counts and logs requests is above it."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self.app = app
         self.ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with the name of its key, or refuse it before a byte of its body is
-        read."""
-        if scope["type"] == "http":
-            refusal = _refusal(scope, self.ring.keys)
-            if refusal is not None:
-                await refusal(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        """Pass a request on with the name of its key, or refuse it before its body is read."""
+        refusal = _check_key(scope, self.ring.keys) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send)
 
 
-def _refusal(scope: Scope, keys: Keys) -> Response | None:
-    """Note which key a request came with, and return why it is refused, if it is.
+def _check_key(scope: Scope, keys: Keys) -> Response | None:
+    """Record a request's key, and return why the request is refused, if it is.
 
     One answer for keys that are unknown and that have expired: only the log tells them apart.
     """
     record = record_of(scope)
-    given = _given(scope)
+    given = _given_key(scope)
     key = keys.find(given) if given else None
     if key is not None:
         record.key = key.name
@@ -67,41 +60,37 @@ def _refusal(scope: Scope, keys: Keys) -> Response | None:
 
 
 def may_see_names(scope: Scope, keys: Keys) -> bool:
-    """Whether who asks an open path may be told names of models: all may, or where there are keys
-    those with one."""
+    """Whether a request to an open path may be told models' names: with a key, if there are any."""
     return keys.api_is_open or key_name(scope) is not None
 
 
-def _given(scope: Scope) -> bytes:
-    """Return the key that a request gives: X-API-Key, else a bearer's token; empty where there is
-    none.
+def _given_key(scope: Scope) -> bytes:
+    """Return the key that a request gives: X-API-Key, else a bearer's token; empty without one.
 
-    Label Studio has no other way to give one to a backend than as the password of basic
-    authentication.
+    Label Studio can give one to a backend only as the password of basic authentication.
     """
     is_of_label_studio = scope["path"].startswith(LABEL_STUDIO_PREFIX)
-    bearer = b""
+    key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             return bytes(value)
         if name == b"authorization" and value[:7].lower() == b"bearer ":
-            bearer = value[7:].strip()
+            key = value[7:].strip()
         if name == b"authorization" and value[:6].lower() == b"basic " and is_of_label_studio:
             with suppress(ValueError):
-                bearer = b64decode(value[6:].strip(), validate=True).partition(b":")[2]
-    return bearer
+                key = b64decode(value[6:].strip(), validate=True).partition(b":")[2]
+    return key
 
 
 def install(app: FastAPI, ring: KeyRing) -> None:
-    """Have requests show a key, and the OpenAPI document say so; does nothing where there are no
-    keys."""
+    """Require keys, if there are any, and declare them in the OpenAPI document."""
     if not ring.keys.names:
         return
     app.add_middleware(RequireKey, ring=ring)
-    undeclared = app.openapi
+    openapi = app.openapi
 
-    def openapi() -> dict[str, Any]:
-        document = undeclared()
+    def openapi_with_keys() -> dict[str, Any]:
+        document = openapi()
         document.setdefault("components", {})["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -111,15 +100,15 @@ def install(app: FastAPI, ring: KeyRing) -> None:
             if needed is not None:
                 for operation in operations.values():
                     operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
-                    operation["responses"]["401"] = _refused("No valid key")
-                    operation["responses"]["403"] = _refused(
-                        f"The key is without the scope {needed}"
-                    )
+                    operation["responses"] |= {
+                        "401": _refusal("No valid key"),
+                        "403": _refusal(f"The key is without the scope {needed}"),
+                    }
         return document
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi_with_keys  # type: ignore[method-assign]
 
 
-def _refused(description: str) -> dict[str, Any]:
+def _refusal(description: str) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Problem"}
     return {"description": description, "content": {"application/problem+json": {"schema": schema}}}

@@ -1,30 +1,64 @@
 """Keys: who may call the API, what each of them may do, and until when.
 
 Keys come from the settings, as lists of keys that may do everything but administer and one that may
-do that alone, or from a file that gives each a name, scopes and an expiry: `service.auth.key_file`.
-Only SHA-256 digests of them are held. A key is looked up by its digest, so the time that takes says
+do that alone, or from a TOML file with an entry for each:
+
+    [[keys]]
+    name = "shop"
+    sha256 = "..."                      # or key = "..."
+    scopes = ["predict", "acquire"]
+    expires = 2027-03-01T00:00:00Z      # may be left out
+
+The file is read again and again, so keys come and go without a restart. Where it has become
+unusable the keys before stay, and the log says why.
+
+Only SHA-256 digests of keys are held. A key is looked up by its digest, so the time that takes says
 nothing of how much of a key was right. A fast hash is enough: a key is long and random, so nobody
 can try all that there are, as one can with passwords.
 """
 
+import argparse
+import logging
 import re
+import secrets
+import sys
+import threading
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
-from pydantic import SecretStr
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from starlette.types import Scope as AsgiScope
 
+from model_store.artifacts.manifest import NAME_PATTERN, Name, Sha256
+from model_store.artifacts.storage import is_name
 from model_store.errors import InvalidInput
 from service.server.shares import KEY_NAME
 from service.settings import PREFIX, Settings
 
+logger = logging.getLogger("dubito")
+
+FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
+LISTS = ("api_keys", "api_keys_file", "admin_key", "admin_key_file")  # in place of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
+NOT_SHOWN = "something else, which is not shown"
 MAX_FILE_BYTES = 1 << 20
+NEW_KEY_PREFIX = "dubito_"  # by which scanners for secrets may know a key
+NEW_KEY_BYTES = 32
 
 Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
@@ -52,7 +86,7 @@ OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and 
 
 @dataclass(frozen=True)
 class Key:
-    """A key: what the log calls it, its SHA-256, what it may do, and until when."""
+    """A key: its name in the log, its SHA-256, what it may do, and until when."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -61,7 +95,6 @@ class Key:
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over."""
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
 
@@ -75,18 +108,16 @@ class Keys:
 
     @property
     def names(self) -> list[str]:
-        """Names of all keys, in their order."""
         return [key.name for key in self._by_digest.values()]
 
     def find(self, key: bytes) -> Key | None:
-        """Return the key that reads so, if there is one; it may have expired."""
+        """Return a key by its text; it may have expired."""
         return self._by_digest.get(sha256(key).digest())
 
     def needed(self, path: str) -> Scope | None:
         """Return the scope that a key needs for a path; None where the path is open.
 
-        A route's pattern also matches a path with a new line at its end (%0A), so that is not
-        looked at here either.
+        A route's pattern also matches a path with a new line at its end (%0A), so this does too.
         """
         path = path.removesuffix("\n")
         if path.startswith(ADMIN_PREFIX) and self.has_administration:
@@ -105,14 +136,14 @@ def key_name(scope: AsgiScope) -> str | None:
     return scope.get(KEY_NAME)
 
 
-def listed_keys(settings: Settings) -> Keys:
+def list_keys(settings: Settings) -> Keys:
     """Read the keys from the settings, or the files of lists that they name.
 
     Raises:
         InvalidInput: naming the variable, and nothing of a key.
     """
-    api = _digests("API_KEYS", settings.api_keys, settings.api_keys_file)
-    admin = _digests("ADMIN_KEY", settings.admin_key, settings.admin_key_file)
+    api = _read_digests("API_KEYS", settings.api_keys, settings.api_keys_file)
+    admin = _read_digests("ADMIN_KEY", settings.admin_key, settings.admin_key_file)
     if len(admin) > 1:
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "one key", f"{len(admin)}")
     if set(api) & set(admin):
@@ -122,37 +153,221 @@ def listed_keys(settings: Settings) -> Keys:
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
 
 
-def _digests(name: str, given: SecretStr | None, file: Path | None) -> list[bytes]:
-    """Return the digests of a setting's keys."""
+def _read_digests(name: str, given: SecretStr | None, file: Path | None) -> list[bytes]:
     variable = PREFIX + name
     if given is not None and file is not None:
         raise InvalidInput(f"{variable}_FILE", f"none beside {variable}", "both")
     if given is not None:
         text = given.get_secret_value()
     elif file is not None:
-        variable, text = f"{variable}_FILE", key_file_text(f"{variable}_FILE", file)
+        variable = f"{variable}_FILE"
+        text = read_key_file(variable, file)
     else:
         return []
     keys = [key.strip() for key in re.split(r"[,\n]", text.strip())]
     if not all(KEY_PATTERN.fullmatch(key) for key in keys):
         expected = f"keys of {WHAT_KEYS_ARE}, with commas or new lines between"
-        raise InvalidInput(variable, expected, "something else, which is not shown")
+        raise InvalidInput(variable, expected, NOT_SHOWN)
     return [sha256(key.encode()).digest() for key in keys]
 
 
-def key_file_text(variable: str, file: Path) -> str:
-    """Return what a file of keys holds.
+def read_key_file(variable: str, file: Path) -> str:
+    """Return the text of a file of keys.
 
     Raises:
         InvalidInput: if it cannot be read, or is too large for one.
     """
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+        with file.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise InvalidInput(
-            variable, "a file that can be read", error.strerror or "an error"
-        ) from None
+        why = error.strerror or "an error"
+        raise InvalidInput(variable, "a file that can be read", why) from None
     if len(content) > MAX_FILE_BYTES:
         raise InvalidInput(variable, f"at most {MAX_FILE_BYTES} bytes", "more")
     return content.decode("utf-8", "replace")
+
+
+class KeyEntry(BaseModel):
+    """A key as the file has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Name
+    scopes: Annotated[list[Scope], Field(min_length=1)]
+    key: Annotated[str, StringConstraints(pattern=f"^{KEY_PATTERN.pattern}$")] | None = None
+    sha256: Sha256 | None = None
+    expires: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> "KeyEntry":
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("expected one of key and sha256")
+        return self
+
+    def as_key(self) -> Key:
+        digest = self.sha256 or sha256((self.key or "").encode()).hexdigest()
+        return Key(self.name, bytes.fromhex(digest), frozenset(self.scopes), self.expires)
+
+
+class KeyFile(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keys: Annotated[list[KeyEntry], Field(min_length=1)]
+
+
+def parse_keys(text: str) -> Keys:
+    """Return the keys of a file's text.
+
+    Raises:
+        InvalidInput: naming the field, and nothing of what it holds.
+    """
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # whose text may repeat the file's
+        place = re.search(r"\((at [a-z0-9, ]+)\)$", str(error))
+        got = f"another, {place[1]}" if place else "another"
+        raise InvalidInput(FILE_VARIABLE, "a TOML file", got) from None
+    try:
+        keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
+    except ValidationError as error:
+        raise _describe(error) from None
+    for what, count in (
+        ("names", len({key.name for key in keys})),
+        ("keys", len({key.digest for key in keys})),
+    ):
+        if count < len(keys):
+            raise InvalidInput(FILE_VARIABLE, f"different {what}", "some that are the same")
+    return Keys(keys, api_is_open=False, has_administration=True)
+
+
+def _describe(error: ValidationError) -> InvalidInput:
+    """Say what is wrong with a file, without a word of what it holds."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = first["loc"]
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
+    if first["type"] == "extra_forbidden":
+        place = place[:-1]
+        expected = f"no fields but {', '.join((KeyEntry if place else KeyFile).model_fields)}"
+    elif place[-1] == "key":
+        expected = WHAT_KEYS_ARE
+    return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, NOT_SHOWN)
+
+
+class KeyRing:
+    """The keys that are valid now: `keys`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the keys, from the file of keys or from lists.
+
+        Raises:
+            InvalidInput: naming the variable and field, and nothing of a key.
+        """
+        self._file = settings.keys_file
+        if self._file is None:
+            self.keys = list_keys(settings)
+        else:
+            for name in LISTS:
+                if getattr(settings, name) is not None:
+                    raise InvalidInput(FILE_VARIABLE, f"none beside {PREFIX}{name.upper()}", "both")
+            self._text = read_key_file(FILE_VARIABLE, self._file)
+            self.keys = parse_keys(self._text)
+        self._interval_s = settings.poll_interval_s
+        self._problem: str | None = None  # in the log
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Watch the file, if there is one."""
+        if self._file is not None:
+            self._watcher.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            self.look()
+
+    def look(self) -> None:
+        """Read the file's keys if they have changed; those before stay while it is unusable."""
+        assert self._file is not None
+        try:
+            text = read_key_file(FILE_VARIABLE, self._file)
+            if text == self._text and self._problem is None:
+                return
+            keys = parse_keys(text)
+        except InvalidInput as error:
+            if self._problem != str(error):
+                self._problem = str(error)
+                logger.error("%s; the keys before stay", error)
+            return
+        logger.info("keys: %s", ", ".join(keys.names))
+        self.keys, self._text, self._problem = keys, text, None
+
+
+def print_new_key(arguments: list[str]) -> None:
+    """`python -m service key`: print a new key on standard error, its entry on standard output.
+
+    Raises:
+        InvalidInput: naming the argument.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m service key", description="Make a key for DUBITO_KEYS_FILE."
+    )
+    parser.add_argument("name", metavar="NAME", help="what the log calls the key")
+    parser.add_argument(
+        "--scopes", required=True, help=f"what it may do: some of {','.join(SCOPES)}"
+    )
+    parser.add_argument(
+        "--expires",
+        metavar="SPAN",
+        help="how long it is valid, such as 90d or 12h; else without end",
+    )
+    options = parser.parse_args(arguments)
+    key, entry = new_key(options.name, options.scopes, options.expires)
+    print(
+        f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n",
+        file=sys.stderr,
+        flush=True,
+    )
+    print(entry)
+
+
+def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
+    """Return a new key, and its entry in the file, which has the key's SHA-256.
+
+    Args:
+        name: of the key.
+        scopes: with commas between.
+        expires: a span from now, in days or hours: `90d`, `12h`.
+
+    Raises:
+        InvalidInput: naming the argument.
+    """
+    if not is_name(name):
+        raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
+    wanted = scopes.split(",")
+    if not set(wanted) <= set(SCOPES):
+        raise InvalidInput("--scopes", f"some of {','.join(SCOPES)}", repr(scopes[:80]))
+    key = NEW_KEY_PREFIX + secrets.token_urlsafe(NEW_KEY_BYTES)
+    quoted = ", ".join(f'"{scope}"' for scope in wanted)
+    lines = [
+        f'name = "{name}"',
+        f'sha256 = "{sha256(key.encode()).hexdigest()}"',
+        f"scopes = [{quoted}]",
+    ]
+    if expires is not None:
+        lines.append(f"expires = {datetime.now(UTC) + _span(expires):%Y-%m-%dT%H:%M:%SZ}")
+    return key, "\n".join(["[[keys]]", *lines, ""])
+
+
+def _span(text: str) -> timedelta:
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
+    if match is None:
+        raise InvalidInput("--expires", "days or hours, such as 90d or 12h", repr(text[:80]))
+    return timedelta(days=int(match[1])) if match[2] == "d" else timedelta(hours=int(match[1]))

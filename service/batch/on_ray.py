@@ -23,7 +23,7 @@ from model_store.errors import InvalidInput, one_line
 from service.batch.data_set import OUT
 from service.batch.files import Stopped
 from service.batch.shards import MOST_TRIES, ShardResult, Worker, WorkerOptions
-from service.integrations.ray.environment import tell_ray
+from service.integrations.ray import set_ray_environment
 from service.settings import processors
 
 LOCAL = "local"  # Ray is started here, and ends with the job
@@ -94,7 +94,7 @@ def _round(
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
     """Join a cluster, or start one on this machine for a while; yield Ray."""
-    tell_ray({}, address == LOCAL)
+    set_ray_environment({}, address == LOCAL)
     try:
         import ray
         import ray.data

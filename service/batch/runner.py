@@ -143,7 +143,7 @@ class JobRunner:
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 request = JobRequest.from_json(job.request)
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.acquired(
+                    self.metrics.count_acquired(
                         (request.model, request.version),
                         *answered_rows(jobs.folder / job.id, request),
                     )

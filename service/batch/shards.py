@@ -44,7 +44,7 @@ from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlac
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
 from service.batch.files import Stopped, files_at
 from service.batch.output import parquet_bytes, table_columns, table_metadata
-from service.server.memory import keep_heaps_whole
+from service.server.process import keep_heaps_whole
 
 EXCLUDED_KEY = b"dubito.excluded"  # in a part's metadata: how many of its rows were left out
 UNKNOWN_KEY = f"dubito.{UNKNOWN_CATEGORIES}".encode()  # and how many categories were unknown

@@ -211,11 +211,11 @@ class Engine:
         served, draws = batch[0].job.served, batch[0].job.num_samples
         self.admission.note(rows * batch[0].job.row_draws, ended - begun)
         queue_s = [begun - progress.phases[-1].queued for progress in batch]
-        self.metrics.batch(served.key, rows, queue_s, ended - begun)
+        self.metrics.count_batch(served.key, rows, queue_s, ended - begun)
         new = [progress for progress in batch if len(progress.phases) == 1]
         if new:
             made = len({id(progress.draws) for progress in new}) * draws
-            self.metrics.draws(served.key, made, len(new) * draws - made)
+            self.metrics.count_draws(served.key, made, len(new) * draws - made)
 
 
 def part_rows(model: Model, num_samples: int) -> int:

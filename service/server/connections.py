@@ -1,12 +1,10 @@
-"""HTTP connections within limits: our protocol under the server (uvicorn), which has none of its
-own.
+"""HTTP connections within limits: our protocol under the server (uvicorn), which has none of them.
 
-A connection has one request at a time: the next is read when the one before is answered and its
-    answer is read, so
-nothing queues up. A request must come whole in `receive_s` from its first byte or is answered 408;
-an answer must be read at `LEAST_BYTES_S` at least. What connections hold counts in the process's
-budget of bytes, and there are at most `max_connections`: beyond that the one that has kept us
-waiting longest goes, or the new one is answered 503.
+A connection has one request at a time: the next is read when the answer before it has been read,
+so nothing queues up. A request must come whole in `receive_s` from its first byte or is answered
+408; an answer must be read at `MIN_RATE` at least. What connections hold counts in the process's
+budget of bytes. There are at most `max_connections`: beyond that the one that has kept us waiting
+longest is ended, or the new one answered 503.
 """
 
 import asyncio
@@ -15,27 +13,27 @@ import socket
 from collections.abc import Hashable
 from typing import Any
 
-from starlette.types import Scope
+import h11
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from service.error_forms import error_form, is_of_others
 from service.server.budget import ByteBudget, Reservation
 from service.server.exchange import STATUS_LINES, Exchange
-from service.server.http1 import BadRequest, ChunkedBody, Head, LengthBody, find_head, parse_head
+from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
 from service.server.shares import Shares, address_client
 
-HIGH_WATER_BYTES = 64 << 10  # of what is received and not yet taken: no more is read then
+HIGH_WATER_BYTES = 64 << 10  # received and not yet processed, beyond which reading pauses
 FREE_BYTES = 16 << 10  # that a connection holds without counting
 UNSENT_BYTES = 128 << 10  # of answers, that the system keeps for a connection
-LEAST_BYTES_S = 64 << 10  # at which an answer is read, after the first `receive_s`
-# after a refusal, in which the rest of the request is passed over so that the answer arrives
-LINGER_S = 2.0
-MOST_REFUSED = 100  # connections beyond the limit that get such a moment
-READ_AT_ONCE = 32 << 10  # bytes: who sends more at a time takes turns with others that do
+MIN_RATE = 64 << 10  # bytes a second at which an answer is read, after the first `receive_s`
+LINGER_S = 2.0  # after a refusal, in which the rest of the request is skipped so that it arrives
+MAX_LINGERING = 100  # connections beyond the limit that get such a moment
+LARGE_READ = 32 << 10  # bytes: who sends more at a time takes turns with others that do
 TURN_S = 0.001
-WRITTEN_AT_ONCE = 64 << 10  # head and body of an answer
-REFUSED = {  # what is said of a request that has not come whole, where its protocol says anything
+JOIN_BYTES = 64 << 10  # an answer's head and body are written at once up to this size
+EVENTS_AT_ONCE = 250  # of the parser: a body in chunks of a byte lets others have their turn
+REFUSALS = {  # texts for requests that have not come whole, where their protocol has a text
     400: "body: expected one that is framed as RFC 9112 has it, got another",
     408: "body: expected it whole in time, got a part of it",
     431: "body: expected less beside its data, got more",
@@ -54,51 +52,44 @@ class Connections:
         self.open: set[HttpConnection] = set()
         self.waiting: dict[HttpConnection, None] = {}  # for their clients, the longest first
         self.refused: set[HttpConnection] = set()  # beyond the limit, and about to end
-        self.unread: dict[
-            HttpConnection, None
-        ] = {}  # have answers that nobody has read yet, the oldest first
+        self.unread: dict[HttpConnection, None] = {}  # with answers unread, the oldest first
         self.receiving = 0  # connections in the middle of a body
-        self._next_to_read: Shares[HttpConnection] = Shares()  # of these, that wait for their turn
+        self._turns: Shares[HttpConnection] = Shares()  # of these, that wait to be read from
         self._is_ticking = False
 
     def make_room(self) -> bool:
-        """Return whether there is room for another connection, after one has been ended for it if
-        need be."""
+        """Return whether there is room for another connection, evicting one if need be."""
         if len(self.open) < self.max_connections:
             return True
         longest = next(iter(self.waiting), None)
         if longest is None:
             return False
-        longest.give_way()
+        longest.evict()
         return True
 
     def forget(self, connection: "HttpConnection") -> None:
-        """Forget a connection that has ended or is about to."""
         self.open.discard(connection)
         self.refused.discard(connection)
         self.waiting.pop(connection, None)
         self.unread.pop(connection, None)
 
-    def read_in_turn(self, connection: "HttpConnection", received: int) -> None:
-        """Have a connection of which so many bytes were just received wait for its turn to be read
-        from again."""
-        self._next_to_read.put(connection, connection.client, received)
+    def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
+        """Queue a connection that just received this many bytes, to be read from again."""
+        self._turns.put(connection, connection.client, received)
         if not self._is_ticking:
             self._is_ticking = True
-            connection.loop.call_later(TURN_S, self._turn, connection.loop)
+            connection.loop.call_later(TURN_S, self._next_turn, connection.loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the next connection read from."""
-        piece = self._next_to_read.turns()[0]
-        self._next_to_read.take([piece])
-        piece.work.its_turn()
-        self._is_ticking = len(self._next_to_read) > 0
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        piece = self._turns.turns()[0]
+        self._turns.take([piece])
+        piece.work.take_turn()
+        self._is_ticking = len(self._turns) > 0
         if self._is_ticking:
-            loop.call_later(TURN_S, self._turn, loop)
+            loop.call_later(TURN_S, self._next_turn, loop)
 
     def relieve(self) -> None:
-        """While more is held than may be, end the connections whose answers have been unread
-        longest."""
+        """While the budget is overdrawn, abort connections whose answers are unread longest."""
         while self.budget.overdrawn and self.unread:
             next(iter(self.unread)).abort()
 
@@ -123,21 +114,20 @@ class HttpConnection(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.exchange: Exchange | None = None  # until its request has come whole and is answered
-        self._buffer = bytearray()  # received, and not yet read
-        self._searched = 0  # bytes of it that hold no end of a head
-        self._reader: LengthBody | ChunkedBody | None = None  # of the body that comes
-        self._read_paused = self._write_paused = False
-        self._waits_for_turn = self._is_receiving = False
         self.client: Hashable = None
-        self._ending = False  # what still comes is passed over
+        self._buffer = StrictBuffer()
+        self._parser: h11.Connection | None = None  # of the request that comes
+        self._is_reading_body = False
+        self._read_paused = self._write_paused = False
+        self._waits_for_turn = self._continues = False
+        self._ending = False  # what still comes is skipped
         self._stopping = False  # ends with its answer
         self._held = 0  # bytes of the budget
         self._idle_since = 0.0
-        self._idle: asyncio.TimerHandle | None = None
-        self._late: asyncio.TimerHandle | None = None
-        self._turn: asyncio.Handle | None = None  # of a chunked body in very many pieces
-        self._unread: asyncio.TimerHandle | None = None
         self._unread_since, self._written = 0.0, 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
 
     @property
@@ -145,11 +135,9 @@ class HttpConnection(asyncio.Protocol):
         """Headers of every answer."""
         return self.server_state.default_headers
 
-    # The server's and the transport's calls
+    # Calls of the server and the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; a connection on which nothing comes is closed as one that is kept alive would
-        be."""
         self.transport = transport
         transport.set_write_buffer_limits(high=0)  # any unread byte counts
         with contextlib.suppress(OSError, AttributeError):
@@ -163,71 +151,66 @@ class HttpConnection(asyncio.Protocol):
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         self.shared.open.add(self)
         self.shared.waiting[self] = None
-        self.client = address_client(transport.get_extra_info("peername"))
-        self._address = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
+        server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        self._addresses = server, client
+        self.client = address_client(client)
         self._idle_since = self.loop.time()
-        self._idle = self.loop.call_later(self.config.timeout_keep_alive, self._look_whether_idle)
+        self._idle_timer = self.loop.call_later(self.config.timeout_keep_alive, self._check_idle)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """End."""
         self.server_state.connections.discard(self)
         self.shared.forget(self)
         self._ending = True
-        if self._is_receiving:
-            self._is_receiving = False
-            self.shared.receiving -= 1
-        for timer in (self._idle, self._late, self._unread):
-            _cancelled(timer)
-        self._buffer.clear()
+        self._set_reading_body(False)
+        self._cancel_late()
+        self._cancel_unread()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._discard_input()
         self._write_paused = False
         if self._drained is not None:
             self._drained.set()
         if self.exchange is not None:
-            self._leave(self.exchange)
+            self.exchange.disconnect()
         self.shared.budget.release(self._held)
         self._held = 0
 
     def eof_received(self) -> None:
-        """Take the end of what the client sends for its end."""
+        """Treat EOF as a disconnect."""
 
     def data_received(self, data: bytes) -> None:
-        """Take in a piece of what the client sends."""
-        if not self._ending:
-            self._buffer += data
-            if len(data) > READ_AT_ONCE and self.shared.receiving > 1 and not self._waits_for_turn:
-                self._waits_for_turn = True
-                self.shared.read_in_turn(self, len(data))
-            self._advance()
+        if self._ending:
+            return
+        self._buffer += data
+        if len(data) > LARGE_READ and self.shared.receiving > 1 and not self._waits_for_turn:
+            self._waits_for_turn = True
+            self.shared.wait_for_turn(self, len(data))
+        self._advance()
 
-    def its_turn(self) -> None:
-        """Go on reading: others were read from since."""
+    def take_turn(self) -> None:
+        """Continue reading: others were read from in the meantime."""
         self._waits_for_turn = False
-        if not self._ending:
-            self._settle()
+        self.continue_reading()
 
     def pause_writing(self) -> None:
-        """Begin to watch whether the client reads its answer."""
+        """Watch whether the client reads its answer."""
         self._write_paused = True
         self.shared.unread.setdefault(self)
-        if self._unread is None:
-            self._unread_since, self._written = (
-                self.loop.time(),
-                self.transport.get_write_buffer_size(),
-            )
-            self._unread = self.loop.call_later(self.shared.receive_s, self._look_whether_read, 0)
+        if self._unread_timer is None:
+            self._unread_since = self.loop.time()
+            self._written = self.transport.get_write_buffer_size()
+            self._unread_timer = self.loop.call_later(self.shared.receive_s, self._check_unread, 0)
         self._account()
         self.shared.relieve()
 
     def resume_writing(self) -> None:
-        """End that, and go on."""
         self._write_paused = False
         self.shared.unread.pop(self, None)
         if self.exchange is None or self.exchange.answered:  # else more of the answer is to come
-            self._unread = _cancelled(self._unread)
+            self._cancel_unread()
         if self._drained is not None:
             self._drained.set()
-        if not self._ending:
-            self._advance()
+        self._advance()
 
     def shutdown(self) -> None:
         """End with the answer that is due, or at once."""
@@ -237,45 +220,43 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.exchange.keep_alive = False
 
-    # The exchange's calls
+    # Calls of the exchange
 
     def write(self, *parts: bytes) -> None:
-        """Send bytes."""
         if self.transport.is_closing():
             return
-        if len(parts) > 1 and sum(map(len, parts)) <= WRITTEN_AT_ONCE:
+        if len(parts) > 1 and sum(map(len, parts)) <= JOIN_BYTES:
             parts = (b"".join(parts),)
         for part in parts:
             self._written += len(part)
             self.transport.write(part)
 
-    async def read_by_client(self) -> None:
-        """Return when all that was sent has been read, or the connection has ended."""
+    async def drain(self) -> None:
+        """Wait until the client has read all that was sent, or the connection has ended."""
         while self._write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()
             await self._drained.wait()
 
-    def taken(self) -> None:
-        """Go on reading: the application has taken what had come of a body."""
+    def continue_reading(self) -> None:
         if not self._ending:
-            self._settle()
+            self._update()
 
-    def answered(self, exchange: Exchange) -> None:
+    def end_answer(self, exchange: Exchange) -> None:
         """Go on to the next request, or end."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
         if not self._write_paused:
-            self._unread = _cancelled(self._unread)
+            self._cancel_unread()
         exchange.body = bytearray()
         if not exchange.keep_alive or self._stopping:
             self._end()
         else:
             self._advance()
 
-    def finished(self, exchange: Exchange) -> None:
-        """End where the application has given no whole answer."""
-        if exchange.answered or exchange.gone:
+    def end_exchange(self, exchange: Exchange) -> None:
+        """End where the application has not given a whole answer."""
+        if exchange.answered or exchange.disconnected:
             return
         if exchange.started:
             self.abort()
@@ -285,99 +266,92 @@ class HttpConnection(asyncio.Protocol):
     # Reading
 
     def _advance(self) -> None:
-        """Read what has come as far as there is room for it."""
+        """Process what has come as far as there is room for it."""
         if self._ending:
             return
         try:
-            while self._step():
-                pass
+            has_more = all(self._step() for _ in range(EVENTS_AT_ONCE))
         except BadRequest as bad:
             self._refuse(bad.status)
+        except h11.RemoteProtocolError:
+            self._refuse(400)
         else:
-            self._settle()
+            if has_more and not self._continues:
+                self._continues = True
+                self.loop.call_soon(self._continue)
+            self._update()
 
-    def _take_turn(self) -> None:
-        self._turn = None
+    def _continue(self) -> None:
+        self._continues = False
         self._advance()
 
     def _step(self) -> bool:
-        """Read a piece of a body, or a head if it is the turn of one; return whether to go on."""
+        """Process a head or a piece of a body; return whether to go on."""
         exchange = self.exchange
-        if self._reader is not None:
-            assert exchange is not None
-            piece = self._reader.take(self._buffer)
-            if piece and not exchange.answered:
-                exchange.body += piece
-                exchange.tell()
-            if not self._reader.ended:
-                if self._reader.has_more and self._turn is None:
-                    self._turn = self.loop.call_soon(self._take_turn)
+        if not self._is_reading_body:
+            if exchange is not None and exchange.answered:
+                self.exchange = exchange = None
+            if exchange is not None or self._write_paused or not self._buffer:
                 return False
-            self._reader = None
-            self._late = _cancelled(self._late)
-            exchange.more_body = False
-            exchange.tell()
+        if self._parser is None:
+            self._parser = new_parser(self._buffer)
+        event = self._parser.next_event()
+        if isinstance(event, h11.Request):
+            self._start_request(event, self._parser.they_are_waiting_for_100_continue)
             return True
-        if exchange is not None and exchange.answered:
-            self.exchange = exchange = None
-        if exchange is not None or self._write_paused or not self._buffer:
+        if exchange is None or event is h11.NEED_DATA:
             return False
-        found = find_head(self._buffer, self._searched)
-        if found is None:
-            self._searched = len(self._buffer)
-            return False
-        start, end = found
-        head = parse_head(bytes(self._buffer[start:end]))
-        del self._buffer[: end + 4]
-        self._searched = 0
-        self._begin(head)
+        if isinstance(event, h11.Data):
+            if not exchange.answered:
+                exchange.body += event.data
+        else:
+            self._parser = None
+            self._set_reading_body(False)
+            self._cancel_late()
+            exchange.more_body = False
+        exchange.notify()
         return True
 
-    def _begin(self, head: Head) -> None:
+    def _start_request(self, request: h11.Request, expects_continue: bool) -> None:
         """Hand a request to the application; its body follows."""
-        self._reader = ChunkedBody() if head.chunked else LengthBody(head.length)
-        server, client = self._address
-        scope: Scope = {
+        scope, keep_alive = read_head(request)
+        server, client = self._addresses
+        scope |= {
             "type": "http",
             "asgi": {"version": self.config.asgi_version, "spec_version": "2.3"},
-            "http_version": head.version,
             "server": server,
             "client": client,
             "scheme": "http",
-            "root_path": self.config.root_path,
-            "method": head.method,
-            "path": self.config.root_path + head.path,
-            "raw_path": self.config.root_path.encode() + head.raw_path,
-            "query_string": head.query,
-            "headers": head.headers,
+            "root_path": "",
             "state": self.app_state.copy(),
         }
         reservation = Reservation(self.shared.budget, self.client)
-        self.exchange = Exchange(
-            self, scope, reservation, head.keep_alive and not self._stopping, head.expects_continue
-        )
+        keep_alive = keep_alive and not self._stopping
+        self.exchange = Exchange(self, scope, reservation, keep_alive, expects_continue)
+        self._set_reading_body(True)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)
         task.add_done_callback(self.server_state.tasks.discard)
 
-    def _settle(self) -> None:
-        """Set timers, reading and what is counted by what the connection now waits for."""
+    def _set_reading_body(self, reads: bool) -> None:
+        self.shared.receiving += reads - self._is_reading_body
+        self._is_reading_body = reads
+
+    def _discard_input(self) -> None:
+        self._buffer, self._parser = StrictBuffer(), None
+
+    def _update(self) -> None:
+        """Set timers, reading and accounts by what the connection now waits for."""
         exchange = self.exchange
-        in_work = exchange is not None and self._reader is None
-        if in_work:
+        if exchange is not None and not self._is_reading_body:  # in work
             self.shared.waiting.pop(self, None)
         else:
             self.shared.waiting.setdefault(self)
-        is_coming = self._reader is not None or (
-            exchange is None and bool(self._buffer) and not self._write_paused
-        )
-        if not is_coming:
-            self._late = _cancelled(self._late)
-        elif self._late is None:
-            self._late = self.loop.call_later(self.shared.receive_s, self._refuse, 408)
-        if (self._reader is not None) != self._is_receiving:
-            self._is_receiving = not self._is_receiving
-            self.shared.receiving += 1 if self._is_receiving else -1
+        is_head_coming = exchange is None and bool(self._buffer) and not self._write_paused
+        if not (self._is_reading_body or is_head_coming):
+            self._cancel_late()
+        elif self._late_timer is None:
+            self._late_timer = self.loop.call_later(self.shared.receive_s, self._refuse, 408)
         pause = (
             self._waits_for_turn
             or len(self._buffer) > HIGH_WATER_BYTES
@@ -393,14 +367,15 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503)
 
     def _account(self) -> bool:
-        """Count what is held; return whether it was left. A body counts anyway: the application
-        soon takes it, and answers 429 where it must.
+        """Count what is held; return whether it was left.
+
+        A body counts anyway: the application soon takes it, and answers 429 where it must.
         """
         held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         held = held if held > FREE_BYTES else 0
         unread = self.transport.get_write_buffer_size() if self._write_paused else 0
         more = held + unread - self._held
-        if more <= 0 or unread or self._reader is not None:
+        if more <= 0 or unread or self._is_reading_body:
             self.shared.budget.force(more)
         elif not self.shared.budget.try_acquire(more):
             return False
@@ -409,8 +384,8 @@ class HttpConnection(asyncio.Protocol):
 
     # Ending
 
-    def give_way(self) -> None:
-        """End for another's sake: nothing of this one is in work."""
+    def evict(self) -> None:
+        """End for another connection's sake: nothing of this one is in work."""
         self.shared.forget(self)
         if self.exchange is None and not self._buffer:
             self._ending = True
@@ -432,79 +407,72 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or not exchange.started:
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             content, media_type = b"", b""
-            if exchange is not None and is_of_others(
-                exchange.scope["path"]
-            ):  # whose clients look for a text
-                _, content, name = error_form(exchange.scope["path"], status, REFUSED[status])
+            # clients of others' protocols look for a text
+            if exchange is not None and is_of_others(exchange.scope["path"]):
+                _, content, name = error_form(exchange.scope["path"], status, REFUSALS[status])
                 media_type = b"content-type: %s\r\n" % name.encode()
             length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
             self.write(STATUS_LINES[status] + retry + media_type + length + content)
         if exchange is not None and not exchange.answered:
-            self._leave(exchange)
+            exchange.disconnect()
         self._end()
 
-    def _leave(self, exchange: Exchange) -> None:
-        """Tell the application that its client is gone."""
-        exchange.gone = True
-        exchange.body = bytearray()
-        exchange.tell()
-
     def _end(self) -> None:
-        """End the connection once all is sent; while a request still comes it is passed over for a
-        moment."""
+        """End once all is sent; a request that still comes is skipped for a moment."""
         if self._ending or self.transport.is_closing():
             return
         self._ending = True
-        self._late = _cancelled(self._late)
-        is_coming = self._reader is not None or bool(self._buffer) or self in self.shared.refused
-        self._buffer.clear()
-        if is_coming and len(self.shared.refused) < MOST_REFUSED:
+        self._cancel_late()
+        is_refused = self in self.shared.refused
+        is_coming = self._parser is not None or bool(self._buffer) or is_refused
+        self._discard_input()
+        if is_coming and len(self.shared.refused) < MAX_LINGERING:
             if self._read_paused:
                 self.transport.resume_reading()
             self.transport.write_eof()
-            self._late = self.loop.call_later(LINGER_S, self._look_whether_sent)
+            self._late_timer = self.loop.call_later(LINGER_S, self._check_sent)
         else:
             self.transport.close()
 
     # Timers
 
-    def _look_whether_idle(self) -> None:
-        idle_s = self.loop.time() - self._idle_since
-        is_idle = self.exchange is None and not self._buffer
-        if is_idle and idle_s >= self.config.timeout_keep_alive:
-            if self._write_paused:
-                self.abort()
-            else:
-                self.transport.close()
-            return
-        wait_s = (
-            self.config.timeout_keep_alive - idle_s if is_idle else self.config.timeout_keep_alive
-        )
-        self._idle = self.loop.call_later(wait_s, self._look_whether_idle)
+    def _cancel_late(self) -> None:
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+            self._late_timer = None
 
-    def _look_whether_read(self, before: int) -> None:
+    def _cancel_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _check_idle(self) -> None:
+        wait_s = float(self.config.timeout_keep_alive)
+        if self.exchange is None and not self._buffer:
+            wait_s -= self.loop.time() - self._idle_since
+        if wait_s > 0:
+            self._idle_timer = self.loop.call_later(wait_s, self._check_idle)
+        elif self._write_paused:
+            self.abort()
+        else:
+            self.transport.close()
+
+    def _check_unread(self, read_before: int) -> None:
         """Hang up on a client that reads its answer too slowly."""
         passed_s = self.loop.time() - self._unread_since
         read = self._written - self.transport.get_write_buffer_size()
         if self._write_paused and (
-            read <= before or read < LEAST_BYTES_S * (passed_s - self.shared.receive_s)
+            read <= read_before or read < MIN_RATE * (passed_s - self.shared.receive_s)
         ):
             self.abort()
         else:
-            self._unread = self.loop.call_later(
-                self.shared.receive_s, self._look_whether_read, read
+            self._unread_timer = self.loop.call_later(
+                self.shared.receive_s, self._check_unread, read
             )
             self._account()
 
-    def _look_whether_sent(self) -> None:
+    def _check_sent(self) -> None:
         if self._write_paused:
-            self._late = self.loop.call_later(LINGER_S, self._look_whether_sent)
+            self._late_timer = self.loop.call_later(LINGER_S, self._check_sent)
         else:
             self.transport.close()
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """Cancel a timer; return that there is none now."""
-    if timer is not None:
-        timer.cancel()
-    return None

@@ -1,4 +1,4 @@
-"""A request and its answer, between a connection's bytes and the application (ASGI 3)."""
+"""One request and its answer, between a connection's bytes and the application (ASGI 3)."""
 
 import asyncio
 import logging
@@ -18,12 +18,12 @@ logger = logging.getLogger("dubito")
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = {204, 304}
-_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """One request: `receive` and `send` of the application that answers it."""
+    """`receive` and `send` of the application that answers a request."""
 
     def __init__(
         self,
@@ -39,42 +39,45 @@ class Exchange:
         self.reservation = reservation
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self.body = bytearray()  # what came and the application has not taken
+        self.body = bytearray()  # received, and not yet read by the application
         self.more_body = True  # is to come
         self.started = False  # the answer
         self.answered = False
-        self.gone = False  # the client, or our patience with it
-        self._handed_over = False  # the whole body
-        self._head: list[bytes] | None = None  # of the answer, until its first part of a body
+        self.disconnected = False
+        self._body_read = False  # wholly, by the application
+        self._head: list[bytes] | None = None  # of the answer, until the first part of its body
         self._left: int | None = None  # bytes to come of an answer of known length
         self._chunked = self._has_no_body = False
         self._news: asyncio.Event | None = None
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer."""
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:  # below the middleware that answers those: none should come
+        except Exception as error:  # the middleware answers those: none should come
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
             self.reservation.release()
-            self.connection.finished(self)
+            self.connection.end_exchange(self)
 
-    def tell(self) -> None:
-        """Wake those who wait in `receive`."""
+    def notify(self) -> None:
+        """Wake the application where it waits in `receive`."""
         if self._news is not None:
             self._news.set()
 
+    def disconnect(self) -> None:
+        self.disconnected = True
+        self.body = bytearray()
+        self.notify()
+
     async def receive(self) -> Message:
-        """Return the next part of the body, then, once that is so, that the client has gone."""
         if self.expects_continue and not self.started:
             self.expects_continue = False
             self.connection.write(CONTINUE)
-        while not (self.gone or self.answered):
-            if self.body or not (self.more_body or self._handed_over):
+        while not (self.disconnected or self.answered):
+            if self.body or not (self.more_body or self._body_read):
                 body, self.body = bytes(self.body), bytearray()
-                self._handed_over = not self.more_body
-                self.connection.taken()
+                self._body_read = not self.more_body
+                self.connection.continue_reading()
                 return {"type": "http.request", "body": body, "more_body": self.more_body}
             self._news = self._news or asyncio.Event()
             self._news.clear()
@@ -82,17 +85,17 @@ class Exchange:
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
-        """Send the answer's head with the first part of its body, then the rest."""
+        """Send a part of the answer; its head goes with the first part of its body."""
         if message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             return
         if message["type"] != "http.response.body" or not self.started or self.answered:
             raise RuntimeError(f"unexpected message {message['type']}")
-        await self.connection.read_by_client()
-        if self.gone:
+        await self.connection.drain()
+        if self.disconnected:
             return
         body, more = message.get("body", b""), message.get("more_body", False)
-        parts = self._parts(body, more)
+        parts = self._frame(body, more)
         if self._head is not None:
             parts, self._head = [b"".join(self._head), *parts], None
         if not more:
@@ -103,18 +106,17 @@ class Exchange:
                 )
         self.connection.write(*parts)
         if not more:
-            self.connection.answered(self)
-            self.tell()
+            self.connection.end_answer(self)
+            self.notify()
 
     def _start(self, status: int, headers: Any) -> None:
-        """Make the answer's head."""
         if self.started:
             raise RuntimeError("an answer was begun twice")
         self.started = True
         has_length = says_close = False
         head = [STATUS_LINES[status]]
         for name, value in (*self.connection.default_headers, *headers):
-            if _NO_VALUE.search(value):
+            if _CONTROL.search(value):
                 raise RuntimeError("a header has control characters")
             if name == b"content-length":
                 has_length, self._left = True, int(value)
@@ -136,7 +138,7 @@ class Exchange:
         head.append(b"\r\n")
         self._head = head
 
-    def _parts(self, body: bytes, more: bool) -> list[bytes]:
+    def _frame(self, body: bytes, more: bool) -> list[bytes]:
         """Return a part of the answer's body as it is sent."""
         if self._has_no_body:
             return []

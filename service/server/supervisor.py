@@ -1,9 +1,8 @@
-"""Several worker processes behind one listening socket, and the supervisor that replaces those that
-die or hang.
+"""Worker processes with one listening socket, and the supervisor that replaces them.
 
 The supervisor binds the socket and starts workers, new processes that inherit it; each accepts
-connections when it has time, so that none waits for a worker that is stopped. Through a pipe each
-sends a heartbeat. A worker that has ended, or was silent for `SILENCE_S`, is replaced. One whose
+connections when it has time, so none waits for a worker that is stopped. Each sends heartbeats
+through a pipe. A worker that has ended, or was silent for `SILENCE_S`, is replaced. One whose
 supervisor is gone ends by itself.
 """
 
@@ -34,8 +33,7 @@ KILL_S = 5.0  # after the drain, for what has not ended
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What a worker gets of its supervisor: its number, the socket, the heartbeat's pipe and a
-    folder all share."""
+    """What a worker inherits: its number, the socket, the heartbeat's pipe and a shared folder."""
 
     OPTION: ClassVar = "--worker"  # before its arguments
 
@@ -45,18 +43,16 @@ class WorkerPlace:
     folder: Path
 
     @classmethod
-    def of_arguments(cls, arguments: list[str]) -> "WorkerPlace":
-        """Return the place that `arguments` made."""
+    def from_arguments(cls, arguments: list[str]) -> "WorkerPlace":
         worker, listener, heartbeat, folder = arguments
         return cls(int(worker), int(listener), int(heartbeat), Path(folder))
 
     @property
     def arguments(self) -> list[str]:
-        """The place as command line arguments."""
         return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
 
-    def beat(self) -> None:
-        """Send heartbeats from now on; end this process in order when nobody hears them."""
+    def start_heartbeat(self) -> None:
+        """Send heartbeats from now on; end this process in order when nobody reads them."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -81,8 +77,7 @@ class Worker:
         self.started = time.monotonic()
         self.silent_after = self.started + START_S
 
-    def hear(self) -> None:
-        """Take in heartbeats."""
+    def read_heartbeats(self) -> None:
         if os.read(self.heartbeat, 4096):
             self.silent_after = time.monotonic() + SILENCE_S
         else:
@@ -95,39 +90,43 @@ class Worker:
         return "is silent" if time.monotonic() > self.silent_after else None
 
     def close(self) -> None:
-        """Kill the process if it is still there."""
         self.process.kill()
         self.process.wait()
         os.close(self.heartbeat)
 
 
 def supervise(settings: Settings) -> int:
-    """Serve with several workers until SIGTERM or SIGINT; return the exit code: 0, or 3 if it
-    cannot listen."""
+    """Serve with several workers until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0, or 3 if it cannot listen.
+    """
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server(
-            (settings.host, settings.port), family=_family(settings.host), backlog=2048
-        )
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         logger.error(
             "cannot listen on %s port %s: %s", settings.host, settings.port, error.strerror
         )
         return 3
-    logger.info(
-        "%s workers listen on %s port %s",
-        settings.workers,
-        settings.host,
-        listener.getsockname()[1],
-    )
+    port = listener.getsockname()[1]
+    logger.info("%s workers listen on %s port %s", settings.workers, settings.host, port)
     with tempfile.TemporaryDirectory(prefix="dubito-") as name, listener:
         folder = Path(name)
         workers = [Worker(number, listener, folder) for number in range(settings.workers)]
         while not ending.is_set():
-            _hear(workers)
-            workers = [_replaced(worker, listener, folder) for worker in workers]
+            readable, _, _ = select([worker.heartbeat for worker in workers], [], [], HEARTBEAT_S)
+            for place, worker in enumerate(workers):
+                if worker.heartbeat in readable:
+                    worker.read_heartbeats()
+                failure = worker.failure()
+                if failure is not None and time.monotonic() > worker.started + RESTART_S:
+                    logger.error("worker %s %s: starting another", worker.number, failure)
+                    worker.close()
+                    workers[place] = Worker(worker.number, listener, folder)
         for worker in workers:
             worker.process.terminate()
         listener.close()  # what comes after the workers' notice is refused, not left waiting
@@ -135,29 +134,8 @@ def supervise(settings: Settings) -> int:
     return 0
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _hear(workers: list[Worker]) -> None:
-    heard, _, _ = select([worker.heartbeat for worker in workers], [], [], HEARTBEAT_S)
-    for worker in workers:
-        if worker.heartbeat in heard:
-            worker.hear()
-
-
-def _replaced(worker: Worker, listener: socket.socket, folder: Path) -> Worker:
-    """Return a worker, or a new one in its place."""
-    failure = worker.failure()
-    if failure is None or time.monotonic() < worker.started + RESTART_S:
-        return worker
-    logger.error("worker %s %s: starting another", worker.number, failure)
-    worker.close()
-    return Worker(worker.number, listener, folder)
-
-
 def _wait(workers: list[Worker], seconds: float) -> None:
-    """Wait for workers to end, and kill what has not."""
+    """Wait for workers to end, and kill those that have not."""
     end = time.monotonic() + seconds
     for worker in workers:
         try:

@@ -1,5 +1,4 @@
-"""The log, on standard error: text for people, or a JSON object a line, with a line for each
-request.
+"""The log on standard error: text, or a JSON object a line with a line for each request.
 
 Nothing that a client sent is logged but the id of its request, and that only where it is plain; of
 a key its name.
@@ -21,10 +20,8 @@ from service.telemetry.records import RequestRecord
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-REPEAT_CLIENTS = (
-    "python_multipart.multipart",
-    "python_multipart.decoders",
-)  # loggers that write what came
+# loggers that write what clients sent
+REPEAT_CLIENTS = ("python_multipart.multipart", "python_multipart.decoders")
 
 RequestLog = Callable[[RequestRecord, str, int | None, float], None]
 
@@ -33,7 +30,6 @@ class JsonFormatter(logging.Formatter):
     """An event as a JSON object in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         content: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
@@ -46,8 +42,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: Settings) -> None:
-    """Send the events of this process, the server's among them, to standard error in the form that
-    is set."""
+    """Send all events of this process to standard error, in the form that is set."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
@@ -57,10 +52,9 @@ def configure(settings: Settings) -> None:
 
 
 def request_log(settings: Settings) -> RequestLog | None:
-    """Return what writes a request's line, if there are such lines: in JSON, unless only worse is
-    logged.
+    """Return what writes a request's line in the JSON log; None without such lines.
 
-    It takes the record, route, status (None where the client went away) and seconds. It writes past
+    It takes the record, route, status (None where the client disconnected) and seconds. It bypasses
     `logging`, which takes four times as long.
     """
     if settings.log != "json" or settings.log_level in ("warning", "error"):
@@ -97,8 +91,7 @@ def request_log(settings: Settings) -> RequestLog | None:
 
 
 def where(error: BaseException) -> str:
-    """Say of which kind an unexpected error is and where it arose; not its text, which may repeat
-    the request."""
+    """Return the type of an unexpected error and its place; its text may repeat the request."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     return f"{type(error).__name__}\n{frames}"
 

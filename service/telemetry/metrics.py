@@ -1,12 +1,11 @@
-"""Prometheus metrics: counted by a few methods that cost little, put together when they are asked
-for."""
+"""Prometheus metrics: counted by a few cheap methods, collected when they are scraped."""
 
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import get_args
 
@@ -21,31 +20,16 @@ from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
 
 # Upper ends of buckets, inclusive.
+# fmt: off
 SECONDS = (
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
+    0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30,
 )
+# fmt: on
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
-TARGET_UNITS = tuple(
-    float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9)
-)  # whatever they are: 1e-4 to 1e4
+TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
-MAX_VERSIONS = 100  # whose counts are kept; of those used longest ago they are forgotten
-FEW = 16  # values that are sorted into buckets one by one in less time than by numpy
+MAX_VERSIONS = 100  # whose counts are kept; those used longest ago go first
+FEW = 16  # values that bisect sorts into buckets faster than numpy does
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -71,17 +55,14 @@ VersionKey = tuple[str, str]  # model and version
 
 
 class Histogram:
-    """Values counted by bucket."""
+    """Values counted by bucket; `edges` are the ascending upper ends of all but the last."""
 
     def __init__(self, edges: Sequence[float]) -> None:
-        """Begin with no value; `edges` are the upper ends of the buckets but the last, inclusive
-        and ascending."""
         self.edges = edges
         self.counts = [0] * (len(edges) + 1)
         self.sum = 0.0
 
     def add(self, values: Iterable[float]) -> None:
-        """Count a few values."""
         for value in values:
             self.counts[bisect_left(self.edges, value)] += 1
             self.sum += value
@@ -97,13 +78,13 @@ class Histogram:
             self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the counts up to each edge, as Prometheus wants them."""
+        """Return the cumulative counts by edge, as Prometheus wants them."""
         ends = [*(str(float(edge)) for edge in self.edges), "+Inf"]
         return list(zip(ends, np.cumsum(self.counts).tolist(), strict=True))
 
 
 class OfVersion:
-    """What is counted of one version of a model. Hold `lock` while changing or reading it."""
+    """The counts of one version of a model. Hold `lock` while changing or reading them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -118,118 +99,91 @@ class OfVersion:
         return found
 
 
-class Metrics:
-    """The service's metrics, in a registry of its own. Its methods may be called from several
-    threads at once."""
+class Metrics(Collector):
+    """The service's metrics, in a registry of its own. Thread-safe."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "dubito_requests",
-            "Requests by route and status",
-            ("route", "status"),
-            registry=self.registry,
+        registry = self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        self.requests = counter(
+            "dubito_requests", "Requests by route and status", ("route", "status")
         )
-        self.failures = Counter(
-            "dubito_failures",
-            "Requests not answered as asked, by reason",
-            ("route", "reason"),
-            registry=self.registry,
+        self.failures = counter(
+            "dubito_failures", "Requests not answered as asked, by reason", ("route", "reason")
         )
         self.request_seconds = PrometheusHistogram(
             "dubito_request_seconds",
             "Seconds to answer",
             ("route",),
             buckets=SECONDS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.queued_row_draws = Gauge(
-            "dubito_queued_row_draws", "Rows x draws waiting or in work", registry=self.registry
+        self.queued_row_draws = gauge("dubito_queued_row_draws", "Rows x draws waiting or in work")
+        self.queued_requests = gauge("dubito_queued_requests", "Requests waiting or in work")
+        self.max_queued_row_draws = gauge(
+            "dubito_max_queued_row_draws", "Rows x draws beyond which requests are refused"
         )
-        self.queued_requests = Gauge(
-            "dubito_queued_requests", "Requests waiting or in work", registry=self.registry
+        self.ready = gauge("dubito_ready", "1 while there is a model to predict with")
+        self.labels = counter(
+            "dubito_labels", "Labels that came, by what became of them", ("model", "outcome")
         )
-        self.max_queued_row_draws = Gauge(
-            "dubito_max_queued_row_draws",
-            "Rows x draws beyond which requests are refused",
-            registry=self.registry,
-        )
-        self.ready = Gauge(
-            "dubito_ready", "1 while there is a model to predict with", registry=self.registry
-        )
-        self.labels = Counter(
-            "dubito_labels",
-            "Labels that came, by what became of them",
-            ("model", "outcome"),
-            registry=self.registry,
-        )
-        self.jobs = Counter(
-            "dubito_jobs", "Jobs that ended", ("kind", "state"), registry=self.registry
-        )
-        for kind, state in product(
-            KINDS, ENDED
-        ):  # a counter that begins above 0 has no rate to begin with
+        self.jobs = counter("dubito_jobs", "Jobs that ended", ("kind", "state"))
+        for kind, state in product(KINDS, ENDED):  # a counter that starts above 0 has no first rate
             self.jobs.labels(kind, state)
-        self.jobs_running = Gauge("dubito_jobs_running", "Jobs that run", registry=self.registry)
-        self.jobs_queued = Gauge(
-            "dubito_jobs_queued", "Jobs that wait for their turn", registry=self.registry
-        )
-        self.state_usable = Gauge(
-            "dubito_state_usable",
-            "0 while jobs and labels cannot be read or written",
-            registry=self.registry,
+        self.jobs_running = gauge("dubito_jobs_running", "Jobs that run")
+        self.jobs_queued = gauge("dubito_jobs_queued", "Jobs that wait for their turn")
+        self.state_usable = gauge(
+            "dubito_state_usable", "0 while jobs and labels cannot be read or written"
         )
         self.state_usable.set(1)
         self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
         self._lock = threading.Lock()
-        self._of_route = cache(self._labelled)  # looking labels up takes longer than counting
-        self.registry.register(VersionsCollector(self))
-        ProcessCollector(registry=self.registry)
+        self._of_route = cache(self._route_metrics)  # looking labels up takes longer than counting
+        registry.register(self)
+        ProcessCollector(registry=registry)
 
-    def request(self, route: str, status: int | None, reason: str | None, seconds: float) -> None:
-        """Count a request: its status (None where the client went away before an answer), and why
-        it failed if so."""
-        requests, taken = self._of_route(route, "none" if status is None else str(status))
+    def count_request(
+        self, route: str, status: int | None, reason: str | None, seconds: float
+    ) -> None:
+        """Count a request.
+
+        Args:
+            status: of the answer; None where the client disconnected before one.
+            reason: why it failed, if so.
+        """
+        requests, request_seconds = self._of_route(route, "none" if status is None else str(status))
         requests.inc()
-        taken.observe(seconds)
+        request_seconds.observe(seconds)
         if reason is not None:
             self.failures.labels(route, reason).inc()
 
-    def predicted(
+    def count_prediction(
         self, key: VersionKey, name: str, values: Float64[np.ndarray, "N"], draws: int, flags: int
     ) -> None:
-        """Count a prediction: its rows' values of a score, its draws, and how many rows are
-        flagged."""
+        """Count a prediction: its rows' values of a score, its draws, and its flagged rows."""
         version = self.of_version(key)
         with version.lock:
-            counts = version.counts
-            counts["rows"] += len(values)
-            counts["draws"] += draws
-            counts["flags"] += flags
+            version.counts["rows"] += len(values)
+            version.counts["draws"] += draws
+            version.counts["flags"] += flags
             version.histogram(name).add_array(values)
 
-    def ranked(self, key: VersionKey, rows: int, draws: int) -> None:
-        """Count a ranking."""
-        version = self.of_version(key)
-        with version.lock:
-            version.counts["pool_rows"] += rows
-            version.counts["draws"] += draws
+    def count_ranking(self, key: VersionKey, rows: int, draws: int) -> None:
+        self._add(key, pool_rows=rows, draws=draws)
 
-    def acquired(self, key: VersionKey, rows: int, control: int) -> None:
-        """Count rows of a ranking that were kept, and how many of them were set aside at random."""
-        version = self.of_version(key)
-        with version.lock:
-            version.counts["acquired_rows"] += rows
-            version.counts["control_rows"] += control
+    def count_acquired(self, key: VersionKey, rows: int, control: int) -> None:
+        """Count rows of a ranking that were kept, and those of them set aside at random."""
+        self._add(key, acquired_rows=rows, control_rows=control)
 
-    def labelled(self, model: str, accepted: Accepted) -> None:
-        """Count labels of a model by what became of them."""
+    def count_labels(self, model: str, accepted: Accepted) -> None:
         for outcome, count in asdict(accepted).items():
             self.labels.labels(model, outcome).inc(count)
 
-    def batch(self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float) -> None:
-        """Count a micro-batch: its rows, how long each of its requests waited, and how long its
-        arithmetic took."""
+    def count_batch(
+        self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float
+    ) -> None:
+        """Count a micro-batch; `queue_s` is how long each of its requests waited."""
         version = self.of_version(key)
         with version.lock:
             version.histogram("queue_seconds").add(queue_s)
@@ -237,16 +191,17 @@ class Metrics:
             version.histogram("batch_rows").add((rows,))
             version.histogram("batch_requests").add((len(queue_s),))
 
-    def draws(self, key: VersionKey, made: int, reused: int = 0) -> None:
-        """Count draws taken for answers: those made for them, and those that were made for earlier
-        ones."""
+    def count_draws(self, key: VersionKey, made: int, reused: int = 0) -> None:
+        """Count draws made for answers, and those reused that were made for earlier ones."""
+        self._add(key, draws_made=made, draws_reused=reused)
+
+    def _add(self, key: VersionKey, **counts: int) -> None:
         version = self.of_version(key)
         with version.lock:
-            version.counts["draws_made"] += made
-            version.counts["draws_reused"] += reused
+            for name, count in counts.items():
+                version.counts[name] += count
 
     def of_version(self, key: VersionKey) -> OfVersion:
-        """Return what is counted of a version."""
         with self._lock:
             found = self._versions.get(key)
             if found is None:
@@ -258,23 +213,14 @@ class Metrics:
             return found
 
     def versions(self) -> list[tuple[VersionKey, OfVersion]]:
-        """Return all that is counted of versions, by (model, version)."""
         with self._lock:
             return list(self._versions.items())
 
-    def _labelled(self, route: str, status: str) -> tuple[Counter, PrometheusHistogram]:
-        """Return a route's counter of requests with a status, and its histogram of seconds."""
+    def _route_metrics(self, route: str, status: str) -> tuple[Counter, PrometheusHistogram]:
         return self.requests.labels(route, status), self.request_seconds.labels(route)
 
-
-class VersionsCollector(Collector):
-    """What is counted of each version."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.metrics = metrics
-
     def collect(self) -> Iterator[Metric]:
-        """Yield counters and histograms."""
+        """Yield the counters and histograms of all versions, for Prometheus."""
         counters = {
             name: CounterMetricFamily(f"dubito_{name}", text, labels=OF_MODEL)
             for name, text in COUNTERS.items()
@@ -283,7 +229,7 @@ class VersionsCollector(Collector):
             name: HistogramMetricFamily(f"dubito_{name}", text, labels=OF_MODEL)
             for name, (text, _) in HISTOGRAMS.items()
         }
-        for labels, version in self.metrics.versions():
+        for labels, version in self.versions():
             with version.lock:
                 for name, count in version.counts.items():
                     counters[name].add_metric(labels, count)

@@ -1,5 +1,4 @@
-"""The outermost middleware: each request gets an id and a record, is counted, logged and traced, by
-its route."""
+"""The outermost middleware: gives each request an id and a record; counts, logs and traces it."""
 
 import logging
 import time
@@ -8,7 +7,7 @@ from traceback import clear_frames
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import problem
+from service.error_forms import problem
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
 from service.telemetry.records import new_record
@@ -18,8 +17,7 @@ logger = logging.getLogger("dubito")
 
 
 class Observe:
-    """Counts requests by route (never by path: those are without bound), and answers unexpected
-    errors with 500."""
+    """Observes requests by route (paths are without bound); answers unexpected errors with 500."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None
@@ -30,7 +28,6 @@ class Observe:
         self.tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -38,7 +35,7 @@ class Observe:
         span = None if self.tracing is None else self.tracing.begin(scope, record)
         status: int | None = None  # the client went away before an answer
 
-        async def sending(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -49,22 +46,24 @@ class Observe:
             await send(message)
 
         try:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receive, send_with_id)
         except ClientDisconnect as gone:  # nobody is left to answer
             record.reason = "client_gone"
             clear_frames(gone.__traceback__)  # they hold the body
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
-            if (
-                status is None
-            ):  # else it is too late for another answer, and the server ends the connection
-                detail = "an error that Dubito did not expect; the service's log has it under this X-Request-ID"
-                await problem(scope["path"], 500, detail)(scope, receive, sending)
+            # else it is too late for another answer, and the server ends the connection
+            if status is None:
+                detail = (
+                    "an error that Dubito did not expect; the service's log has it under this "
+                    "X-Request-ID"
+                )
+                await problem(scope["path"], 500, detail)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.begun
-            self.metrics.request(route, status, record.reason, seconds)
+            self.metrics.count_request(route, status, record.reason, seconds)
             if self.log is not None:
                 self.log(record, route, status, seconds)
             if span is not None and self.tracing is not None:

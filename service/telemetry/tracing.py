@@ -1,11 +1,9 @@
 """Spans for an OpenTelemetry collector: one a request, with its reading, queueing, computing and
 answering.
 
-A caller's trace is continued (W3C Trace Context). Spans are made when a request has ended, of the
-times in its record, and sent by a thread of their own. They tell what the log does, and nothing
-that a client sent.
-
-The packages are those of the extra `otel`; nothing of them is imported unless spans are asked for.
+A caller's trace is continued (W3C Trace Context). Spans are made when a request has ended, from the
+times in its record, and sent by a separate thread. They hold what the log does, and nothing that a
+client sent. The packages are those of the extra `otel`, imported only where spans are wanted.
 """
 
 import threading
@@ -28,7 +26,7 @@ CLOSE_S = 3  # of sending what is left at the end
 
 
 def check_tracing(settings: Settings) -> None:
-    """Check that spans can be made and sent as the settings say; nothing is begun.
+    """Check that spans can be made and sent as the settings say.
 
     Raises:
         InvalidInput: if the endpoint is no HTTP URL, or the packages are not installed.
@@ -62,8 +60,7 @@ class Tracing:
     """Makes and sends spans."""
 
     def __init__(self, endpoint: str, share: float) -> None:
-        """Begin to send spans to `endpoint`, of this share of the requests without a traced
-        caller."""
+        """Send spans to `endpoint`, of this share of the requests without a traced caller."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -85,7 +82,6 @@ class Tracing:
         self._within = set_span_in_context
 
     def begin(self, scope: Scope, record: RequestRecord) -> "Span":
-        """Begin the span of a request."""
         carrier = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in scope["headers"]
@@ -99,7 +95,7 @@ class Tracing:
 
     def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
         """End the span of a request, and make those of its phases."""
-        if not span.is_recording():  # a caller does not want this one, or it is not of the share
+        if not span.is_recording():  # not in the caller's sample, or not in ours
             span.end()
             return
         ended = time.perf_counter()
@@ -134,8 +130,7 @@ class Tracing:
         span.end(at(ended))
 
     def close(self) -> None:
-        """Send what is left, for a bounded time: a collector that is gone does not keep the service
-        from ending."""
+        """Send what is left, within `CLOSE_S`: the collector may be gone."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -144,8 +139,6 @@ class Tracing:
 def tracing_of(settings: Settings) -> Tracing | None:
     """Return what makes spans, if the settings ask for them; raises what `check_tracing` does."""
     check_tracing(settings)
-    return (
-        None
-        if settings.otlp_endpoint is None
-        else Tracing(settings.otlp_endpoint, settings.trace_share)
-    )
+    if settings.otlp_endpoint is None:
+        return None
+    return Tracing(settings.otlp_endpoint, settings.trace_share)

@@ -288,3 +288,13 @@ def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, sett
     log = (tmp_path / "cluster.log").read_text()
     assert log.startswith(said) and log.count("\n") == 1, told
     assert "secret-of-all-the-nodes" not in log
+
+
+def test_the_private_names_of_ray_that_the_service_uses_are_there():
+    """Ray promises none of them: where one is gone, this names the version."""
+    code = (
+        "import inspect, ray; from service.integrations.ray.app import uses_haproxy; "
+        "uses_haproxy(); "
+        "assert '_node_ip_address' in inspect.signature(ray.init).parameters, ray.__version__"
+    )
+    subprocess.run([PYTHON, "-c", code], cwd=ROOT, check=True)

@@ -34,7 +34,7 @@ def shown(default):
 
 def test_every_setting_is_documented_as_it_is():
     expected = {
-        f"DUBITO_{name.upper()}": (shown(field.default), field.description)
+        f"DUBITO_{name.upper()}": (shown(field.default), " ".join(field.description.split()))
         for name, field in Settings.model_fields.items()
     }
     assert {name: row for name, row in documented().items() if name in expected} == expected

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from model_store.errors import DubitoError, InvalidInput
-from service.auth.keys import key_file_text
+from service.auth.keys import read_key_file
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def run(arguments: list[str], settings: Settings) -> None:
     if settings.label_studio_url is None:
         raise InvalidInput("DUBITO_LABEL_STUDIO_URL", "the URL of Label Studio", "none")
     key = (
-        None if options.key_file is None else key_file_text("--key-file", options.key_file).strip()
+        None if options.key_file is None else read_key_file("--key-file", options.key_file).strip()
     )
     service = Backend(f"{options.service.rstrip('/')}/label-studio/{quote(options.model)}", key)
     studio = LabelStudio(settings.label_studio_url, settings.label_studio_secret())

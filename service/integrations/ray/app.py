@@ -1,7 +1,7 @@
 """A replica: the whole application, as a single process has it, behind Ray Serve's proxy.
 
-`build` is what a configuration file of Ray Serve names as `import_path:
-    service.integrations.ray.app:build`.
+`build` is what a configuration file of Ray Serve names, as
+`import_path: service.integrations.ray.app:build`.
 """
 
 import sys
@@ -12,18 +12,16 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import InvalidInput
 from service.app import create_app
 from service.context import Context
-from service.integrations.ray.router import MODELS
-from service.integrations.ray.scaling import WORK
+from service.integrations.ray.scaling import MODELS, WORK
 from service.integrations.ray.shared_state import RayBackend
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
-from service.server.memory import keep_heaps_whole
+from service.server.process import keep_heaps_whole
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
 
@@ -32,23 +30,28 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 5.0
 ROUTING_PERIOD_S = 2.0  # between looks at which replica has which version
 
 
-# HAProxy, where Ray is told to use it (RAY_SERVE_ENABLE_HA_PROXY=1), is faster and knows nothing of
-# models.
-ROUTED = (
-    RequestRouterConfig()
-    if RAY_SERVE_ENABLE_HA_PROXY
-    else RequestRouterConfig(
-        request_router_class="service.integrations.ray.router:ByModel",
+def uses_haproxy() -> bool:
+    """Whether Ray Serve's proxy is HAProxy, for which Ray has no public name."""
+    from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
+
+    return bool(RAY_SERVE_ENABLE_HA_PROXY)
+
+
+def router() -> RequestRouterConfig:
+    """Return how requests are sent to replicas; HAProxy is faster, and knows nothing of models."""
+    if uses_haproxy():
+        return RequestRouterConfig()
+    return RequestRouterConfig(
+        request_router_class="service.integrations.ray.scaling:ByModel",
         request_routing_stats_period_s=ROUTING_PERIOD_S,
     )
-)
 
 
 class BehindProxy:
-    """What the service's own connections do elsewhere: each request's memory is of one budget of
-    the process.
+    """Middleware that does what the service's own connections do elsewhere: each request reserves
+    memory of one budget of the process.
 
-    What is answered may travel on as a message between processes, in which bytes are bytes.
+    An answer may travel on as a message between processes, in which bytes are bytes.
     """
 
     def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
@@ -56,19 +59,15 @@ class BehindProxy:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a reservation, which ends with it."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         reservation = scope[SCOPE_KEY] = Reservation(self.budget)
 
-        async def sending(message: Message) -> None:
+        async def send_bytes(message: Message) -> None:
             if "body" in message:
                 message["body"] = bytes(message["body"])
             await send(message)
 
         try:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receive, send_bytes)
         finally:
             reservation.release()
 
@@ -78,19 +77,18 @@ class BehindProxy:
     health_check_period_s=HEALTH_PERIOD_S,
     health_check_timeout_s=HEALTH_TIMEOUT_S,
     graceful_shutdown_wait_loop_s=0.5,
-    request_router_config=ROUTED,
+    request_router_config=router(),
 )
 @serve.ingress()
 class Replica:
-    """One replica. What it is given are settings by name; the others are the environment's, as
-    ever."""
+    """One replica. It is given settings by name; the others are the environment's, as ever."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = dict(given)
         self._context: Context | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application, made here, since what it consists of does not travel."""
+        """Return the application, made here, since its parts do not travel."""
         keep_heaps_whole()
         sys.setswitchinterval(SWITCH_S)
         if not self._given.get("threads"):
@@ -101,33 +99,23 @@ class Replica:
         name = serve.get_replica_context().replica_id.unique_id
         app: FastAPI = create_app(settings, RayBackend(name))
         self._context = app.state.context
-        app.add_middleware(
-            BehindProxy, budget=ByteBudget(settings.memory_budget_bytes)
-        )  # outermost
+        # outermost
+        app.add_middleware(BehindProxy, budget=ByteBudget(settings.memory_budget_bytes))
         return app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Say how much work waits or is done: what the number of replicas goes by
-        (`service.integrations.ray.scaling`)."""
+        """Return how much work waits or is done, which the number of replicas follows."""
         return {WORK: float(self._context.admission.row_draws) if self._context else 0.0}
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Say which versions are in memory: what requests that name a model are sent by."""
+        """Return which versions are in memory, by which requests are routed."""
         loaded = self._context.models.loaded() if self._context else []
-        return {
-            MODELS: sorted(
-                {
-                    name
-                    for served in loaded
-                    for name in (served.name, f"{served.name}/{served.version}")
-                }
-            )
-        }
+        names = {served.name for served in loaded}
+        return {MODELS: sorted(names | {f"{one.name}/{one.version}" for one in loaded})}
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Return the application as a configuration file of Ray Serve names it, which says the rest
-    under `deployments`.
+    """Return the application that a configuration file of Ray Serve names.
 
     Args:
         args: settings by the names of `Settings`, numbers or strings.
@@ -150,9 +138,8 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
                 f"a file of secrets, as {name}_file, on each node",
                 "the secret itself",
             )
-    given.setdefault(
-        "state", ""
-    )  # on the disk of one machine, unless whoever starts it says that there is one
+    # on the disk of one machine, unless a setting says that there is one
+    given.setdefault("state", "")
     settings = settings_of(given, "args.")
     if settings.workers != 1:
         raise InvalidInput(
@@ -168,16 +155,11 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
 
 
 def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
-    """Return the deployment's options for so many replicas, each with so many processors."""
+    """Return the deployment's options for this number of replicas, and of processors for each."""
     options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
-    if most > least:
-        return options | {"num_replicas": "auto", "autoscaling_config": autoscaling(least, most)}
-    return options | {"num_replicas": least}
-
-
-def autoscaling(least: int, most: int) -> AutoscalingConfig:
-    """Return how the number of replicas follows the work (`service.integrations.ray.scaling`)."""
-    return AutoscalingConfig(
+    if most == least:
+        return options | {"num_replicas": least}
+    scaling = AutoscalingConfig(
         min_replicas=least,
         max_replicas=most,
         metrics_interval_s=1.0,
@@ -186,3 +168,4 @@ def autoscaling(least: int, most: int) -> AutoscalingConfig:
         downscale_delay_s=300.0,
         policy=AutoscalingPolicy(policy_function="service.integrations.ray.scaling:ByWork"),
     )
+    return options | {"num_replicas": "auto", "autoscaling_config": scaling}

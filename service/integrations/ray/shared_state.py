@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from service.models.drift import Drift, DriftReport, LiveRows, Watched
-from service.shared_state import Notice, StateBackend
+from service.shared_state import Notice
 
 logger = logging.getLogger("dubito")
 
@@ -73,7 +73,7 @@ class StateActor:
         return drift
 
 
-class RayBackend(StateBackend):
+class RayBackend:
     """The shared state as a replica reaches it."""
 
     notices_s = 1.0

@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from model_store.errors import InvalidInput
-from service.auth.key_file import VARIABLE, KeyRing, keys_of
-from service.auth.keys import SCOPES, Keys
-from service.auth.new_key import new_key
+from service.auth.keys import FILE_VARIABLE, SCOPES, KeyRing, Keys, new_key, parse_keys
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
 from tests.support.serving import serving, wait_until
@@ -122,7 +120,7 @@ def test_a_key_that_has_expired_is_refused_as_an_unknown_one_is(keyed):
 def test_a_key_ends_when_its_time_is_over():
     now = datetime.now(UTC)
     ends = {"before": now - timedelta(seconds=1), "after": now + timedelta(hours=1)}
-    keys = keys_of("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
+    keys = parse_keys("".join(entry(name, ["read"], end.isoformat()) for name, end in ends.items()))
     assert [keys.find(key_of(name).encode()).has_expired for name in ends] == [True, False]
 
 
@@ -178,10 +176,12 @@ def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
             said.append(process.stderr.readline())
         assert ask(client, "new", "read").status_code == 200
     told = [
-        line.split(" dubito: ")[1].strip() for line in said if "eys: " in line or VARIABLE in line
+        line.split(" dubito: ")[1].strip()
+        for line in said
+        if "eys: " in line or FILE_VARIABLE in line
     ]
     assert told[:2] == ["keys: old, new", "keys: new"]
-    assert told[2].startswith(f"{VARIABLE}.keys.0.scopes.0: expected 'read', ")
+    assert told[2].startswith(f"{FILE_VARIABLE}.keys.0.scopes.0: expected 'read', ")
     assert not any(shown in "".join(said) for shown in (SECRET, key_of("old"), key_of("new")))
 
 
@@ -267,7 +267,7 @@ GOOD = f'name = "a"\nsha256 = "{DIGEST}"\nscopes = ["read"]\n'
 def test_a_wrong_file_is_refused_by_its_field_without_being_shown(tmp_path, text, expected):
     if text is not None:
         (tmp_path / "keys.toml").write_text(text)
-    with pytest.raises(InvalidInput, match=f"^{VARIABLE}") as raised:
+    with pytest.raises(InvalidInput, match=f"^{FILE_VARIABLE}") as raised:
         ring_of(tmp_path / "keys.toml")
     assert expected in str(raised.value)
     assert not any(shown in str(raised.value) for shown in (SECRET, DIGEST, "\n"))
@@ -277,14 +277,14 @@ def test_the_file_takes_the_place_of_lists(tmp_path):
     (tmp_path / "keys.toml").write_text(FILE)
     for name in ("api_keys", "admin_key"):
         with pytest.raises(
-            InvalidInput, match=f"^{VARIABLE}: expected none beside DUBITO_{name.upper()}"
+            InvalidInput, match=f"^{FILE_VARIABLE}: expected none beside DUBITO_{name.upper()}"
         ):
             KeyRing(Settings(keys_file=tmp_path / "keys.toml", **{name: SECRET}))
 
 
 def test_a_new_key_is_what_its_entry_says():
     key, text = new_key("shop", "predict,acquire", "90d")
-    found: Keys = keys_of(text)
+    found: Keys = parse_keys(text)
     one = found.find(key.encode())
     assert (one.name, one.scopes) == ("shop", {"predict", "acquire"})
     assert abs(one.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
@@ -323,7 +323,7 @@ def test_the_command_gives_the_key_to_the_person_and_the_entry_to_the_file():
         check=True,
     )
     (key,) = re.findall(r"dubito_[\w-]{43}", done.stderr)
-    assert keys_of(done.stdout).find(key.encode()).name == "shop"
+    assert parse_keys(done.stdout).find(key.encode()).name == "shop"
     command[-1] = "everything"
     done = subprocess.run(
         command,

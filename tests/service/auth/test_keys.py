@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from model_store.errors import InvalidInput
-from service.auth.key_file import KeyRing
-from service.auth.keys import listed_keys
+from service.auth.keys import KeyRing, list_keys
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
 
@@ -177,32 +176,32 @@ def test_whatever_changes_or_computes_takes_a_scope_of_its_own(locked):
 
 
 def test_a_key_is_one_of_those_configured_or_none():
-    keys = listed_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
+    keys = list_keys(Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN))
     found = [keys.find(key.encode()) for key in (FIRST, SECOND, ADMIN, "", FIRST[:-1])]
     assert [key and key.name for key in found] == ["api-1", "api-2", "admin", None, None]
     assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
 
 
 def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
-    api = listed_keys(Settings(api_keys=FIRST))
-    admin = listed_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    api = list_keys(Settings(api_keys=FIRST))
+    admin = list_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
     assert api.needed("/admin/models") == "read"
     assert api.find(FIRST.encode()).scopes >= {"read"}
     assert admin.needed("/admin/models") == "admin"
     assert admin.find(ADMIN.encode()).scopes == {"admin", "metrics"}
-    assert listed_keys(Settings()).needed("/admin/models") is None
+    assert list_keys(Settings()).needed("/admin/models") is None
 
 
 def test_settings_and_keys_do_not_show_keys():
     settings = Settings(api_keys=f"{FIRST},{SECOND}", admin_key=ADMIN)
     shown = f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()} {KeyRing(settings)!r}"
-    shown += repr(listed_keys(settings).find(FIRST.encode()))
+    shown += repr(list_keys(settings).find(FIRST.encode()))
     assert not any(key in shown for key in (FIRST, SECOND, ADMIN))
 
 
 def test_keys_of_a_file_are_those_of_its_lines(tmp_path):
     (tmp_path / "keys").write_text(f"{FIRST}\r\n{SECOND}\n")
-    keys = listed_keys(Settings(api_keys_file=tmp_path / "keys"))
+    keys = list_keys(Settings(api_keys_file=tmp_path / "keys"))
     assert [keys.find(key.encode()).name for key in (FIRST, SECOND)] == ["api-1", "api-2"]
 
 

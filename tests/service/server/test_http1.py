@@ -1,11 +1,12 @@
-"""The parser of requests: what it accepts an independent one (h11) reads in the same way, however
-it is cut."""
+"""The parser of requests: what it accepts has the meaning that h11 without our guards sees, however
+it is cut; what h11 is lenient with is refused."""
 
 import random
 
 import h11
+import pytest
 
-from service.server.http1 import BadRequest, ChunkedBody, LengthBody, find_head, parse_head
+from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
 
 PIECES = [
     *(
@@ -83,28 +84,21 @@ BODIES = (
 
 
 def ours(content, cuts=()):
-    """What a request means to us: method, target, headers, body and what is left; None if it is not
+    """What a request means to us: method, headers, body and what is left; None if it is not
     whole."""
-    buffer, searched, head, body, reader = bytearray(), 0, None, b"", None
+    buffer, parser, head, body = StrictBuffer(), None, None, b""
     for begin, end in zip((0, *cuts), (*cuts, len(content)), strict=True):
         buffer += content[begin:end]
-        if head is None:
-            found = find_head(buffer, searched)
-            if found is None:
-                searched = len(buffer)
-                continue
-            head = parse_head(bytes(buffer[found[0] : found[1]]))
-            del buffer[: found[1] + 4]
-            reader = ChunkedBody() if head.chunked else LengthBody(head.length)
-        if not reader.ended:
-            body += reader.take(buffer)
-    if head is None or not reader.ended:
-        return None
-    headers = [
-        (name, value.lower() if name == b"transfer-encoding" else value)
-        for name, value in head.headers
-    ]
-    return head.method.encode(), headers, body, bytes(buffer)
+        parser = parser or new_parser(buffer)
+        while (event := parser.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.Request):
+                head, _ = read_head(event)
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                method, headers = head["method"].encode(), head["headers"]
+                return method, headers, body, bytes(buffer) + content[end:]
+    return None
 
 
 def theirs(content):
@@ -171,3 +165,32 @@ def test_a_request_means_the_same_however_it_is_cut():
             content,
             cuts,
         )  # refused sooner or later
+
+
+def test_the_versions_of_h11_that_are_installed_use_our_buffer():
+    """A version that renames its buffer would read without our guards."""
+    buffer = StrictBuffer()
+    parser = new_parser(buffer)
+    parser.receive_data(b"GET / HTTP/1.1\nHost: x\n\n")
+    assert len(buffer) > 0, h11.__version__
+    with pytest.raises(BadRequest):
+        parser.next_event()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"2 \r\n{}\r\n",
+        b"2;\ra\r\n{}\r\n",
+        b"0\r\n\n",
+        b"0\r\nX: y\n\r\n",
+        b"0\r\nX: y\n\n",
+        b"0\r\nX: a\r\n b\r\n\r\n",
+    ],
+)
+def test_chunked_bodies_are_read_without_the_leniences_of_h11(rest):
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    whole = rest if rest.startswith(b"0") else rest + b"0\r\n\r\n"
+    assert theirs(head + whole)[0] == b"POST"
+    with pytest.raises(BadRequest):
+        ours(head + whole)

@@ -11,7 +11,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from service.server.budget import ByteBudget
-from service.server.connections import FREE_BYTES, REFUSED, Connections, HttpConnection
+from service.server.connections import FREE_BYTES, REFUSALS, Connections, HttpConnection
 from service.server.http1 import MAX_HEAD_BYTES
 from tests.support.process import open_files, settled
 from tests.support.raw import Connection, Ended, request
@@ -90,7 +90,7 @@ def refused_as(answer, status, named):
         assert answer.body == b""
     else:
         assert answer.headers[b"content-type"] == b"application/json"
-        assert json.loads(answer.body)[named] == REFUSED[status]
+        assert json.loads(answer.body)[named] == REFUSALS[status]
 
 
 @pytest.mark.parametrize(

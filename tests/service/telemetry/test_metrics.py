@@ -256,7 +256,7 @@ def test_jobs_are_counted_from_0_on(metrics):
 
 def test_a_regression_is_counted_by_its_standard_deviations(metrics):
     std = np.array([1e-5, 0.5, 2.0, 1e9, np.inf])
-    metrics.predicted(("m", "3"), "std", std, draws=10, flags=2)
+    metrics.count_prediction(("m", "3"), "std", std, draws=10, flags=2)
     page = generate_latest(metrics.registry).decode()
     of_model = {"model": "m", "version": "3"}
     assert metric(page, "dubito_rows_total", **of_model) == 5

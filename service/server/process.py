@@ -1,0 +1,132 @@
+"""What a serving process sets up: its port, open files, memory and shutdown.
+
+Shutdown is announced, so that no request is lost. From SIGTERM on the service says that it is not
+ready, and closes each connection with its answer, so that proxies and clients go elsewhere; it
+still listens and answers. When the notice is over the server stops listening and answers what it
+has accepted.
+"""
+
+import asyncio
+import ctypes
+import errno
+import gc
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SPARE_FILES = 256  # that a process may open in addition to its connections
+TRIM_S = 5.0
+LARGE_BYTES = 8 << 20  # bodies, pools and answers; what a micro-batch takes is smaller
+HEAPS = 2  # in place of eight a core: what one thread freed serves the others
+
+_C = ctypes.CDLL(None)
+_TRIM, _OPTION = getattr(_C, "malloc_trim", None), getattr(_C, "mallopt", None)  # glibc has them
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+
+
+def cannot_listen(host: str, port: int) -> str | None:
+    """Return why nothing can listen on a port, None where something can."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"DUBITO_PORT: expected a free port of {host}, got {port}, which is in use "
+                "(--port N takes another)"
+            )
+        return f"cannot listen on {host} port {port}: {error.strerror}"
+    return None
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise the limit on open files for this many connections, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + SPARE_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def keep_heaps_whole() -> None:
+    """Return large blocks to the system when they are freed, and share heaps between threads.
+
+    Call it before there are threads. By default the C library takes blocks of up to 32 MiB from a
+    heap of the thread's own once one was freed, and a small block behind one that was freed keeps
+    it.
+    """
+    if _OPTION is not None:
+        _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
+        _OPTION(_ARENA_MAX, HEAPS)
+
+
+@contextmanager
+def trim_memory() -> Iterator[None]:
+    """Return freed memory to the system every few seconds, in a thread; this takes milliseconds.
+
+    Large requests and versions leave holes that the C library keeps. Cycles are collected too:
+    little is not frozen, and an idle process would not collect them.
+    """
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.wait(TRIM_S):
+            gc.collect()
+            if _TRIM is not None:
+                _TRIM(0)
+
+    thread = threading.Thread(target=run, name="trim-memory", daemon=True)
+    thread.start()
+    yield
+    ending.set()
+    thread.join()
+
+
+def end_with_notice(ending: threading.Event, notice_s: float) -> None:
+    """Have SIGTERM set `ending`, and end the process only after `notice_s`; a second one at once.
+
+    Call it in the event loop, in the main thread; elsewhere, as in a test's client, signals stay as
+    they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    stop = signal.getsignal(signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        wait_s = 0.0 if ending.is_set() else notice_s
+        ending.set()
+        if callable(stop):
+            loop.call_soon_threadsafe(loop.call_later, wait_s, stop, number, None)
+
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+class CloseConnections:
+    """Middleware that closes connections with the next answer once the service is ending."""
+
+    def __init__(self, app: ASGIApp, ending: threading.Event) -> None:
+        self.app = app
+        self.ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.ending.is_set():
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self.app(scope, receive, send_closing)
