@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -39,7 +39,8 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_killed_first, end_with_parent
 from model_store.sources.columns import count_unknown
-from model_store.sources.row_file import ID, IDS
+from model_store.sources.files import check_ids
+from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlace
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
 from service.batch.files import Stopped, files_at
@@ -56,7 +57,7 @@ MOST_TRIES = 5  # of one shard
 LOOK_S = 0.5  # between looks at how far shards are
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-Report = Callable[[int], None]  # is told how many rows of a shard are done
+Report = Callable[[int], None]  # takes how many rows of a shard are done
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Worker:
             ids += rows.ids
             if is_batch:
                 digests.append(row_digests(rows.x))
-        check_unique(ids)
+        check_ids(ids, len(ids))
         score, hashes = np.concatenate(scores), id_hashes(ids, request.seed)
         kept = np.arange(len(ids))
         if not is_batch and len(ids):
@@ -253,15 +254,6 @@ def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
     for i in np.flatnonzero(~computed):
         rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
     return rows if computed.all() else rows.take(computed)
-
-
-def check_unique(ids: Sequence[str]) -> None:
-    """Raise InvalidInput if two rows have the same id, so that a label could be of either."""
-    if len(set(ids)) < len(ids):
-        again = Counter(ids).most_common(1)[0][0]
-        raise InvalidInput(
-            IDS, "different names", f"some that are the same, {again[:80]!r} among them"
-        )
 
 
 _worker: Worker  # of a process of the pool
