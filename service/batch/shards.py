@@ -306,13 +306,17 @@ class _Processes:
         self.running[self._executor.submit(_do_shard, number)] = number
         self._children |= set(multiprocessing.active_children()) - self._others
 
-    def close(self) -> str:
-        """End all processes; return how one of them had died."""
-        died = [child.exitcode for child in self._children if child.exitcode is not None]
+    def close(self) -> None:
+        """End all processes."""
         for child in self._children:
             child.kill()
         self._executor.shutdown(cancel_futures=True)
-        code = next((code for code in died if code != -signal.SIGTERM), -signal.SIGTERM)
+
+    def cause_of_death(self) -> str:
+        """Return how a process died, once the pool is broken: the pool terminates the others."""
+        self._executor.shutdown(cancel_futures=True)  # waits until the exit codes are known
+        codes = [child.exitcode for child in self._children if child.exitcode is not None]
+        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
         return signal.Signals(-code).name if code < 0 else str(code)
 
 
@@ -346,7 +350,7 @@ def run_here(
                     done, _ = wait(processes.running, LOOK_S, FIRST_COMPLETED)
                     results = [future.result() for future in done]
                 except BrokenProcessPool:
-                    why = f"its process died ({processes.close()})"
+                    why = f"its process died ({processes.cause_of_death()})"
                     suspects = set(processes.running.values())
                     processes = _Processes(options, workers, rows_done)
                     for number in sorted(suspects, reverse=True):
