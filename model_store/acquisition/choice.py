@@ -5,7 +5,7 @@
 | `random` | its id | a uniform number |
 | a score | the score | the score |
 | `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample without replacement, BALD^beta being a row's weight |
-| a joint score | what each draw says of it | a greedy choice |
+| a joint score | its outputs under each draw | a greedy choice |
 
 The latter two take rows that are the same bits as one, while others are left.
 """

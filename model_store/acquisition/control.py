@@ -35,12 +35,10 @@ class Selection:
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Choose the rows that are set aside, `share` of the k that are asked for, among those that are
-    not labelled yet.
+    """Choose the rows that are set aside, `share` of k, among those without a label.
 
-    Where that is no whole number it is rounded up or down by chance, so that it is right on
-    average. There are fewer where the pool has not so many that may be; of a pool that is asked for
-    whole all are.
+    A number that is not whole is rounded up or down by chance, so that it is right on average.
+    There are fewer if the pool has too few that may be set aside; if k is the whole pool, all are.
     """
     left = np.array([i for i, name in enumerate(ids) if name not in labelled], dtype=np.int64)
     excluded = len(ids) - len(left)

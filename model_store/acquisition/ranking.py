@@ -45,7 +45,7 @@ Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows of a pool are asked for."""
+    """Which rows of a pool a request is for."""
 
     task: Task
     acquisition: str
@@ -68,13 +68,13 @@ class Pool(ABC):
     seed: int
     pause: Pause = staticmethod(no_pause)
 
-    @abstractmethod
     async def scores(self) -> Float64[np.ndarray, "N"]:
         """Return the score of each row under all draws."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def lap(self, lap: Lap) -> Scored:
         """Return the scores of a lap of a race."""
+        raise NotImplementedError
 
     @abstractmethod
     async def copies(self) -> Copies:

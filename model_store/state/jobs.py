@@ -56,7 +56,7 @@ class Job:
     done: int
     worked_s: float
     cancel: bool
-    said: Any
+    outcome: Any  # of a job that is done the name of its file, of one that failed the error
 
     @property
     def is_over(self) -> bool:
@@ -152,14 +152,14 @@ class Jobs:
             ).fetchone()
         return row is not None and not row["cancel"]
 
-    def finish(self, name: str, state: State, said: Any) -> None:
+    def finish(self, name: str, state: State, outcome: Any) -> None:
         """End a running job with its result or error; one that is to be cancelled is."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
                 "said = CASE WHEN cancel THEN NULL ELSE ? END, ended = ?, slot = NULL "
                 "WHERE id = ? AND state = 'running'",
-                (state, json.dumps(said), time.time(), name),
+                (state, json.dumps(outcome), time.time(), name),
             )
 
     def put_back(self, name: str, why: str | None = None, is_orphan: bool = False) -> None:
@@ -178,17 +178,17 @@ class Jobs:
             if row is None:
                 return
             times = row[counted] + (why is not None)
-            state, said = ("cancelled", None) if row["cancel"] else ("queued", None)
+            state, outcome = ("cancelled", None) if row["cancel"] else ("queued", None)
             if why is not None and times >= most and state == "queued":
                 state = "failed"
-                said = json.dumps(
+                outcome = json.dumps(
                     f"{why}, {times} times without getting further than {row['done']} rows x draws"
                 )
             ended = None if state == "queued" else time.time()
             connection.execute(
                 f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL "
                 "WHERE id = ?",
-                (state, said, ended, times, name),
+                (state, outcome, ended, times, name),
             )
 
     def cancel(self, name: str) -> Job:
@@ -263,7 +263,7 @@ class Jobs:
 
 
 def _job(row: sqlite3.Row) -> Job:
-    values = {field.name: row[field.name] for field in fields(Job)}
+    values = {field.name: row[field.name] for field in fields(Job) if field.name != "outcome"}
     values["request"] = json.loads(row["request"])
-    values["said"] = None if row["said"] is None else json.loads(row["said"])
+    values["outcome"] = None if row["said"] is None else json.loads(row["said"])
     return Job(**{**values, "worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])})

@@ -50,7 +50,7 @@ from service.models.reservoir import fresh_seed
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
-QUIET_S = 15.0  # after which a watcher is told that nothing has changed
+QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
 router = APIRouter()
 ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
@@ -127,9 +127,9 @@ async def get_job_result(request: Request, job: str) -> Response:
     """Return a job's result: the answer of /acquire, or a table of predictions."""
     found = await _find(request, job)
     if found.state != "done":
-        why = f": {found.said}" if found.state == "failed" else ""
+        why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
-    path = Jobs(context_of(request).state).folder / found.id / found.said
+    path = Jobs(context_of(request).state).folder / found.id / found.outcome
     media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
@@ -169,9 +169,9 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
         jobs = Jobs(context.state)
         name, folder = jobs.new_folder()
         try:
-            asked = _job_request(context, envelope, served, rows, folder)
-            work = asked.rows * asked.num_samples
-            return jobs.add(name, kind, owner, asdict(asked), work, context.settings.max_jobs)
+            wanted = _job_request(context, envelope, served, rows, folder)
+            work = wanted.rows * wanted.num_samples
+            return jobs.add(name, kind, owner, asdict(wanted), work, context.settings.max_jobs)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -317,14 +317,14 @@ async def _find(request: Request, job: str) -> Job:
 async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     """Yield an event each time a job got further, and a comment after a long time without
     change."""
-    before, told = b"", time.monotonic()
+    before, sent = b"", time.monotonic()
     while True:
         content = orjson.dumps(_job_json(context, job))
         if content != before:
-            before, told = content, time.monotonic()
+            before, sent = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
-        elif time.monotonic() - told > QUIET_S:
-            told = time.monotonic()
+        elif time.monotonic() - sent > QUIET_S:
+            sent = time.monotonic()
             yield b": still there\n\n"
         if job.is_over or context.ending.is_set():
             return
@@ -342,7 +342,7 @@ def _answer(
 
 
 def _job_json(context: Context, job: Job) -> dict[str, Any]:
-    asked = job.request
+    request = job.request
     is_done = job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None
@@ -352,13 +352,13 @@ def _job_json(context: Context, job: Job) -> dict[str, Any]:
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        "model": asked["model"],
-        "version": asked["version"],
-        "rows": asked["rows"],
-        "num_samples": asked["num_samples"],
-        "seed": asked["seed"],
-        "read_as": asked["read_as"],
-        "ignored_columns": asked["ignored"],
+        "model": request["model"],
+        "version": request["version"],
+        "rows": request["rows"],
+        "num_samples": request["num_samples"],
+        "seed": request["seed"],
+        "read_as": request["read_as"],
+        "ignored_columns": request["ignored"],
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,
@@ -366,6 +366,6 @@ def _job_json(context: Context, job: Job) -> dict[str, Any]:
         "begun": job.begun,
         "ended": job.ended,
         "expires": None if job.ended is None else job.ended + context.settings.job_kept_s,
-        "error": job.said if job.state == "failed" else None,
+        "error": job.outcome if job.state == "failed" else None,
         "result": f"/jobs/{job.id}/result" if is_done else None,
     }

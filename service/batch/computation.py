@@ -1,6 +1,6 @@
 """What is computed of rows, in a job of the service and in a data set alike.
 
-A row has the same numbers whatever stands beside it: all rows have the draws of the request's seed.
+A row has the same numbers in any company: all rows have the draws of the request's seed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from service.api.options import decision_options, priors_of
-from service.api.responses import about_arrays, row_arrays
+from service.api.responses import about_arrays, acquire_answer, row_arrays
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
 from service.settings import VERIFY_KEY_VARIABLE, Settings
@@ -87,7 +87,7 @@ def request_fields(
 
 @dataclass(frozen=True)
 class StorePlace:
-    """Where versions are, for a process that is told so."""
+    """Where versions are, as it is sent to another process."""
 
     store: str
     cache: str
@@ -169,6 +169,31 @@ class Computation:
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about
+
+    def acquire_answer(
+        self,
+        ranking: list[dict[str, Any]],
+        pool_size: int,
+        excluded: int,
+        unknown: dict[str, int],
+        race: float | None = None,
+        finalists: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer of /acquire."""
+        return acquire_answer(
+            self.manifest,
+            acquisition=self.request.acquisition,
+            num_samples=self.request.num_samples,
+            seed=self.request.seed,
+            pool_size=pool_size,
+            excluded=excluded,
+            priors=self.request.priors,
+            race=race,
+            beta=self.request.beta,
+            finalists=finalists,
+            unknown_categories=unknown,
+            ranking=ranking,
+        )
 
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]

@@ -1,7 +1,7 @@
 """A data set of Parquet files, divided in shards, and the rows of each.
 
-The plan, what is asked and which files there are, is written to the output as `job.json` before
-anything else and never changes. So a later start does the same, or says what differs.
+The plan, the request and the list of files, is written to the output as `job.json` before anything
+else and never changes. So a later start does the same, or says what differs.
 """
 
 import json
@@ -206,16 +206,16 @@ def _with_places(shards: list[list[int]]) -> Iterator[Shard]:
         place += rows
 
 
-def _differences(there: dict[str, Any], asked: dict[str, Any]) -> Iterator[str]:
+def _differences(there: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     for name, value in there.items():
-        if value == asked[name]:
+        if value == now[name]:
             continue
-        if isinstance(value, dict) and isinstance(asked[name], dict):
-            yield from _differences(value, asked[name])
+        if isinstance(value, dict) and isinstance(now[name], dict):
+            yield from _differences(value, now[name])
         elif name in ("manifest", "exclude"):
             yield f"{name} differs"
         else:
-            yield f"{name} {value!r} there, {asked[name]!r} asked"[:200]
+            yield f"{name} {value!r} there, {now[name]!r} asked"[:200]
 
 
 def _changed(there: tuple[Listed, ...], now: tuple[Listed, ...]) -> Iterator[str]:

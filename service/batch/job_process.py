@@ -45,7 +45,6 @@ from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
-from service.api.responses import acquire_answer
 from service.api.rows import rows_array
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
 from service.batch.output import (
@@ -100,7 +99,7 @@ class JobRows:
     """The rows of a job, in parts, and how far the job is.
 
     Args:
-        report: is told how many rows x draws there are to do and how many are done; returns whether
+        report: takes how many rows x draws there are to do and how many are done; returns whether
             to go on.
     """
 
@@ -274,19 +273,8 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     rows += set_aside(control.tolist(), ids, len(rows))
     if request.keep:
         _keep_rows(job, rows, keep)
-    answer = acquire_answer(
-        manifest,
-        acquisition=request.acquisition,
-        num_samples=request.num_samples,
-        seed=request.seed,
-        pool_size=request.rows,
-        excluded=request.excluded,
-        priors=request.priors,
-        race=request.race,
-        beta=request.beta,
-        finalists=ranked.finalists,
-        unknown_categories=pool.unknown,
-        ranking=rows,
+    answer = job.computation.acquire_answer(
+        rows, request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
     )
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
@@ -312,7 +300,6 @@ def _keep_rows(
     ranked: list[dict[str, Any]],
     keep: Callable[[Acquisition, list[AcquiredRow]], None],
 ) -> None:
-    """Keep the rows of a ranking, and the predictions of those that are set aside."""
     request, model = job.request, job.model
     places = sorted(row["index"] for row in ranked)
     if not places:
@@ -320,9 +307,9 @@ def _keep_rows(
     x = np.concatenate([part for _, part in job.some(np.array(places))])
     pool = dict(zip(places, x, strict=True))
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
-    draws, said = job.computation.draws(), list[dict[str, Any]]()
+    draws, predictions = job.computation.draws(), list[dict[str, Any]]()
     for _, part in job.computation.runs([(0, aside)]):
-        said += control_said(
+        predictions += control_said(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
     how = Acquisition(
@@ -333,7 +320,7 @@ def _keep_rows(
         request.seed,
         request.num_samples,
     )
-    keep(how, acquired_rows(pool, ranked, said))
+    keep(how, acquired_rows(pool, ranked, predictions))
 
 
 class JobPool(Pool):

@@ -1,8 +1,8 @@
 """What is computed of rows: columns that grow on the disk, and tables of Parquet or npz.
 
 `ColumnFiles` are taken up after a kill where they were last synced. Each column is a file of raw
-numbers, the first `0.bin`; `columns.json` has the name, the type and the shape of a row of each, and
-how many rows there are.
+numbers, the first `0.bin`; `columns.json` has the name, type and row shape of each, and how many
+rows there are.
 """
 
 import io
@@ -138,8 +138,8 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
 
 
 def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the columns of a table, given `row_arrays`: an array with several numbers a row becomes
-    several columns, such as `probabilities.cat`."""
+    """Return the columns of a table, given `row_arrays`: an array with several numbers a row
+    becomes several columns, such as `probabilities.cat`."""
     parts = part_names(manifest)
     table: dict[str, Any] = {}
     for name, values in of_rows:

@@ -22,16 +22,16 @@ from model_store.acquisition.choice import (
     ranking,
     top,
 )
-from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
+from model_store.acquisition.ranking import Choice, Pool, rank_now
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
+from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
-from service.api.responses import acquire_answer
 from service.batch.computation import Computation
 from service.batch.data_set import OUT, Plan, Reader, Rejects
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
-from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, check_unique, needs_all_rows
+from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, needs_all_rows
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = 1 << 22  # about, that are looked at together: 60 bytes each while they are sorted
@@ -99,25 +99,13 @@ class RankedParts:
         else:
             copies = copies_among(rows.digest) if is_batch else None
             ranked = ranking(rows.score, ids, request.seed, request.k, copies)
-        check_unique([row["id"] for row in ranked])
+        check_ids([row["id"] for row in ranked], len(ranked))
         return [{**row, "index": int(rows.place[row["index"]]), "control": False} for row in ranked]
 
     def answer(self, ranked: Ranked) -> dict[str, Any]:
         """Return the answer of /acquire."""
-        request = self._plan.request
-        return acquire_answer(
-            self._model.manifest,
-            acquisition=request.acquisition,
-            num_samples=request.num_samples,
-            seed=request.seed,
-            pool_size=self._plan.rows,
-            excluded=self.excluded,
-            priors=request.priors,
-            race=None,
-            beta=request.beta,
-            finalists=None,
-            unknown_categories=dict(self.unknown),
-            ranking=ranked,
+        return self._computation.acquire_answer(
+            ranked, self._plan.rows, self.excluded, dict(self.unknown)
         )
 
     def write(self, ranked: Ranked) -> None:
@@ -246,14 +234,6 @@ class CandidatePool(Pool):
     def __init__(self, parts: RankedParts, rows: PartRows, ids: list[str], seed: int) -> None:
         self.ids, self.seed = ids, seed
         self._parts, self._rows = parts, rows
-
-    async def scores(self) -> Float64[np.ndarray, "N"]:
-        """Return what each row gains alone."""
-        return self._rows.score
-
-    async def lap(self, lap: Lap) -> Scored:
-        """Raise NotImplementedError: joint scores have no races."""
-        raise NotImplementedError
 
     async def copies(self) -> Copies:
         """Find rows that are the same bits."""

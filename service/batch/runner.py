@@ -70,18 +70,18 @@ class JobRunner:
         self._thread.join()
 
     def _work(self) -> None:
-        said = ""
+        logged = ""
         while not self._ending:
             try:
                 if has_state(self.settings.state):  # else there never was a job
                     self._look(Jobs(self._state()))
                 self.metrics.state_usable.set(1)
-                said = ""
+                logged = ""
             except DubitoError as error:
                 self.metrics.state_usable.set(0)
-                if str(error) != said:  # once
+                if str(error) != logged:  # once
                     logger.error("jobs do not run: %s", error)
-                said = str(error)
+                logged = str(error)
             except Exception:
                 logger.exception("looking for jobs failed; trying again")
             self._wake.wait(0.1 if self._running else LOOK_S)

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -39,7 +39,8 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_killed_first, end_with_parent
 from model_store.sources.columns import count_unknown
-from model_store.sources.row_file import ID, IDS
+from model_store.sources.files import check_ids
+from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlace
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
 from service.batch.files import Stopped, files_at
@@ -56,7 +57,7 @@ MOST_TRIES = 5  # of one shard
 LOOK_S = 0.5  # between looks at how far shards are
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-Report = Callable[[int], None]  # is told how many rows of a shard are done
+Report = Callable[[int], None]  # takes how many rows of a shard are done
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Worker:
             ids += rows.ids
             if is_batch:
                 digests.append(row_digests(rows.x))
-        check_unique(ids)
+        check_ids(ids, len(ids))
         score, hashes = np.concatenate(scores), id_hashes(ids, request.seed)
         kept = np.arange(len(ids))
         if not is_batch and len(ids):
@@ -253,15 +254,6 @@ def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
     for i in np.flatnonzero(~computed):
         rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
     return rows if computed.all() else rows.take(computed)
-
-
-def check_unique(ids: Sequence[str]) -> None:
-    """Raise InvalidInput if two rows have the same id, so that a label could be of either."""
-    if len(set(ids)) < len(ids):
-        again = Counter(ids).most_common(1)[0][0]
-        raise InvalidInput(
-            IDS, "different names", f"some that are the same, {again[:80]!r} among them"
-        )
 
 
 _worker: Worker  # of a process of the pool
@@ -314,13 +306,17 @@ class _Processes:
         self.running[self._executor.submit(_do_shard, number)] = number
         self._children |= set(multiprocessing.active_children()) - self._others
 
-    def close(self) -> str:
-        """End all processes; return how one of them had died."""
-        died = [child.exitcode for child in self._children if child.exitcode is not None]
+    def close(self) -> None:
+        """End all processes."""
         for child in self._children:
             child.kill()
         self._executor.shutdown(cancel_futures=True)
-        code = next((code for code in died if code != -signal.SIGTERM), -signal.SIGTERM)
+
+    def cause_of_death(self) -> str:
+        """Return how a process died, once the pool is broken: the pool terminates the others."""
+        self._executor.shutdown(cancel_futures=True)  # waits until the exit codes are known
+        codes = [child.exitcode for child in self._children if child.exitcode is not None]
+        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
         return signal.Signals(-code).name if code < 0 else str(code)
 
 
@@ -354,7 +350,7 @@ def run_here(
                     done, _ = wait(processes.running, LOOK_S, FIRST_COMPLETED)
                     results = [future.result() for future in done]
                 except BrokenProcessPool:
-                    why = f"its process died ({processes.close()})"
+                    why = f"its process died ({processes.cause_of_death()})"
                     suspects = set(processes.running.values())
                     processes = _Processes(options, workers, rows_done)
                     for number in sorted(suspects, reverse=True):

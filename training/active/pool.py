@@ -14,7 +14,7 @@ from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
 Index = Int64[np.ndarray, "_"]
-Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # what some draws say of some rows
+Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # outputs
 
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:

@@ -323,8 +323,7 @@ def _draw(
 ) -> None:
     counts = one.counts
     values = np.array([one.at(count) for count in counts])
-    told = f"{mean.bound} {mean.value:.0f}".strip()
-    label = f"{one.arm.recipe.name}, {one.arm.acquisition}: {told} labels"
+    label = f"{one.arm.recipe.name}, {one.arm.acquisition}: {_mean(mean)} labels"
     axis.plot(counts, values.mean(1), linestyle=style, color=colour, label=label)
     axis.fill_between(counts, values.min(1), values.max(1), color=colour, alpha=0.1, linewidth=0)
     for rounds in one.seeds.values():

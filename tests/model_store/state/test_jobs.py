@@ -89,7 +89,8 @@ def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
     job = jobs.get(stuck.id)
     assert job.state == "failed"
     assert (
-        job.said == f"its process ended, {most} times without getting further than 0 rows x draws"
+        job.outcome
+        == f"its process ended, {most} times without getting further than 0 rows x draws"
     )
     moving = added(jobs)
     for done in range(2 * most):
