@@ -19,14 +19,14 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from training.posteriors.normal import standard_noise
 
 from benchmarks.common import ROOT, data_root
 from training import recipe as recipes
 from training.data import Dataset, load, split, split_sizes
 from training.evaluation.outliers import OutlierSource, uniform
 from training.fitting.run import Run, training_facts
-from training.networks.model import BayesianModel
-from training.posteriors.normal import standard_noise
+from training.model import BayesianModel
 from training.recipe import Recipe
 
 DRAWS, OUTLIERS = 100, 300

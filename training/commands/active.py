@@ -20,7 +20,8 @@ from training.commands import folders
 from training.commands.fit import weights_digest
 from training.data import Dataset, load
 from training.messages import log
-from training.recipe import LaplaceSection, Recipe
+from training.posteriors.laplace import LaplaceSection
+from training.recipe import Recipe
 
 HELP = (
     "simulate active learning on labelled data: how many labels are needed, and how many are saved"

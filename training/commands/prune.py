@@ -1,7 +1,7 @@
 """`python -m training prune`: publish a Bayes by Backprop model without its least certain weights.
 
 What is done to the model is in `training.publishing.prune`, and which weights go in
-`training.networks.pruning`.
+`training.publishing.pruning`.
 """
 
 import argparse

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from training.fitting.importance import DRAWS as RATIO_DRAWS
 from training.fitting.importance import log_ratios, pareto_k
+from training.model import BayesianModel
 from training.networks.layers import HyperLayer
-from training.networks.model import BayesianModel
 from training.posteriors import FactorialGaussian, LocationScale
-from training.posteriors.normal import standard_noise
+from training.posteriors.base import standard_noise
 from training.seeds import Stream, hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on

@@ -8,9 +8,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.posteriors import FactorialGaussian, LocationScale
-from training.posteriors.normal import log_normal, standard_noise
+from training.posteriors.base import log_normal, standard_noise
 
 DRAWS = 200
 CHUNK_ROWS = 2048

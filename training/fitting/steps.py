@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from training.fitting.augmentation import augmented
 from training.fitting.objectives import alpha_objective, geometric_weight
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.posteriors import step_noise
 from training.recipe import Recipe, TrainingSection
 from training.seeds import Stream, hash_key

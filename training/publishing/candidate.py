@@ -50,7 +50,7 @@ from training.fitting.run import Run, training_facts
 from training.fitting.target_choice import target_choice
 from training.fitting.warm_start import check_compatible
 from training.messages import log
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.publishing.gate import GateError, check_gate, worse_beyond_chance
 from training.publishing.publish import assemble, measured_rows
 from training.publishing.quality import Measurable

@@ -19,7 +19,7 @@ from training.export.graphs import runtime_of
 from training.facts import PruningFacts, TrainingFacts
 from training.fitting.plots import plot_signal_to_noise
 from training.messages import log
-from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
+from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.stages import Draft
 from training.publishing.trial import publish_draft

@@ -30,7 +30,7 @@ from training.export.served import fitted_detectors, fold
 from training.facts import TemperatureFacts, TrainingFacts
 from training.fitting.encoding import Encoding
 from training.messages import log
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.publishing.gate import check_gate
 from training.publishing.nearest import training_rows
 from training.publishing.quality import MeasuredRows
