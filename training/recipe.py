@@ -78,8 +78,8 @@ class DataSection(Section):
     target: str | None = None
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     target_transform: Literal["auto", "none", "log", "rank"] = "none"
-    columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = Field({})
-    missing_values: list[str] = Field([])
+    columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = Field(default={})
+    missing_values: list[str] = Field(default=[])
     date_format: str | None = None
     encoding: str | None = None
     delimiter: Annotated[str, StringConstraints(pattern=r"^[^\r\n\"]$")] | None = None
@@ -91,7 +91,7 @@ class DataSection(Section):
     image_fit: Literal["stretch", "crop"] = "stretch"
     image_resize: Side | None = None
     image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    leave_out: list[str] = Field([])
+    leave_out: list[str] = Field(default=[])
     integers: bool = False
     vocabulary: Annotated[int, Field(ge=2, le=LARGEST_ID + 1)] | None = None
     text: str | None = None
@@ -275,7 +275,7 @@ class TrainingSection(Section):
 class AugmentationSection(Section):
     """`[augmentation]`: how images are changed in training, each anew in every step."""
 
-    flip: list[Literal["horizontal", "vertical"]] = Field([])
+    flip: list[Literal["horizontal", "vertical"]] = Field(default=[])
     shift: Annotated[int, Field(ge=0)] = 0
     crop: Annotated[float, Field(ge=0, lt=1)] = 0.0
 

@@ -510,16 +510,16 @@ def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
         names.setdefault(id(layer), name)
         for parameter in layer.parameters(recurse=False):
             owners.setdefault(id(parameter), name)
-    for name, layer in layers_by_name(module).items():
-        other = names.get(id(layer), name)
+    for name, part in layers_by_name(module).items():
+        other = names.get(id(part), name)
         if other != name:
             why = f"it is also layer {other}; layers that share weights are not"
-            raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
-        for part, parameter in layer.named_parameters(recurse=False):
+            raise unsupported(name, part, f"{why}{NOT_DRAWN}")
+        for kind, parameter in part.named_parameters(recurse=False):
             owner = owners.get(id(parameter), name)
             if owner != name:
-                why = f"its {part} is also layer {owner}'s; each needs its own"
-                raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
+                why = f"its {kind} is also layer {owner}'s; each needs its own"
+                raise unsupported(name, part, f"{why}{NOT_DRAWN}")
 
 
 def _is_chain(module: nn.Module) -> bool:

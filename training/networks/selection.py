@@ -34,13 +34,17 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
         InvalidInput: naming a pattern that names no layer, or a layer that cannot be drawn.
     """
     there = layers_by_name(module)
-    attention = [name for name, layer in there.items() if isinstance(layer, nn.MultiheadAttention)]
-    can = {
+    inside = {
+        inner
+        for name, layer in there.items()
+        if isinstance(layer, nn.MultiheadAttention)  # reads the weights of its layers itself
+        for inner in there
+        if inner.startswith(f"{name}.")
+    }
+    can: dict[str, Drawable] = {
         name: layer
         for name, layer in there.items()
-        if type(layer) in DRAWABLE
-        # attention reads the weights of its layers itself
-        and not any(name.startswith(f"{outer}.") for outer in attention)
+        if isinstance(layer, DRAWABLE) and type(layer) in DRAWABLE and name not in inside
     }
     if patterns is None:
         return can
