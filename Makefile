@@ -42,6 +42,10 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks
 
+docs: # a site in build/site, with a search that needs no server
+	bash tests/real/environments.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
 lock: install # after a change of the dependencies in pyproject.toml
 	$(BIN)/uv lock
 

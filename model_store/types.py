@@ -1,24 +1,14 @@
 """Types that rooms of the package share."""
 
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-T = TypeVar("T")
-
-Steps = Generator[
-    None, None, T
-]  # work that is done in steps of some milliseconds, and what it comes to
+Pause = Callable[[], None]  # long work calls it every few milliseconds, so that others may go on
 
 
-def at_once(steps: Steps[T]) -> T:
-    """Do all steps of some work, one right after the other, and return what it comes to."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+def no_pause() -> None:
+    """Go on at once."""
 
 
 Task = Literal["classification", "regression"]

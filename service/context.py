@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from model_store.sources.columns import Columns, OddCells, odd_cells
 from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
-from model_store.types import Steps, at_once
 from service.api.json_blocks import JsonRows
 from service.api.requests import (
     FORM,
@@ -28,7 +27,6 @@ from service.api.requests import (
     SMALL_JSON_BYTES,
     Cells,
     Rows,
-    hung_up,
     pool_array,
     read_request,
     request_media_type,
@@ -38,20 +36,18 @@ from service.api.schemas import Envelope
 from service.api.schemas import Request as AnyEnvelope
 from service.auth.key_file import KeyRing
 from service.batch.runner import JobRunner
+from service.call import Call
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import Threads
+from service.engine.threads import SLICE_BYTES, Threads
 from service.errors import PastDeadline
 from service.integrations.label_studio.client import LabelStudio
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.trials import Trials
-from service.server.budget import reservation_of
-from service.server.shares import client_of
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
-from service.telemetry.records import record_of
 
 NO_STATE = (
     "jobs and labels are not kept here: DUBITO_STATE is empty, since several machines that serve "
@@ -159,124 +155,99 @@ class Context:
                 self._state.close()
                 self._state = None
 
-    async def served(self, envelope: Envelope) -> Served:
-        """Return the model that a request means, trying and loading its version first where it
-        must.
+    def begin(self, request: Request) -> Call:
+        """Begin to answer a request that takes work.
 
         Raises:
-            PastDeadline: if it is still being tried when the request should have been answered.
+            Overloaded: if too much work is waiting.
         """
+        call = Call.of(request, self.settings.deadline_s)
+        self.admission.refuse_overload(1, call.client)
+        return call
+
+    async def served(self, call: Call, envelope: Envelope) -> Served:
+        """Return the model of a request, loading its version, after its preflight, where it must;
+        the request's deadline is the envelope's from now on.
+
+        Raises:
+            PastDeadline: if the preflight takes longer than the request may.
+        """
+        deadline_s = envelope.deadline_s or self.settings.deadline_s
+        call.deadline = call.begun + deadline_s
         wanted = envelope.model, envelope.version
         served = self.models.peek(*wanted)
         if served is None:
             trial = await self.threads.files(partial(self.models.trial_of, *wanted))
             if trial is not None:
-                await asyncio.wait(
-                    [asyncio.wrap_future(trial)],
-                    timeout=envelope.deadline_s or self.settings.deadline_s,
-                )
+                await asyncio.wait([asyncio.wrap_future(trial)], timeout=deadline_s)
                 if not trial.done():
                     raise PastDeadline
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
 
-    def client(self, request: Request) -> Hashable:
-        """Return whose request it is; what it holds counts as this client's from now on."""
-        client = client_of(request.scope)
-        reservation_of(request.scope).assign(client)
-        return client
-
     async def read(
         self,
-        request: Request,
-        client: Hashable,
+        call: Call,
         body: bytes | bytearray,
         kind: type[AnyEnvelope],
         rows_field: str,
         max_rows: int,
         file_field: str | None = None,
     ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; forms and long JSON away from the
-        event loop."""
-        steps = read_request(request, body, kind, rows_field, max_rows, file_field)
-        media_type = request_media_type(request)
+        """Return a request's envelope and its rows as they came; forms and long JSON are read away
+        from the event loop."""
+        work = partial(read_request, call, body, kind, rows_field, max_rows, file_field)
+        media_type = request_media_type(call.request)
         if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
-            deadline = time.monotonic() + self.settings.deadline_s
-            read = await self.threads.requests.run(
-                steps, client, len(body), deadline, partial(hung_up, request)
-            )
+            read = await self.threads.requests.run(call, len(body), work)
         else:
-            read = at_once(steps)
-        record_of(request.scope).read = time.perf_counter()
+            read = work()
+        call.record.read = time.perf_counter()
         return read
 
     async def rows(
-        self,
-        request: Request,
-        client: Hashable,
-        rows: Rows,
-        served: Served,
-        rows_field: str,
-        deadline: float,
+        self, call: Call, rows: Rows, served: Served, rows_field: str
     ) -> Float32[np.ndarray, "N I"]:
         """Return a request's rows as numbers; images, objects and many numbers are read away from
         the event loop."""
-        numbers = len(rows) * served.model.row_size
-        reservation = reservation_of(request.scope)
-        reservation.reserve(4 * numbers, rows_field)
-        model, most_pixels = served.model, self.settings.max_image_pixels
-        steps = rows_array(
-            rows, model.manifest.input, rows_field, most_pixels, reservation, model.text_encoder
-        )
+        model, numbers = served.model, len(rows) * served.model.row_size
+        call.reservation.reserve(4 * numbers, rows_field)
+        spec, most_pixels = model.manifest.input, self.settings.max_image_pixels
+        work = partial(rows_array, rows, spec, rows_field, most_pixels, call, model.text_encoder)
         is_dear = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
         if numbers > NUMBERS_AT_ONCE or is_dear:
-            size = 4 * numbers
-            return await self.threads.requests.run(
-                steps, client, size, deadline, partial(hung_up, request)
-            )
-        return at_once(steps)
+            return await self.threads.requests.run(call, 4 * numbers, work)
+        return work()
 
     async def pool_rows(
-        self, request: Request, client: Hashable, pool: RowFile, served: Served, deadline: float
+        self, call: Call, pool: RowFile, served: Served
     ) -> Float32[np.ndarray, "N I"]:
         """Return the rows of a pool's file as numbers; they are read away from the event loop."""
-        reservation, size = reservation_of(request.scope), 4 * pool.rows * pool.row_size
-        reservation.reserve(size, pool.field)
-        steps = pool_array(
-            pool, self.settings.max_image_pixels, reservation, served.model.text_encoder
-        )
-        return await self.threads.requests.run(
-            steps, client, size, deadline, partial(hung_up, request)
-        )
+        size = 4 * pool.rows * pool.row_size
+        call.reservation.reserve(size, pool.field)
+        most_pixels, encoder = self.settings.max_image_pixels, served.model.text_encoder
+        work = partial(pool_array, pool, most_pixels, call, encoder)
+        return await self.threads.requests.run(call, size, work)
 
-    async def odd_cells(
-        self, request: Request, client: Hashable, rows: Rows, served: Served, deadline: float
-    ) -> list[OddCells] | None:
+    async def odd_cells(self, call: Call, rows: Rows, served: Served) -> list[OddCells] | None:
         """Return what is odd about the cells of rows that were objects, None of others; away from
         the event loop."""
         columns = served.model.manifest.input.columns
-        blocks = rows.parsed() if isinstance(rows, JsonRows) else iter([rows])
-        steps = _odd_cells(blocks, columns)
-        return await self.threads.requests.run(
-            steps, client, deadline=deadline, hung_up=partial(hung_up, request)
-        )
-
-    def deadline(self, begun: float, envelope: Envelope) -> float:
-        """Return when a request that came at `begun` must be answered, on the clock of
-        time.monotonic."""
-        return begun + (envelope.deadline_s or self.settings.deadline_s)
+        work = partial(_odd_cells, rows, columns, call)
+        return await self.threads.requests.run(call, SLICE_BYTES, work)
 
 
-def _odd_cells(blocks: Iterable[Any], columns: Columns) -> Steps[list[OddCells] | None]:
+def _odd_cells(rows: Rows, columns: Columns, call: Call) -> list[OddCells] | None:
     found = []
+    blocks: Iterable[Any] = rows.parsed() if isinstance(rows, JsonRows) else [rows]
     for block in blocks:
         for row in block:
             if not isinstance(row, dict):
                 return None
             found.append(odd_cells(row, columns))
-            yield
+            call.pause()
     return found
 
 

@@ -6,20 +6,17 @@ metrics are the same for all. A route reads a request, `Asked`, and says how an 
 `Form`.
 """
 
-import time
-from collections.abc import Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
-from fastapi import Request
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.sources.columns import OddCells
 from model_store.sources.row_file import RowFile
-from model_store.types import Steps, at_once
 from service.api.explanations import explanation_bytes
 from service.api.options import (
     decision_options,
@@ -28,17 +25,16 @@ from service.api.options import (
     refuse_too_many_explained,
     refuse_too_many_samples,
 )
-from service.api.requests import SMALL_JSON_BYTES, Rows, hung_up
+from service.api.requests import SMALL_JSON_BYTES, Rows
 from service.api.responses import answer_bytes
 from service.api.schemas import PredictRequest
-from service.context import Context, context_of
+from service.call import Call
+from service.context import Context
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.decision import DecisionOptions
 from service.engine.explaining import more_rows, predicted_as_usual
 from service.engine.jobs import Job, Predicted
 from service.models.models import Served
-from service.server.budget import reservation_of
-from service.telemetry.records import record_of
 
 T = TypeVar("T")
 
@@ -49,8 +45,7 @@ INPUTS = "inputs"  # the field that errors name rows by
 class Asked:
     """A request to predict rows, as it was read. `rows` are let go of once they are numbers."""
 
-    client: Hashable
-    begun: float  # on the clock of time.monotonic
+    call: Call
     envelope: PredictRequest
     served: Served
     rows: Rows | RowFile | None
@@ -83,53 +78,26 @@ class Form(Protocol):
         options: DecisionOptions,
         groups: Int64[np.ndarray, "N"] | None,
         to_explain: ToExplain | None,
-    ) -> Steps[tuple[list[bytes], Bool[np.ndarray, "N"]]]:
-        """Return the answer in parts, and which rows are flagged; yields after each of many
-        steps."""
+    ) -> tuple[list[bytes], Bool[np.ndarray, "N"]]:
+        """Return the answer in parts, and which rows are flagged"""
 
 
-def begin(request: Request) -> tuple[Context, Hashable, float]:
-    """Return what a request is answered with, whose it is and when it came.
-
-    Raises:
-        Overloaded: before there is work on it, if too much is waiting.
-    """
-    context = context_of(request)
-    client = context.client(request)
-    context.admission.refuse_overload(1, client)
-    return context, client, time.monotonic()
-
-
-async def in_steps(
-    request: Request,
-    context: Context,
-    steps: Steps[T],
-    client: Hashable,
-    size: int,
-    deadline: float,
-) -> T:
-    """Return what steps come to that read so many bytes: few at once, many away from the event
+async def read_rows(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
+    """Return the result of work that reads so many bytes: few at once, many away from the event
     loop."""
     if size <= SMALL_JSON_BYTES:
-        return at_once(steps)
-    return await context.threads.requests.run(
-        steps, client, size, deadline, partial(hung_up, request)
-    )
+        return work()
+    return await context.threads.requests.run(call, size, work)
 
 
-async def predict(request: Request, context: Context, asked: Asked, form: Form) -> list[bytes]:
+async def predict(context: Context, asked: Asked, form: Form) -> list[bytes]:
     """Predict a request's rows and return the answer in parts.
 
     Raises:
         InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
         ClientDisconnect: if the client hangs up.
     """
-    settings, client, envelope, served = (
-        context.settings,
-        asked.client,
-        asked.envelope,
-        asked.served,
-    )
+    settings, call, envelope, served = context.settings, asked.call, asked.envelope, asked.served
     num_rows = asked.num_rows
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
@@ -139,63 +107,53 @@ async def predict(request: Request, context: Context, asked: Asked, form: Form) 
     more = more_rows(served.model.manifest.input) if envelope.explain else 0
     encoding = served.model.encoding_draws
     with context.admission.admitted(
-        num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, client, encoding
+        num_rows * (1 + more), num_samples, BATCH_ROW_DRAWS, call.client, encoding
     ):
-        reservation, deadline = (
-            reservation_of(request.scope),
-            context.deadline(asked.begun, envelope),
-        )
-        wait = partial(hung_up, request)
         cells = None
         if isinstance(asked.rows, RowFile):
-            x = await context.pool_rows(request, client, asked.rows, served, deadline)
+            x = await context.pool_rows(call, asked.rows, served)
         else:
             assert asked.rows is not None
-            x = await context.rows(request, client, asked.rows, served, INPUTS, deadline)
+            x = await context.rows(call, asked.rows, served, INPUTS)
             if envelope.explain and served.model.manifest.input.columns:
-                cells = await context.odd_cells(request, client, asked.rows, served, deadline)
+                cells = await context.odd_cells(call, asked.rows, served)
         asked.rows = None  # which may be many times as large
-        reservation.shrink(x.nbytes)
+        call.reservation.shrink(x.nbytes)
         keep = envelope.return_samples
         job = Job(
             served,
             x,
             num_samples,
             envelope.seed,
-            deadline,
+            call,
             options.rule,
             keep,
-            client=client,
             priors=options.priors,
         )
         kept = kept_bytes(job) + answer_bytes(
             served, len(x), num_samples if keep else 0, form.as_arrays
         )
-        reservation.reserve(kept, "answer")
+        call.reservation.reserve(kept, "answer")
         if envelope.explain:
             explained = explanation_bytes(served.model.manifest, len(x), form.as_arrays)
-            reservation.reserve(
+            call.reservation.reserve(
                 explained + more * x.nbytes + kept_bytes(job, more * len(x)), "explain"
             )
-        predicted = await context.engine.predict(job, wait)
+        predicted = await context.engine.predict(job)
         to_explain = None
         if envelope.explain:
-            as_usual = await predicted_as_usual(
-                context.engine, context.threads, job, predicted, wait
-            )
+            as_usual = await predicted_as_usual(context.engine, context.threads, job, predicted)
             to_explain = ToExplain(cells, as_usual)
-        steps = _answer(context, job, predicted, options, groups, form, to_explain)
+        write = partial(_answer, context, job, predicted, options, groups, form, to_explain)
         if job.has_short_answer and not envelope.explain:
-            answer, flags = at_once(steps)
+            answer, flags = write()
         else:
-            answer, flags = await context.threads.answers.run(
-                steps, client, reservation.held, deadline, wait
-            )
-    record = record_of(request.scope)
-    record.add_phases(predicted.phases)
-    record.add_usage(served.name, served.version, len(x), num_samples, flags)
-    del x, job, predicted, steps  # an answer may take long to be read
-    reservation.shrink(sum(map(len, answer)))
+            size = call.reservation.held
+            answer, flags = await context.threads.answers.run(call, size, write)
+    call.record.add_phases(predicted.phases)
+    call.record.add_usage(served.name, served.version, len(x), num_samples, flags)
+    del x, job, predicted, write  # an answer may take long to be read
+    call.reservation.shrink(sum(map(len, answer)))
     return answer
 
 
@@ -207,7 +165,7 @@ def _answer(
     groups: Int64[np.ndarray, "N"] | None,
     form: Form,
     to_explain: ToExplain | None,
-) -> Steps[tuple[list[bytes], int]]:
+) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are
     watched and counted.
 
@@ -217,9 +175,9 @@ def _answer(
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, INPUTS)
-    answer, flags = yield from form.write(job, predicted, options, groups, to_explain)
+    answer, flags = form.write(job, predicted, options, groups, to_explain)
     if job.seed is None:  # else a replay
-        job.served.watch(predicted.batch.prediction, predicted.rows, job.x, job.client)
+        job.served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
     num_flags = int(np.count_nonzero(flags))
     context.metrics.predicted(job.served.key, scores.overall, overall, job.num_samples, num_flags)
     return answer, num_flags

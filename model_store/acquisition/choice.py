@@ -25,7 +25,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import JointScore, greedy
 from model_store.scores.tasks import PREDICTIVES
-from model_store.types import Steps, Task
+from model_store.types import Pause, Task, no_pause
 
 RANDOM = "random"
 CANDIDATE_BYTES = 64 << 20  # of what draws say of rows, that is kept for a joint score
@@ -218,12 +218,12 @@ class Copies:
     group: Int64[np.ndarray, "N"]  # of each row
 
 
-def copies_of(x: Float32[np.ndarray, "N I"]) -> Steps[Copies]:
+def copies_of(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
     """Find rows that are the same bits."""
     digests = []
     for first in range(0, len(x), AT_ONCE):
         digests.append(row_digests(x[first : first + AT_ONCE]))
-        yield
+        pause()
     return copies_among(np.concatenate(digests))
 
 
@@ -295,15 +295,20 @@ def power_ranking(
 
 
 def joint_ranking(
-    joint: JointScore, rows: Int64[np.ndarray, "M"], copies: Copies, ids: Sequence[str], k: int
-) -> Steps[list[dict[str, Any]]]:
+    joint: JointScore,
+    rows: Int64[np.ndarray, "M"],
+    copies: Copies,
+    ids: Sequence[str],
+    k: int,
+    pause: Pause = no_pause,
+) -> list[dict[str, Any]]:
     """Return k rows that are chosen by a joint score of its candidates, which are rows of
     `copies.first`, as /acquire answers them.
     """
-    yield
+    pause()
     hashes = id_hashes(ids, joint.seed)
-    yield
-    indices, gains = yield from jointly(joint, rows, copies, hashes, k)
+    pause()
+    indices, gains = jointly(joint, rows, copies, hashes, k, pause)
     return _ranked(indices, gains, ids)
 
 
@@ -337,7 +342,8 @@ def jointly(
     copies: Copies,
     hashes: UInt64[np.ndarray, "N"],
     k: int,
-) -> Steps[tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]]:
+    pause: Pause = no_pause,
+) -> tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
     """Choose k rows of a pool by a joint score of its candidates: return them, and what each gained
     when chosen.
 
@@ -348,7 +354,7 @@ def jointly(
     by_group = np.lexsort((hashes, copies.group))
     starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
     order = np.argsort(hashes[by_group[starts[rows]]], kind="stable")
-    chosen = yield from greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)))
+    chosen = greedy(joint, np.diff(starts)[rows], order, min(k, len(hashes)), pause)
     taken = starts.copy()
     indices = np.empty(len(chosen), dtype=np.int64)
     for place, (candidate, _) in enumerate(chosen):

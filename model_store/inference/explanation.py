@@ -18,7 +18,6 @@ to detectors that look at no number by itself (scores of the posterior, and of f
 that found *less* than is usual: terms say what a large score is made of, not what a small one lacks.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +28,7 @@ from model_store.conformal.detectors import flag_statistic, harmonic_shares
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.sources.columns import Columns, usual_row
+from model_store.types import Pause, no_pause
 
 NEAREST = 5  # training rows that are named
 
@@ -77,10 +77,9 @@ class Explanation:
 
 
 def rows_as_usual(
-    columns: Columns, x: Float32[np.ndarray, "N I"]
-) -> Generator[None, None, Float32[np.ndarray, "M I"]]:
-    """Return each row, followed by itself with one column after the other as usual, M = N (1 + C);
-    yields after each.
+    columns: Columns, x: Float32[np.ndarray, "N I"], pause: Pause = no_pause
+) -> Float32[np.ndarray, "M I"]:
+    """Return each row, followed by itself with one column after the other as usual, M = N (1 + C).
 
     Raises ValueError if the usual value of a column is not known.
     """
@@ -92,7 +91,7 @@ def rows_as_usual(
     for of_row in changed:
         for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False), start=1):
             of_row[i, start:end] = usual[start:end]
-        yield
+        pause()
     return changed.reshape(-1, x.shape[1])
 
 
@@ -109,8 +108,9 @@ def explain(
     prediction: Prediction,
     x: Float32[np.ndarray, "N I"],
     as_usual: Prediction | None = None,
-) -> Generator[None, None, Explanation]:
-    """Explain predicted rows; yields after each.
+    pause: Pause = no_pause,
+) -> Explanation:
+    """Explain predicted rows.
 
     Args:
         model: what predicted them.
@@ -127,7 +127,7 @@ def explain(
             shares[n] = _shares(model, flag, n, row)
         if model.training_rows is not None:
             nearest.append(model.training_rows.nearest(row, NEAREST))
-        yield
+        pause()
     return Explanation(
         flag,
         None if as_usual is None else falls(model, as_usual),

@@ -94,7 +94,7 @@ def predict(model: Model) -> None:
     try:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))
-        list(explain(model, prediction, row))
+        explain(model, prediction, row)
         scores = prediction.scores
         one = model.runtime.draw(0, 0, 1)
         if manifest.input.takes_ids:

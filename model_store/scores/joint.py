@@ -23,11 +23,12 @@ draws they are too small, as BALD is, and the more rows are chosen the more so.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
+
+from model_store.types import Pause, no_pause
 
 MOST_CONFIGURATIONS = (
     10_000  # of labels of the rows chosen, that are all counted; beyond it as many are sampled
@@ -404,9 +405,13 @@ def _entropies(probs: Float64[np.ndarray, "N C *K"]) -> Float64[np.ndarray, "N *
 
 
 def greedy(
-    joint: JointScore, copies: Int64[np.ndarray, "N"], order: Int64[np.ndarray, "N"], k: int
-) -> Generator[None, None, list[tuple[int, float]]]:
-    """Choose rows one by one, each the one that gains most then; yields every few milliseconds.
+    joint: JointScore,
+    copies: Int64[np.ndarray, "N"],
+    order: Int64[np.ndarray, "N"],
+    k: int,
+    pause: Pause = no_pause,
+) -> list[tuple[int, float]]:
+    """Choose rows one by one, each the one that gains most then.
 
     Args:
         joint: none is chosen yet.
@@ -424,22 +429,23 @@ def greedy(
         open_ = order[((left > 0) & ~is_chosen)[order]]
         if len(open_) == 0:
             open_ = order[(left > 0)[order]]
-        if chosen:
-            best = yield from _largest(joint, bound, open_)
-        else:
-            best = int(open_[bound[open_].argmax()])
+        first = int(open_[bound[open_].argmax()])
+        best = _largest(joint, bound, open_, pause) if chosen else first
         chosen.append((best, float(bound[best])))
         is_chosen[best] = True
         left[best] -= 1
         if len(chosen) < k:
             joint.choose(best)
-        yield
+        pause()
     return chosen
 
 
 def _largest(
-    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"]
-) -> Generator[None, None, int]:
+    joint: JointScore,
+    bound: Float64[np.ndarray, "N"],
+    open_: Int64[np.ndarray, "n"],
+    pause: Pause,
+) -> int:
     """Return which of some rows gains most now, the first of several; the bounds of those computed
     become smaller."""
     places = np.argsort(-bound[open_], kind="stable")
@@ -453,7 +459,7 @@ def _largest(
             for i in range(0, len(here), at_once):
                 rows = open_[here[i : i + at_once]]
                 bound[rows] = np.minimum(bound[rows], joint.bounds(rows, level))
-                yield
+                pause()
         for place in here[np.argsort(-bound[open_[here]], kind="stable")].tolist():
             row = int(open_[place])
             if bound[row] <= most:
@@ -461,5 +467,5 @@ def _largest(
             (bound[row],) = joint.gains(np.array([row]))
             if bound[row] > most or (bound[row] == most and place < best):
                 best, most = place, float(bound[row])
-            yield
+            pause()
     return int(open_[best])

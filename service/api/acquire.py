@@ -1,7 +1,5 @@
 """`POST /acquire`: rank an unlabelled pool."""
 
-import time
-from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -24,12 +22,12 @@ from service.api.requests import (
     JSON,
     Rows,
     envelope_of_query,
-    hung_up,
     read_body,
     request_media_type,
 )
 from service.api.responses import acquire_answer
 from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
@@ -38,8 +36,6 @@ from service.engine.pool_ranking import PoolRanking
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.server.budget import reservation_of
-from service.telemetry.records import record_of
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
 
@@ -55,31 +51,28 @@ async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
     context = context_of(request)
     settings = context.settings
-    client = context.client(request)
-    context.admission.refuse_overload(1, client)  # before there is work on it
-    begun = time.monotonic()
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await _read(request, context, client, body)
-    served = await context.served(envelope)
+    call = context.begin(request)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    envelope, rows = await _read(context, call, body)
+    served = await context.served(call, envelope)
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(asked, served.model.manifest.task)
     beta = checked_beta(envelope.beta, acquisition, served.model.manifest.task)
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
-    record = record_of(request.scope)
     encoding = served.model.encoding_draws
-    pool = None if rows is not None else await _opened(request, context, envelope, served, body)
+    pool = None if rows is not None else await _opened(call, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
-    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, client, encoding):
-        reservation, deadline = reservation_of(request.scope), context.deadline(begun, envelope)
+    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+        reservation = call.reservation
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
-            x = await context.rows(request, client, rows, served, "pool", deadline)
+            x = await context.rows(call, rows, served, "pool")
         else:
             assert pool is not None
             try:
-                x = await context.pool_rows(request, client, pool, served, deadline)
+                x = await context.pool_rows(call, pool, served)
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
@@ -96,18 +89,16 @@ async def post_acquire(request: Request) -> Response:
             reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
-        wait = partial(hung_up, request)
         job = Job(
             served,
             x,
             num_samples,
             seed,
-            deadline,
+            call,
             acquisition=acquisition,
-            client=client,
             priors=priors,
         )
-        pool_ranking = PoolRanking(context.engine, context.threads.answers, reservation, wait)
+        pool_ranking = PoolRanking(context.engine, context.threads.answers)
         places = chosen.ranked.tolist()
         try:
             k = envelope.k - len(chosen.control)
@@ -122,11 +113,9 @@ async def post_acquire(request: Request) -> Response:
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
-            job = Job(
-                served, whole[chosen.control], num_samples, ranked.seed, deadline, client=client
-            )
+            job = Job(served, whole[chosen.control], num_samples, ranked.seed, call)
             reservation.reserve(kept_bytes(job), "pool")
-            predicted = await context.engine.predict(job, wait)
+            predicted = await context.engine.predict(job)
             said = control_said(served.model.manifest, predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
         if envelope.keep:
@@ -137,10 +126,10 @@ async def post_acquire(request: Request) -> Response:
             kept = acquired_rows(whole, answered, said)
             await context.threads.state(lambda: keep_acquired(context.state, how, kept))
             context.metrics.acquired(served.key, len(kept), len(chosen.control))
-        record.add_phases(pool_ranking.phases)
+        call.record.add_phases(pool_ranking.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.ranked(served.key, pool_size, draws)
-    record.add_usage(served.name, served.version, pool_size, draws)
+    call.record.add_usage(served.name, served.version, pool_size, draws)
     answer = acquire_answer(
         served.model.manifest,
         acquisition=acquisition,
@@ -161,20 +150,18 @@ async def post_acquire(request: Request) -> Response:
 
 
 async def _read(
-    request: Request, context: Context, client: Hashable, body: bytes | bytearray
+    context: Context, call: Call, body: bytes | bytearray
 ) -> tuple[AcquireRequest, Rows | None]:
     """Return a request's envelope, and its rows as they came; None where they are in a file."""
-    if request_media_type(request) in FILE_ENDINGS:
-        return envelope_of_query(request, AcquireRequest, "pool", "pool_file"), None
+    if request_media_type(call.request) in FILE_ENDINGS:
+        return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
     most = context.settings.max_pool_rows
-    envelope, rows = await context.read(
-        request, client, body, AcquireRequest, "pool", most, "pool_file"
-    )
+    envelope, rows = await context.read(call, body, AcquireRequest, "pool", most, "pool_file")
     return envelope, None if envelope.pool_file is not None else rows
 
 
 async def _opened(
-    request: Request,
+    call: Call,
     context: Context,
     envelope: AcquireRequest,
     served: Served,
@@ -186,7 +173,7 @@ async def _opened(
         InvalidInput: if it is no file of rows of the model's.
         TooLarge: if there are more than a request may have.
     """
-    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(request))
+    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(call.request))
 
     def work() -> RowFile:
         if envelope.pool_file is None:

@@ -47,6 +47,7 @@ from service.batch.acquire_work import SELECTED_FILE
 from service.batch.asked import Asked
 from service.batch.predict_work import GROUPS_FILE
 from service.batch.work import IDS_FILE
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.decision import DecisionOptions
 from service.engine.keeping import check_keeping
@@ -204,25 +205,30 @@ async def _read(
     """Return a job's request, its model, and its rows: a file that came as the body, rows that came
     in it, or the path of the file that it names.
     """
-    settings, client = context.settings, context.client(request)
+    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    call.begun = time.monotonic()  # the body of a job may take long to come
+    call.deadline = call.begun + settings.deadline_s
     ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_what_jobs_have_not(envelope)
-        return envelope, await context.served(envelope), _Rows(field, f"{field}{ending}", body)
+        return (
+            envelope,
+            await context.served(call, envelope),
+            _Rows(field, f"{field}{ending}", body),
+        )
     envelope, inline = await context.read(
-        request, client, body, kind, field, settings.max_pool_rows, file_field
+        call, body, kind, field, settings.max_pool_rows, file_field
     )
     _refuse_what_jobs_have_not(envelope)
-    served = await context.served(envelope)
+    served = await context.served(call, envelope)
     named = getattr(envelope, file_field)
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
         return envelope, served, _Rows(file_field, str(path))
-    deadline = time.monotonic() + settings.deadline_s
-    x = await context.rows(request, client, inline, served, field, deadline)
+    x = await context.rows(call, inline, served, field)
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 

@@ -8,12 +8,13 @@ and nothing else.
 """
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from model_store.errors import InvalidInput
+from model_store.types import Pause, no_pause
 from service.errors import TooLarge
 
 BLOCK_BYTES = 64 << 10  # of an array that are parsed at once, or one item: some milliseconds
@@ -76,10 +77,9 @@ def parse(text: bytes | bytearray) -> Any:
 
 
 def take_apart(
-    body: bytes | bytearray, rows_field: str, max_rows: int
-) -> Generator[None, None, tuple[dict[str, Any], JsonRows | None]]:
-    """Return the fields of a JSON object, and the array of rows by itself, None where it is none;
-    yields at times.
+    body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
+) -> tuple[dict[str, Any], JsonRows | None]:
+    """Return the fields of a JSON object, and the array of rows by itself, None where it is none.
 
     Raises:
         InvalidInput: if the body is not a JSON object, or has an item beyond what an item may be.
@@ -102,16 +102,16 @@ def take_apart(
             name == rows_field and rows is not None
         ):  # the last one counts, but this one too must be JSON
             for _ in rows.parsed():
-                yield
+                pause()
         if body[key.end() : key.end() + 1] == b"[":
-            found, position = yield from _found(body, key.end() + 1, name, max_rows)
+            found, position = _found(body, key.end() + 1, name, max_rows, pause)
             if name == rows_field:
                 rows, content[name] = found, []
             else:
                 content[name] = []
                 for items in found.parsed():
                     content[name] += items
-                    yield
+                    pause()
         else:
             position = _item_end(body, key.end(), name)
             content[name] = parse(body[key.end() : position])
@@ -128,8 +128,8 @@ def take_apart(
 
 
 def _found(
-    body: bytes | bytearray, start: int, field: str, max_rows: int
-) -> Generator[None, None, tuple[JsonRows, int]]:
+    body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
+) -> tuple[JsonRows, int]:
     """Return the items of an array that begins before `start`, and where it ends."""
     blocks: list[tuple[int, int]] = []
     position = begun = start
@@ -150,7 +150,7 @@ def _found(
             begun = position + 1
             if mark == b"]":
                 return JsonRows(body, blocks, count), position + 1
-            yield
+            pause()
         position += 1
 
 

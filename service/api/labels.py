@@ -21,7 +21,6 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
-from model_store.types import at_once
 from service.api.openapi import ERRORS, problem_content
 from service.api.requests import JSON, parse_json, read_body, request_media_type, rows_array
 from service.api.schemas import (
@@ -33,10 +32,10 @@ from service.api.schemas import (
     validate,
 )
 from service.auth.keys import key_name
+from service.call import Call
 from service.context import Context, context_of
 from service.errors import TooLarge, Unsupported
 from service.models.models import Served
-from service.server.budget import Reservation, reservation_of
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # that a byte of JSON may become
@@ -71,25 +70,23 @@ async def post_labels(request: Request) -> Response:
     """Keep labels of rows, all or none; they are on the disk before the answer, and the same again
     change nothing."""
     context = context_of(request)
-    client = context.client(request)
-    context.admission.refuse_overload(1, client)
+    call = context.begin(request)
     if request_media_type(request) != JSON:
         raise Unsupported(f"Content-Type: expected {JSON}, got another")
     body = await read_body(
-        request, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes)
+        call, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes)
     )
-    reservation = reservation_of(request.scope)
-    reservation.reserve(OBJECT_BYTES * len(body), "body")
+    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     if len(envelope.labels) > context.settings.max_rows:
         raise TooLarge(
             f"labels: expected at most {context.settings.max_rows}, got {len(envelope.labels)}"
         )
-    served = await context.served(Envelope(model=envelope.model))
+    served = await context.served(call, Envelope(model=envelope.model))
     key = key_name(request.scope)
 
     def work() -> tuple[Accepted, int]:
-        return keep_labels(context, served, envelope.labels, reservation, envelope.replace, key)
+        return keep_labels(context, served, envelope.labels, call, envelope.replace, key)
 
     accepted, labels = await context.threads.state(work)
     answer = {
@@ -106,7 +103,7 @@ def keep_labels(
     context: Context,
     served: Served,
     entries: list[LabelEntry],
-    reservation: Reservation,
+    call: Call,
     replace: bool,
     key: str | None,
 ) -> tuple[Accepted, int]:
@@ -126,11 +123,7 @@ def keep_labels(
             raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
         seen.add(entry.id)
         labels.append(
-            Label(
-                entry.id,
-                label_value(manifest, entry, n),
-                _row(context, served, entry, n, reservation),
-            )
+            Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, call))
         )
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
     context.metrics.labelled(served.name, accepted)
@@ -165,24 +158,17 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(
-    context: Context, served: Served, entry: LabelEntry, n: int, reservation: Reservation
-) -> Any:
+def _row(context: Context, served: Served, entry: LabelEntry, n: int, call: Call) -> Any:
     """Return the row of an entry that brings one, as numbers."""
     if entry.input is None:
         return None
     model = served.model
-    reservation.reserve(4 * model.row_size, "labels")
-    steps = rows_array(
-        [entry.input],
-        model.manifest.input,
-        "input",
-        context.settings.max_image_pixels,
-        reservation,
-        model.text_encoder,
-    )
+    call.reservation.reserve(4 * model.row_size, "labels")
+    most_pixels = context.settings.max_image_pixels
     try:
-        return at_once(steps)[0]
+        return rows_array(
+            *([entry.input], model.manifest.input, "input", most_pixels, call, model.text_encoder)
+        )[0]
     except InvalidInput as error:
         place = error.field.removeprefix("input").removeprefix(".0")
         raise InvalidInput(f"labels.{n}.input{place}", error.expected, error.got) from None

@@ -1,12 +1,12 @@
 """Parsing `multipart/form-data` (RFC 7578) within limits, in memory: nothing is written to disk."""
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from model_store.errors import InvalidInput
+from model_store.types import Pause
 from service.errors import TooLarge
 
 STEP_BYTES = 1 << 20  # of a form that are parsed at once
@@ -62,9 +62,9 @@ class Form:
 
 
 def parse_form(
-    body: bytes | bytearray, content_type: str, max_parts: int
-) -> Generator[None, None, list[Part]]:
-    """Return the parts of a form in order; yields after each of many steps.
+    body: bytes | bytearray, content_type: str, max_parts: int, pause: Pause
+) -> list[Part]:
+    """Return the parts of a form in order.
 
     Raises:
         InvalidInput: if it is not a whole form, or a part has no name.
@@ -79,7 +79,7 @@ def parse_form(
         parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]
         for start in range(0, len(body), STEP_BYTES):
             parser.write(bytes(body[start : start + STEP_BYTES]))
-            yield
+            pause()
         parser.finalize()
     except FormParserError:
         raise InvalidInput(

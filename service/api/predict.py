@@ -10,7 +10,6 @@ from jaxtyping import Bool, Int64
 
 from model_store.inference.explanation import explain
 from model_store.inference.prediction import Prediction
-from model_store.types import Steps
 from service.api.explanations import Explained
 from service.api.openapi import ERRORS, request_body
 from service.api.predictions import PredictAnswer
@@ -26,10 +25,11 @@ from service.api.responses import (
     with_samples,
 )
 from service.api.schemas import PredictRequest
-from service.context import Context
+from service.call import Call
+from service.context import Context, context_of
 from service.engine.decision import Decision, DecisionOptions, decide
 from service.engine.jobs import Job, Predicted
-from service.predicting import INPUTS, Asked, ToExplain, begin, predict
+from service.predicting import INPUTS, Asked, ToExplain, predict
 
 Answer = tuple[list[bytes], Bool[np.ndarray, "N"]]  # in parts, and which rows are flagged
 Groups = Int64[np.ndarray, "N"] | None
@@ -45,21 +45,19 @@ router = APIRouter()
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
-    context, client, begun = begin(request)
-    asked = await _read(request, context, client, begun)
+    context = context_of(request)
+    asked = await _read(context, context.begin(request))
     as_arrays = NPZ in header(request, b"accept")
-    answer = await predict(request, context, asked, AsArrays() if as_arrays else AsJson())
+    answer = await predict(context, asked, AsArrays() if as_arrays else AsJson())
     return response(answer, NPZ if as_arrays else JSON)
 
 
-async def _read(request: Request, context: Context, client: Any, begun: float) -> Asked:
+async def _read(context: Context, call: Call) -> Asked:
     """Return what a request asks; its body goes with its rows."""
     settings = context.settings
-    body = await read_body(request, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await context.read(
-        request, client, body, PredictRequest, INPUTS, settings.max_rows
-    )
-    return Asked(client, begun, envelope, await context.served(envelope), rows)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    envelope, rows = await context.read(call, body, PredictRequest, INPUTS, settings.max_rows)
+    return Asked(call, envelope, await context.served(call, envelope), rows)
 
 
 class AsJson:
@@ -74,7 +72,7 @@ class AsJson:
         options: DecisionOptions,
         groups: Groups,
         to_explain: ToExplain | None,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """Return an answer. What is decided of few rows may be that of others in their micro-batch
         too."""
         served, batch = job.served, predicted.batch
@@ -84,20 +82,15 @@ class AsJson:
         if to_explain is not None:
             decision = decide(prediction, options)
             as_usual, cells = to_explain.as_usual, to_explain.cells
-            explained = Explained(
-                served.model.manifest,
-                (yield from explain(served.model, prediction, job.x, as_usual)),
-                cells,
-            )
-            parts = yield from predict_json_parts(
-                served, predicted, options, job.x, decision, explained
+            why = explain(served.model, prediction, job.x, as_usual, job.call.pause)
+            manifest = served.model.manifest
+            parts = predict_json_parts(
+                job, predicted, options, decision, Explained(manifest, why, cells)
             )
             return parts, decision.flag
         if len(job.x) * numbers_a_row(served, predicted.samples) > NUMBERS_AT_ONCE:
             decision = decide(prediction, options)
-            return (
-                yield from predict_json_parts(served, predicted, options, job.x, decision)
-            ), decision.flag
+            return predict_json_parts(job, predicted, options, decision), decision.flag
         # Each row is decided by itself, but for `fdr`: once for all requests of the micro-batch
         # that ask alike and
         # bring no groups.
@@ -127,16 +120,17 @@ class AsArrays:
         options: DecisionOptions,
         groups: Groups,
         to_explain: ToExplain | None,
-    ) -> Steps[Answer]:
+    ) -> Answer:
         """Return an answer."""
         prediction = (
             predicted.prediction if groups is None else predicted.prediction.of_groups(groups)
         )
         decision, explained = decide(prediction, options), None
         if to_explain is not None:
-            why = yield from explain(job.served.model, prediction, job.x, to_explain.as_usual)
+            as_usual = to_explain.as_usual
+            why = explain(job.served.model, prediction, job.x, as_usual, job.call.pause)
             explained = Explained(job.served.model.manifest, why, to_explain.cells)
-        yield
+        job.call.pause()
         return [
             predict_npz(job.served, predicted, options, job.x, decision, explained)
         ], decision.flag

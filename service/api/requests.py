@@ -7,7 +7,7 @@ import binascii
 import math
 import zlib
 from array import array
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ from service.api.json_blocks import JsonRows, parse, take_apart
 from service.api.multipart import parse_form
 from service.api.schemas import Envelope, kind_of, validate
 from service.api.schemas import Request as Envelope_
+from service.call import Call
 from service.errors import TooLarge, Unsupported
-from service.server.budget import Reservation, reservation_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -82,7 +82,7 @@ class Cells:
 Rows = list[Any] | np.ndarray | JsonRows | Cells
 
 
-async def read_body(request: Request, limit: int, json_limit: int) -> bytes | bytearray:
+async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes longer
     to read.
 
@@ -91,6 +91,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         Overloaded: before more is kept than the process's budget of bytes has left.
         Unsupported: if it is encoded.
     """
+    request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
         raise Unsupported("Content-Encoding: expected none, got an encoded body")
     if request_media_type(request) == JSON:
@@ -98,7 +99,6 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
-    reservation = reservation_of(request.scope)
     body: bytes | bytearray = b""
     more = True
     while more:
@@ -108,7 +108,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
         part, more = message.get("body", b""), message.get("more_body", False)
         if len(body) + len(part) > limit:
             raise too_large
-        reservation.acquire(len(part))
+        call.reservation.acquire(len(part))
         if not body:
             body = part
         elif part:
@@ -117,7 +117,7 @@ async def read_body(request: Request, limit: int, json_limit: int) -> bytes | by
     return body
 
 
-async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
+async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
     (zlib).
 
@@ -128,22 +128,18 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         Unsupported: if it is encoded otherwise.
         InvalidInput: if it is not one whole compressed body.
     """
-    coding = header(request, b"content-encoding", "identity").strip().lower()
+    coding = header(call.request, b"content-encoding", "identity").strip().lower()
     if coding == "identity":
-        return await read_body(request, limit, limit)
+        return await read_body(call, limit, limit)
     if coding not in WINDOWS:
         raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
     wrong = InvalidInput(
         "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
     )
-    reservation, inflater, body = (
-        reservation_of(request.scope),
-        zlib.decompressobj(WINDOWS[coding]),
-        bytearray(),
-    )
+    inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
     more = True
     while more:
-        message = await request.receive()
+        message = await call.request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part, more = message.get("body", b""), message.get("more_body", False)
@@ -151,12 +147,12 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
         while (
             part or inflated is None or len(inflated) == INFLATED_AT_ONCE
         ):  # of which more may be to come
-            reservation.acquire(INFLATED_AT_ONCE)
+            call.reservation.acquire(INFLATED_AT_ONCE)
             try:
                 inflated = inflater.decompress(part, INFLATED_AT_ONCE)
             except zlib.error:
                 raise wrong from None
-            reservation.release(INFLATED_AT_ONCE - len(inflated))
+            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
             if len(body) + len(inflated) > limit:
                 raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
             body += inflated
@@ -169,22 +165,15 @@ async def read_inflated(request: Request, limit: int) -> bytes | bytearray:
     return body
 
 
-async def hung_up(request: Request) -> None:
-    """Return when the client of a request whose body was read has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def read_request(
-    request: Request,
+    call: Call,
     body: bytes | bytearray,
     kind: type[Envelope_],
     rows_field: str,
     max_rows: int,
     file_field: str | None = None,
-) -> Generator[None, None, tuple[Envelope_, Rows]]:
-    """Return the envelope of a JSON, npy or form request, and its rows as they came; yields after
-    each of many steps.
+) -> tuple[Envelope_, Rows]:
+    """Return the envelope of a JSON, npy or form request, and its rows as they came.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form
     holds a file for each row, and the other fields beside them or in the query. Where JSON names a
@@ -195,7 +184,7 @@ def read_request(
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more than `max_rows` rows.
     """
-    media_type = request_media_type(request)
+    request, media_type = call.request, request_media_type(call.request)
     rows: Rows
     if media_type == JSON:
         if request.query_params:  # else a seed put there would be passed over in silence
@@ -203,8 +192,8 @@ def read_request(
                 "query", "nothing, since a JSON body holds every field", "parameters"
             )
         if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, reservation_of(request.scope))
-            content, found = yield from take_apart(body, rows_field, max_rows)
+            reserve_json(body, rows_field, max_rows, call)
+            content, found = take_apart(body, rows_field, max_rows, call.pause)
             rows = [] if found is None else found
         else:
             content = parse_json(body)
@@ -216,14 +205,11 @@ def read_request(
         fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
         envelope = validate(kind, {rows_field: [], **fields})
         rows = parse_npy(body, rows_field)
-        reservation_of(request.scope).acquire(ARRAY_BYTES * rows.size)
+        call.reservation.acquire(ARRAY_BYTES * rows.size)
     elif media_type == FORM:
-        reservation_of(request.scope).acquire(
-            2 * len(body)
-        )  # its parts, as they are gathered and as they are kept
-        parts = yield from parse_form(
-            body, request.headers["content-type"], max_rows + MAX_FORM_FIELDS
-        )
+        call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
+        max_parts = max_rows + MAX_FORM_FIELDS
+        parts = parse_form(body, request.headers["content-type"], max_parts, call.pause)
         rows = [bytes(part.content) for part in parts if part.name == rows_field]
         beside = [
             (p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field
@@ -262,9 +248,7 @@ def envelope_of_query(
     return envelope
 
 
-def reserve_json(
-    body: bytes | bytearray, rows_field: str, max_rows: int, reservation: Reservation
-) -> None:
+def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: Call) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
@@ -278,7 +262,7 @@ def reserve_json(
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    reservation.reserve(
+    call.reservation.reserve(
         sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body"
     )
 
@@ -344,12 +328,12 @@ def rows_array(
     spec: InputSpec,
     field: str,
     max_pixels: int,
-    reservation: Reservation,
+    call: Call,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
-) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
-    """Return rows as a flat float32 array; yields after each of many steps. Decoding takes memory
-    beside the reservation. Errors count from `first_row`.
+) -> Float32[np.ndarray, "N I"]:
+    """Return rows as a flat float32 array. Decoding holds memory of its own for the moment. Errors
+    count from `first_row`.
 
     Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
     column, and all of them as cells by column; to a model of images also as an image file, of which
@@ -365,7 +349,7 @@ def rows_array(
     shape = spec.shape
     size = math.prod(shape)
     if isinstance(rows, dict):
-        yield
+        call.pause()
         return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
@@ -385,12 +369,10 @@ def rows_array(
         for first in range(0, len(rows), at_once):
             here = slice(first, first + at_once)
             x[here] = from_cells(rows.take(here), spec.columns, field, first_row + first)
-            yield
+            call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
-        return _Reader(rows[0], spec, field, max_pixels, reservation, encoder).block(
-            rows, first_row
-        )
+        return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
     blocks: Iterable[list[Any]]
     blocks = (
         rows.parsed()
@@ -400,30 +382,28 @@ def rows_array(
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
-        reader = reader or _Reader(block[0], spec, field, max_pixels, reservation, encoder)
+        reader = reader or _Reader(block[0], spec, field, max_pixels, call, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
             x[done : done + len(part)] = reader.block(part, first_row + done)
             done += len(part)
-            yield
+            call.pause()
     assert done == len(rows)
     return x
 
 
 def pool_array(
-    pool: RowFile, max_pixels: int, reservation: Reservation, encoder: "TextEncoder | None"
-) -> Generator[None, None, Float32[np.ndarray, "N I"]]:
+    pool: RowFile, max_pixels: int, call: Call, encoder: "TextEncoder | None"
+) -> Float32[np.ndarray, "N I"]:
     """Return all rows of a file; otherwise as `rows_array`."""
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
     for part in pool.parts():
-        rows = yield from rows_array(
-            part, pool.spec, pool.field, max_pixels, reservation, encoder, first
-        )
+        rows = rows_array(part, pool.spec, pool.field, max_pixels, call, encoder, first)
         x[first : first + len(rows)] = rows
         first += len(rows)
-        yield
+        call.pause()
     return x
 
 
@@ -441,10 +421,10 @@ class _Reader:
         spec: InputSpec,
         field: str,
         max_pixels: int,
-        reservation: Reservation,
+        call: Call,
         encoder: "TextEncoder | None",
     ) -> None:
-        self.reservation = reservation
+        self.reservation = call.reservation
         self.spec = spec
         self.encoder = encoder
         self.field = field

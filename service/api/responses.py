@@ -1,7 +1,7 @@
 """Answers as bytes: JSON, or npz arrays. What they say is in the prediction and the decision."""
 
 import io
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from service.api.explanations import Explained
 from service.api.fields import named_arrays
 from service.api.predictions import Results, given_fields, row_objects
 from service.engine.decision import Decision, DecisionOptions
-from service.engine.jobs import Predicted
+from service.engine.jobs import Job, Predicted
 from service.models.models import Served
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
@@ -76,23 +76,21 @@ def predict_json(
 
 
 def predict_json_parts(
-    served: Served,
+    job: Job,
     predicted: Predicted,
     options: DecisionOptions,
-    x: Float32[np.ndarray, "N I"],
     decision: Decision,
     explained: Explained | None = None,
-) -> Generator[None, None, list[bytes]]:
-    """Return the same in parts, of many rows or with more of each than is decided; yields after
-    each of many steps.
+) -> list[bytes]:
+    """Return the same in parts, of many rows or with more of each than is decided.
 
     As one list of objects it would keep every thread waiting while it is written, and looked
     through for garbage.
     """
-    prediction, samples = predicted.prediction, predicted.samples
+    served, prediction, samples = job.served, predicted.prediction, predicted.samples
     numbers = numbers_a_row(served, samples) + (0 if explained is None else served.model.row_size)
     at_once = max(1, NUMBERS_AT_ONCE // numbers)
-    about = _answer_head(served, predicted.num_samples, predicted.seed, options, x)
+    about = _answer_head(served, predicted.num_samples, predicted.seed, options, job.x)
     head = orjson.dumps({**about, "predictions": []})
     parts, between = [head.removesuffix(b"]}")], b""
     for first in range(0, len(decision.flag), at_once):
@@ -107,7 +105,7 @@ def predict_json_parts(
         )
         parts.append(between + orjson.dumps(row_objects(results))[1:-1])
         between = b","
-        yield
+        job.call.pause()
     return [*parts, b"]}"]
 
 

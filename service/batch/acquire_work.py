@@ -29,7 +29,6 @@ from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
 from model_store.sources.columns import count_unknown
 from model_store.state.labels import AcquiredRow, Acquisition, row_format
-from model_store.types import at_once
 from service.api.responses import acquire_answer
 from service.batch.asked import Asked
 from service.batch.column_files import ColumnFiles
@@ -185,7 +184,7 @@ class AcquireWork(Work):
         joint = model.predictive.joint_scores[asked.acquisition](
             self._candidates(kept[copies.first[rows]]), asked.num_samples, asked.seed
         )
-        return at_once(joint_ranking(joint, rows, copies, ids, self._k))
+        return joint_ranking(joint, rows, copies, ids, self._k)
 
     def _keep_rows(self, ranked: list[dict[str, Any]]) -> None:
         """Keep the rows of a ranking, and what the version says of those that are set aside."""

@@ -19,7 +19,6 @@ from model_store.acquisition.scoring import pool_candidates
 from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
 from model_store.sources.row_file import ID
-from model_store.types import at_once
 from service.api.responses import acquire_answer
 from service.batch.files import Files, Stopped
 from service.batch.job import OUT, Job
@@ -167,8 +166,8 @@ class RankedParts:
         )
         ids = self._ids(members.place)
         rows = np.arange(len(copies.first))
-        ranked = at_once(
-            joint_ranking(joint, rows, copies, [ids[p] for p in members.place.tolist()], asked.k)
+        ranked = joint_ranking(
+            joint, rows, copies, [ids[p] for p in members.place.tolist()], asked.k
         )
         return [
             {**row, "index": int(members.place[row["index"]]), "control": False} for row in ranked

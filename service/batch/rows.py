@@ -11,11 +11,10 @@ from jaxtyping import Float32, Int64
 from model_store.errors import DubitoError
 from model_store.inference.model import Model
 from model_store.sources.parquet import ParquetFile, byte_range
-from model_store.types import at_once
 from service.api.requests import rows_array
 from service.batch.files import Copy, Files, Listed
 from service.batch.job import Shard
-from service.server.budget import ByteBudget, Reservation
+from service.call import Call
 
 MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 
@@ -56,7 +55,7 @@ class Reader:
 
     def __init__(self, source: Files, files: tuple[Listed, ...], model: Model) -> None:
         self._source, self._files, self._model = source, files, model
-        self._reservation = Reservation(ByteBudget(1 << 62))  # bounded by parts
+        self._call = Call()  # bounded by parts
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
@@ -126,9 +125,7 @@ class Reader:
                 named = pool.ids_of(batch, first)
             part = pool.part(batch, first)
             encoder = self._model.text_encoder
-            x = at_once(
-                rows_array(part, spec, pool.field, MOST_PIXELS, self._reservation, encoder, first)
-            )
+            x = rows_array(part, spec, pool.field, MOST_PIXELS, self._call, encoder, first)
         except DubitoError as error:
             if n == 1:
                 rejects.add(first + offset, named[0] if named else None, str(error))

@@ -22,12 +22,11 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.sources.row_file import Part, RowFile
-from model_store.types import at_once
 from service.api.requests import rows_array
 from service.batch.asked import Asked
 from service.batch.column_files import ColumnFiles
+from service.call import Call
 from service.engine.batching import part_rows
-from service.server.budget import ByteBudget, Reservation
 
 SYNC_S = 2.0  # between syncs, about
 IDS_FILE = "ids.json"
@@ -64,7 +63,7 @@ class Work(ABC):
         self._synced = time.monotonic()
         self._work = asked.rows * asked.num_samples
         self._done = 0
-        self._reservation = Reservation(ByteBudget(1 << 62))  # a job is bounded by its parts
+        self._call = Call()  # a job is bounded by its parts
         self.pool = self._opened()
 
     def told(self, error: InvalidInput) -> str:
@@ -132,9 +131,7 @@ class Work(ABC):
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
         spec, encoder = self.model.manifest.input, self.model.text_encoder
-        return at_once(
-            rows_array(part, spec, self.asked.field, MOST_PIXELS, self._reservation, encoder, first)
-        )
+        return rows_array(part, spec, self.asked.field, MOST_PIXELS, self._call, encoder, first)
 
     def _in_runs(self, rows: Rows, num_samples: int) -> Rows:
         """Yield rows as many as are computed at once."""

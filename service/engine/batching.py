@@ -24,7 +24,6 @@ from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
-from service.engine.waiting import HungUp, wait_for
 from service.errors import PastDeadline
 from service.server.shares import Shares
 from service.telemetry.metrics import Metrics
@@ -65,25 +64,21 @@ class Engine:
             self._something.notify()
         self._worker.join()
 
-    async def predict(self, job: Job, hung_up: HungUp) -> Predicted:
-        """Return what a job's rows are predicted to be.
-
-        Args:
-            job: one without an acquisition.
-            hung_up: returns when the client does; its job is then dropped.
+    async def predict(self, job: Job) -> Predicted:
+        """Return the prediction of a job without an acquisition.
 
         Raises:
             PastDeadline: if it is not computed by its deadline.
             ClientDisconnect: if the client hangs up before.
         """
-        return (await self._computed(job, hung_up)).predicted()
+        return (await self._computed(job)).predicted()
 
-    async def score(self, job: Job, hung_up: HungUp) -> PoolScores:
+    async def score(self, job: Job) -> PoolScores:
         """Return what a pool is ranked by, given a job with an acquisition; otherwise as
         `predict`."""
-        return (await self._computed(job, hung_up)).pool_scores()
+        return (await self._computed(job)).pool_scores()
 
-    async def _computed(self, job: Job, hung_up: HungUp) -> Progress:
+    async def _computed(self, job: Job) -> Progress:
         """Compute a job, at once where that takes less time than the way to the worker and back."""
         progress = Progress(job)
         is_paired = job.served.model.manifest.noise.paired  # else a draw holds every weight
@@ -94,20 +89,20 @@ class Engine:
                 0
             )  # requests that came together see each other, and are computed together
             if self.admission.in_work == 1 and job.served.reservoir.has_ready:
-                if time.monotonic() > job.deadline:
+                if time.monotonic() > job.call.deadline:
                     raise PastDeadline
                 self._compute([progress])
                 return progress
         progress.future = asyncio.get_running_loop().create_future()
         self._put(progress)
-        await wait_for(progress.future, hung_up)
+        await job.call.wait(progress.future)
         return progress
 
     def _put(self, progress: Progress) -> None:
         progress.queued = time.perf_counter()
         cost = min(progress.rows_left, self._most_rows(progress)) * progress.job.row_draws
         with self._something:
-            self._queue.put(progress, progress.job.client, cost)
+            self._queue.put(progress, progress.job.call.client, cost)
             if len(self._queue) >= self._gathered:
                 self._something.notify()
 

@@ -1,6 +1,8 @@
 """Predicting rows once more, as they would be with one column after the other as usual: `explain`
 asks for it."""
 
+from functools import partial
+
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import rows_as_usual
 from model_store.inference.prediction import Prediction
@@ -8,7 +10,6 @@ from model_store.sources.columns import usual_row
 from service.engine.batching import Engine
 from service.engine.jobs import Job, Predicted
 from service.engine.threads import Threads
-from service.engine.waiting import HungUp
 
 
 def more_rows(spec: InputSpec) -> int:
@@ -18,7 +19,7 @@ def more_rows(spec: InputSpec) -> int:
 
 
 async def predicted_as_usual(
-    engine: Engine, threads: Threads, job: Job, predicted: Predicted, hung_up: HungUp
+    engine: Engine, threads: Threads, job: Job, predicted: Predicted
 ) -> Prediction | None:
     """Return the prediction of a job's `rows_as_usual` under its own draws; None where there are no
     such rows.
@@ -29,15 +30,7 @@ async def predicted_as_usual(
     spec = job.served.model.manifest.input
     if more_rows(spec) == 0:
         return None
-    steps = rows_as_usual(spec.columns, job.x)
-    x = await threads.requests.run(steps, job.client, job.x.nbytes, job.deadline, hung_up)
-    again = Job(
-        job.served,
-        x,
-        job.num_samples,
-        predicted.seed,
-        job.deadline,
-        client=job.client,
-        priors=job.priors,
-    )
-    return (await engine.predict(again, hung_up)).prediction
+    work = partial(rows_as_usual, spec.columns, job.x, job.call.pause)
+    x = await threads.requests.run(job.call, job.x.nbytes, work)
+    again = Job(job.served, x, job.num_samples, predicted.seed, job.call, priors=job.priors)
+    return (await engine.predict(again)).prediction

@@ -1,9 +1,9 @@
 """What a request asks of the engine, how far it is, and what it gets."""
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
-from service.engine.waiting import finish
+from service.call import Call
 from service.errors import PastDeadline
 from service.models.models import Served
 from service.telemetry.records import Phase
@@ -32,7 +32,7 @@ class Job:
     x: Float32[np.ndarray, "N I"]
     num_samples: int
     seed: int | None  # None: under fresh draws
-    deadline: float = math.inf  # on the clock of time.monotonic
+    call: Call = field(default_factory=Call)
     rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
@@ -42,7 +42,6 @@ class Job:
     is_race: bool = (
         False  # whether scores are asked for as a race goes by them, with standard errors
     )
-    client: Hashable = None  # whose share it is part of
     priors: tuple[float, ...] | None = (
         None  # shares of the rows' classes, if not those of the training data
     )
@@ -209,7 +208,7 @@ class Progress:
     def is_over(self) -> bool:
         """Whether nobody waits for it any more, or not in time; whoever still does is told."""
         assert self.future is not None
-        if time.monotonic() > self.job.deadline:
+        if time.monotonic() > self.job.call.deadline:
             self.finish(PastDeadline())
             return True
         return self.future.cancelled()
@@ -218,7 +217,17 @@ class Progress:
         """Tell whoever waits for the job that it is done, or why not; their event loop may be
         gone."""
         assert self.future is not None
-        finish(self.future, error=error)
+        with suppress(RuntimeError):
+            self.future.get_loop().call_soon_threadsafe(self._tell, error)
+
+    def _tell(self, error: Exception | None) -> None:
+        assert self.future is not None
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
 
     def gather(self) -> None:
         """Make one part of all, each of which was computed by itself: a copy that is better not

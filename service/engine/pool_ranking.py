@@ -1,8 +1,10 @@
 """Ranking a pool within a request: which scores its acquisition needs of the engine, and what
 follows from them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -20,14 +22,13 @@ from model_store.acquisition.choice import (
     ranking,
 )
 from model_store.inference.prediction import check_computed
-from model_store.types import Steps
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
-from service.engine.threads import SharedThreads
-from service.engine.waiting import HungUp
+from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
-from service.server.budget import Reservation
 from service.telemetry.records import Phase
+
+T = TypeVar("T")
 
 COPY_BYTES = 200  # of a row while rows that are the same are looked for
 
@@ -48,9 +49,7 @@ class PoolRanking:
     request's reservation first."""
 
     engine: Engine
-    answers: SharedThreads
-    reservation: Reservation
-    hung_up: HungUp
+    answers: FairThreads
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
 
     async def ranked(
@@ -73,23 +72,23 @@ class PoolRanking:
         finalists = None
         if acquisition == RANDOM or k == 0 or len(job.x) == 0:  # needs a seed and no draws
             seed = fresh_seed() if job.seed is None else job.seed
-            steps = _by_scores(None, ids, seed, min(k, len(ids)))
+            rank = partial(_by_scores, None, ids, seed, min(k, len(ids)))
         elif stages and probability is not None:
             raced, seed = await self._race(job, k, stages, probability)
-            finalists, steps = raced.finalists, _by_scores(raced.scores, ids, seed, k)
+            finalists, rank = raced.finalists, partial(_by_scores, raced.scores, ids, seed, k)
         elif acquisition in model.predictive.batches:
             most = candidates_of(acquisition, model, len(job.x), k, job.num_samples)
-            self.reservation.reserve(
+            job.call.reservation.reserve(
                 COPY_BYTES * len(job.x) + (0 if most is None else job.x.nbytes), "pool"
             )
-            copies = await self._in_steps(job, copies_of(job.x))
+            copies = await self._run(job, partial(copies_of, job.x, job.call.pause))
             distinct = job if most is None else replace(job, x=job.x[copies.first], candidates=most)
             scored = await self._score(distinct)
-            seed, steps = scored.seed, _batch(distinct, scored, copies, ids, k, beta)
+            seed, rank = scored.seed, partial(_batch, distinct, scored, copies, ids, k, beta)
         else:
             scored = await self._score(job)
-            seed, steps = scored.seed, _by_scores(scored.scores, ids, scored.seed, k)
-        return Ranked(await self._in_steps(job, steps), seed, finalists)
+            seed, rank = scored.seed, partial(_by_scores, scored.scores, ids, scored.seed, k)
+        return Ranked(await self._run(job, rank), seed, finalists)
 
     async def _race(
         self, job: Job, k: int, stages: tuple[int, ...], probability: float
@@ -99,8 +98,8 @@ class PoolRanking:
         lap, seed = next(laps), job.seed
         while True:
             is_last = lap.num_draws == job.num_samples
-            held = self.reservation.held
-            self.reservation.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
+            held = job.call.reservation.held
+            job.call.reservation.reserve(job.x[:1].nbytes * len(lap.rows), "pool")
             scored = await self._score(
                 replace(
                     job,
@@ -110,7 +109,7 @@ class PoolRanking:
                     is_race=not is_last,
                 )
             )
-            self.reservation.shrink(held)
+            job.call.reservation.shrink(held)
             seed = scored.seed
             try:
                 lap = laps.send((scored.scores, scored.errors))
@@ -118,33 +117,31 @@ class PoolRanking:
                 return ended.value, seed
 
     async def _score(self, job: Job) -> PoolScores:
-        self.reservation.reserve(kept_bytes(job), "pool")
-        scored = await self.engine.score(job, self.hung_up)
+        job.call.reservation.reserve(kept_bytes(job), "pool")
+        scored = await self.engine.score(job)
         self.phases.extend(scored.phases)
         return scored
 
-    async def _in_steps(self, job: Job, steps: Steps[Any]) -> Any:
-        return await self.answers.run(steps, job.client, job.x.nbytes, job.deadline)
+    async def _run(self, job: Job, work: Callable[[], T]) -> T:
+        return await self.answers.run(job.call, job.x.nbytes, work)
 
 
 def _by_scores(
     scores: Float64[np.ndarray, "N"] | None, ids: list[str], seed: int, k: int
-) -> Steps[list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Return the ranking of a pool by a score of each row; without scores it is random."""
-    yield
     return ranking(scores, ids, seed, k) if ids and k else []
 
 
 def _batch(
     job: Job, scored: PoolScores, copies: Copies, ids: list[str], k: int, beta: float
-) -> Steps[list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Return the ranking of a pool of which a batch is chosen; for a joint score the job is of
     `copies.first`."""
-    yield
     if scored.best is None:
         return power_ranking(scored.scores, copies, ids, scored.seed, k, beta)
     check_computed(scored.scores[copies.group], "pool")
     assert job.acquisition is not None
     kind = job.served.model.predictive.joint_scores[job.acquisition]
     joint = kind(scored.best.candidates, job.num_samples, scored.seed)
-    return (yield from joint_ranking(joint, scored.best.rows, copies, ids, k))
+    return joint_ranking(joint, scored.best.rows, copies, ids, k, job.call.pause)

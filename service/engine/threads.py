@@ -1,134 +1,124 @@
-"""Threads for what would keep the event loop busy: each kind of work has its own, and waits for no
-other kind.
+"""Threads for what would keep the event loop busy: each kind of work has its own.
 
-Reading requests and writing answers is done in steps of some milliseconds, and a thread goes from
-one piece of work to another after a slice of time, by its client's share (`service.server.shares`):
-so nobody's large body or images keep another waiting for more than a slice. Between slices what is
-past its deadline or hung up on ends.
+Reading requests and writing answers may take a second. Each piece of work runs in a thread of its
+own, but only so many run at a time: at a pause, after a slice of some milliseconds, a piece lets the
+next one run, by the fair shares of clients (`service.server.shares`). So nobody's large body keeps
+another client waiting for more than a slice.
 """
 
 import asyncio
-import math
 import threading
 import time
-from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import TypeVar
 
-from model_store.types import Steps
-from service.engine.waiting import HungUp, finish, wait_for
+from service.call import Call
 from service.errors import PastDeadline
 from service.server.shares import Shares
 
 T = TypeVar("T")
 
-READERS = 2  # of requests: one that is slow to read does not keep the others waiting
-SLICE_S = 0.004  # of steps of one piece of work, before it is another's turn
+READERS = 2  # pieces of reading that run at a time: a slow step does not keep the others waiting
+SLICE_S = 0.004  # that a piece runs before it lets others run
 SLICE_BYTES = 64 << 10  # that are about read in it
+MOST_THREADS = 1 << 12  # more than there are connections: work never waits for a thread
 
 
-@dataclass(eq=False)
-class _Work(Generic[T]):
-    steps: Steps[T]
-    client: Hashable
-    deadline: float
-    future: "asyncio.Future[T]"
+class FairThreads:
+    """Threads of which `at_once` run at a time, by fair shares of clients."""
 
+    def __init__(self, name: str, at_once: int) -> None:
+        self._pool = ThreadPoolExecutor(MOST_THREADS, name)
+        self._lock = threading.Lock()  # of what follows
+        self._waiting: Shares[_Piece] = Shares()
+        self._free = at_once
+        self.is_closed = False
 
-class SharedThreads:
-    """Threads that do work step by step, by shares of clients."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        self._waiting: Shares[_Work[Any]] = Shares()
-        self._something = threading.Condition()
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
-            for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    async def run(
-        self,
-        steps: Steps[T],
-        client: Hashable = None,
-        size: int = SLICE_BYTES,
-        deadline: float = math.inf,
-        hung_up: HungUp | None = None,
-    ) -> T:
-        """Return what steps come to.
+    async def run(self, call: Call, size: int, work: Callable[[], T]) -> T:
+        """Return the result of work that calls `call.pause` every few milliseconds.
 
         Args:
-            steps: the work; what it yields does not matter.
-            client: whose work it is.
+            call: whose work it is; it has one piece of work at a time.
             size: of what is read or written, in bytes: little goes before much.
-            deadline: on the clock of time.monotonic.
-            hung_up: returns when the client does.
+            work: what to run.
 
         Raises:
-            PastDeadline: if it is not done by the deadline.
+            PastDeadline: at a pause after the deadline.
             ClientDisconnect: if the client hangs up before.
         """
-        work = _Work(steps, client, deadline, asyncio.get_running_loop().create_future())
-        self._put(work, min(SLICE_BYTES, max(1, size)))
-        result: T = await wait_for(work.future, hung_up)
-        return result
+        piece = _Piece(self, call)
+        self.put(piece, min(SLICE_BYTES, max(1, size)))
+        running = asyncio.get_running_loop().run_in_executor(self._pool, piece.run, work)
+        try:
+            return await call.wait(running)
+        finally:
+            piece.is_wanted = False
 
     def close(self) -> None:
-        """End, after the slices that are being done; what waits is dropped."""
-        with self._something:
-            self._closed = True
-            self._something.notify_all()
-        for thread in self._threads:
-            thread.join()
-        for piece in self._waiting.turns():
-            piece.work.steps.close()
-            piece.work.future.cancel()
+        """Cancel all work at its next pause, and wait for it."""
+        with self._lock:
+            self.is_closed = True
+            self._let_run()
+        self._pool.shutdown(cancel_futures=True)
 
-    def _put(self, work: _Work[Any], size: int) -> None:
-        with self._something:
-            self._waiting.put(work, work.client, size)
-            self._something.notify()
+    def put(self, piece: "_Piece", size: int) -> None:
+        """Have a piece wait for its turn."""
+        with self._lock:
+            self._waiting.put(piece, piece.call.client, size)
+            self._let_run()
 
-    def _work(self) -> None:
-        while self._turn():
-            pass
+    def free(self) -> None:
+        """Have the next piece run in place of one that did."""
+        with self._lock:
+            self._free += 1
+            self._let_run()
 
-    def _turn(self) -> bool:
-        """Do a slice of what is next, of which nothing is held afterwards; False once closed."""
-        with self._something:
-            while not self._waiting and not self._closed:
-                self._something.wait()
-            if self._closed:
-                return False
-            piece = self._waiting.turns()[0]
+    def _let_run(self) -> None:
+        if self.is_closed:
+            for waiting in self._waiting.turns():
+                waiting.work.is_next.set()
+        elif self._free > 0 and self._waiting:
+            self._free -= 1
+            (piece, *_) = self._waiting.turns()
             self._waiting.take([piece])
-        self._slice(piece.work)
-        return True
+            piece.work.is_next.set()
 
-    def _slice(self, work: _Work[Any]) -> None:
-        """Do steps for a while, and put the rest back."""
-        end = time.perf_counter() + SLICE_S
+
+class _Piece:
+    """A piece of work, in its thread."""
+
+    def __init__(self, threads: FairThreads, call: Call) -> None:
+        self.threads = threads
+        self.call = call
+        self.is_wanted = True
+        self.is_next = threading.Event()
+        self._slice_end = 0.0
+
+    def run(self, work: Callable[[], T]) -> T:
+        self._await_turn()
+        self.call.on_pause = self._pause
         try:
-            while not work.future.cancelled():
-                if time.monotonic() > work.deadline:
-                    raise PastDeadline
-                next(work.steps)
-                if time.perf_counter() > end:
-                    self._put(work, SLICE_BYTES)
-                    return
-            work.steps.close()
-        except StopIteration as ended:
-            finish(work.future, ended.value)
-        except BaseException as error:
-            work.steps.close()
-            traceback = error.__traceback__
-            assert traceback is not None
-            finish(
-                work.future, error=error.with_traceback(traceback.tb_next)
-            )  # this frame holds the future
+            self._pause()
+            return work()
+        finally:
+            self.call.on_pause = None
+            self.threads.free()
+
+    def _pause(self) -> None:
+        if not self.is_wanted or self.threads.is_closed:
+            raise CancelledError
+        if time.monotonic() > self.call.deadline:
+            raise PastDeadline
+        if time.perf_counter() > self._slice_end:
+            self.threads.put(self, SLICE_BYTES)
+            self.threads.free()
+            self._await_turn()
+
+    def _await_turn(self) -> None:
+        self.is_next.wait()
+        self.is_next.clear()
+        self._slice_end = time.perf_counter() + SLICE_S
 
 
 class Threads:
@@ -138,10 +128,8 @@ class Threads:
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
         self._state = ThreadPoolExecutor(2, "state")
-        self.requests = SharedThreads(
-            "requests", READERS
-        )  # takes large requests apart, and decodes images
-        self.answers = SharedThreads("answers", 1)  # writes large answers
+        self.requests = FairThreads("requests", READERS)  # parse large requests, decode images
+        self.answers = FairThreads("answers", 1)  # write large answers
         for pool in (self._files, self._loads, self._state):
             pool.submit(int).result()  # its thread is there from the beginning
 

@@ -33,6 +33,7 @@ make_environment() {
             (cd .venv-page && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz package/axe.min.js)
         fi
         ;;
+    docs) make_venv "$1" mkdocs==1.6.1 mkdocs-material==9.8.1 ;;
     mutants) make_venv "$1" cosmic-ray==8.7.0 ;;
     examples)
         share_packages "$1"

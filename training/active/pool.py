@@ -22,7 +22,7 @@ from model_store.acquisition.choice import (
 )
 from model_store.errors import InvalidInput
 from model_store.scores.tasks import AnyScores, Predictive
-from model_store.types import Task, at_once
+from model_store.types import Task
 from training.seeds import ActiveStream, generator
 
 SCORED_AT_ONCE = 1000  # rows
@@ -104,10 +104,10 @@ def chosen(
     if name == RANDOM:
         return _indices(ranking(None, ids, seed, k))
     if name in predictive.joint_scores:
-        copies, score = at_once(copies_of(x)), predictive.joint_scores[name]
+        copies, score = copies_of(x), predictive.joint_scores[name]
         samples = predictive.samples(predict(copies.first, slice(0, draws)))
         joint = score(score.of(samples), draws, seed)
-        return _indices(at_once(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k)))
+        return _indices(joint_ranking(joint, np.arange(len(copies.first)), copies, ids, k))
     stages = race_stages(
         wanted.race if name in predictive.raced else None, name, wanted.task, draws
     )
@@ -125,7 +125,7 @@ def chosen(
         ]
     )
     if name in predictive.sampled:
-        return _indices(power_ranking(scores, at_once(copies_of(x)), ids, seed, k, wanted.beta))
+        return _indices(power_ranking(scores, copies_of(x), ids, seed, k, wanted.beta))
     return _indices(ranking(scores, ids, seed, k))
 
 

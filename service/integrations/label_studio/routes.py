@@ -7,7 +7,6 @@ basic authentication, for webhooks in a header.
 
 import asyncio
 import math
-import time
 from functools import partial
 from typing import Any
 
@@ -22,10 +21,11 @@ from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
-from service.api.requests import JSON, hung_up, parse_json, read_body
+from service.api.requests import JSON, parse_json, read_body
 from service.api.responses import reported
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
+from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
@@ -39,8 +39,6 @@ from service.integrations.label_studio.projects import (
     row_input,
 )
 from service.models.models import Served
-from service.server.budget import Reservation, reservation_of
-from service.telemetry.records import record_of
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
@@ -63,8 +61,9 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
 async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Say which version answers, if a project's labelling configuration suits the model."""
     context = context_of(request)
-    content = parse_json(await read_body(request, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
-    served = await context.served(Envelope(model=name))
+    call = Call.of(request, context.settings.deadline_s)
+    content = parse_json(await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
+    served = await context.served(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
     return Response(orjson.dumps({"model_version": model_version(served)}), media_type=JSON)
 
@@ -74,14 +73,11 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     """Predict tasks; the score is lowest where the model doubts most: Label Studio asks for such
     tasks first."""
     context = context_of(request)
-    settings, client = context.settings, context.client(request)
-    context.admission.refuse_overload(1, client)
-    begun = time.monotonic()
-    body = await read_body(request, settings.max_json_bytes, settings.max_json_bytes)
-    reservation = reservation_of(request.scope)
-    reservation.reserve(OBJECT_BYTES * len(body), "body")
+    settings, call = context.settings, context.begin(request)
+    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
+    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     content = await context.threads.state(partial(parse_json, body))
-    served = await context.served(Envelope(model=name))
+    served = await context.served(call, Envelope(model=name))
     manifest = served.model.manifest
     config = label_config(content.get("label_config"), manifest)
     tasks = content.get("tasks")
@@ -89,16 +85,15 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "something else, or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
-    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, reservation)
+    rows = await asyncio.to_thread(_rows_of, context, manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
     with context.admission.admitted(
-        len(rows), num_samples, BATCH_ROW_DRAWS, client, served.model.encoding_draws
+        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
     ):
-        deadline = context.deadline(begun, Envelope())
-        x = await context.rows(request, client, rows, served, "tasks", deadline)
-        job = Job(served, x, num_samples, None, deadline, client=client)
-        reservation.reserve(kept_bytes(job), "answer")
-        predicted = await context.engine.predict(job, partial(hung_up, request))
+        x = await context.rows(call, rows, served, "tasks")
+        job = Job(served, x, num_samples, None, call)
+        call.reservation.reserve(kept_bytes(job), "answer")
+        predicted = await context.engine.predict(job)
     prediction = predicted.prediction
     check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
     scores = reported(prediction.scores)
@@ -117,7 +112,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         }
         for value, doubt in zip(values, doubts, strict=True)
     ]
-    record_of(request.scope).add_usage(served.name, served.version, len(x), num_samples)
+    call.record.add_usage(served.name, served.version, len(x), num_samples)
     answer = orjson.dumps({"results": results, "model_version": version})
     return Response(answer, media_type=JSON)
 
@@ -132,17 +127,16 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     """Keep the label of an annotation that was made or changed: 201 once it is on the disk, 200 if
     it is none."""
     context = context_of(request)
-    context.admission.refuse_overload(1, context.client(request))
-    body = await read_body(request, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
-    reservation = reservation_of(request.scope)
-    reservation.reserve(OBJECT_BYTES * len(body), "body")
+    call = context.begin(request)
+    body = await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
+    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     content = parse_json(body)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
         return Response(orjson.dumps({"kept": False}), media_type=JSON)
-    served = await context.served(Envelope(model=name))
+    served = await context.served(call, Envelope(model=name))
     key = key_name(request.scope)
-    kept = await asyncio.to_thread(_kept, context, served, content, reservation, key)
+    kept = await asyncio.to_thread(_kept, context, served, content, call, key)
     return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
 
 
@@ -152,11 +146,7 @@ def model_version(served: Served) -> str:
 
 
 def _rows_of(
-    context: Context,
-    manifest: Manifest,
-    config: LabelConfig,
-    tasks: list[Any],
-    reservation: Reservation,
+    context: Context, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: Call
 ) -> list[Any]:
     """Return the row of each task. May fetch images: from a thread."""
     rows = []
@@ -164,17 +154,13 @@ def _rows_of(
         data = task.get("data") if isinstance(task, dict) else None
         row = row_input(manifest, config, data, f"tasks.{n}.data", context.fetched)
         if isinstance(row, str):
-            reservation.reserve(len(row), "tasks")
+            call.reservation.reserve(len(row), "tasks")
         rows.append(row)
     return rows
 
 
 def _kept(
-    context: Context,
-    served: Served,
-    content: dict[str, Any],
-    reservation: Reservation,
-    key: str | None,
+    context: Context, served: Served, content: dict[str, Any], call: Call, key: str | None
 ) -> bool:
     """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.
 
@@ -195,5 +181,5 @@ def _kept(
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", context.fetched)
-    keep_labels(context, served, [entry], reservation, True, key)
+    keep_labels(context, served, [entry], call, True, key)
     return True

@@ -6,13 +6,12 @@ from typing import Any
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.types import Steps
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.parameters import envelope_of, fields_of
 from service.api.requests import SMALL_JSON_BYTES, Cells, Rows, parse_json
 from service.api.schemas import PredictRequest, kind_of
+from service.call import Call
 from service.errors import TooLarge
-from service.server.budget import Reservation
 
 SPLIT, RECORDS, INSTANCES, INPUTS, PARAMS = (
     "dataframe_split",
@@ -29,8 +28,8 @@ _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTA
 
 
 def read_invocation(
-    body: bytes | bytearray, max_rows: int, reservation: Reservation
-) -> Steps[tuple[PredictRequest, str, Any]]:
+    body: bytes | bytearray, max_rows: int, call: Call
+) -> tuple[PredictRequest, str, Any]:
     """Return the envelope of a request, which form its rows have, and these as they came.
 
     Raises:
@@ -38,13 +37,13 @@ def read_invocation(
         TooLarge, Overloaded: before it takes more memory than it may.
     """
     if b"NaN" in body:
-        reservation.acquire(len(body))
-        body = yield from _without_nan(body)
+        call.reservation.acquire(len(body))
+        body = _without_nan(body, call)
     if len(body) > SMALL_JSON_BYTES:
         items = body.count(b",") + body.count(b"[") + body.count(b"{") + body.count(b":")
-        reservation.reserve(ITEM_BYTES * items, "body")
-        yield
-        content, rows = yield from take_apart(body, INPUTS, max_rows)
+        call.reservation.reserve(ITEM_BYTES * items, "body")
+        call.pause()
+        content, rows = take_apart(body, INPUTS, max_rows, call.pause)
         if rows is not None:
             content[INPUTS] = rows
     else:
@@ -70,7 +69,7 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
     return envelope_of(None, None, {**fields, **named}, PARAMS)
 
 
-def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Steps[Rows]:
+def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
     """Return the rows of a request as `/predict` takes them. Columns that the model does not take
     are passed over.
 
@@ -78,7 +77,6 @@ def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Steps[Rows
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more rows than there may be.
     """
-    yield
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)
@@ -192,7 +190,7 @@ def _is_row(data: list[list[Any]]) -> bool:
     return bool(data) and isinstance(data[0][0], str | list)
 
 
-def _without_nan(body: bytes | bytearray) -> Steps[bytes]:
+def _without_nan(body: bytes | bytearray, call: Call) -> bytes:
     """Return JSON with null for NaN; yields after each of many steps."""
     pieces: list[bytes] = []
     at = count = 0
@@ -200,5 +198,5 @@ def _without_nan(body: bytes | bytearray) -> Steps[bytes]:
         pieces += (bytes(body[at : found.end() - 3]), b"null")
         at, count = found.end(), count + 1
         if count % NANS_AT_ONCE == 0:
-            yield
+            call.pause()
     return b"".join([*pieces, bytes(body[at:])])

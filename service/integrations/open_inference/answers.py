@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int64
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
 from model_store.sources.columns import unknown_categories
-from model_store.types import Steps
 from service.api.responses import NUMBERS_AT_ONCE, judged_by, row_arrays
+from service.call import Call
 from service.engine.decision import DecisionOptions, decide
 from service.engine.jobs import Job, Predicted
 from service.integrations.open_inference.requests import HEADER_LENGTH, SAMPLES, InferRequest
@@ -54,7 +54,7 @@ class AsTensors:
         options: DecisionOptions,
         groups: Int64[np.ndarray, "N"] | None,
         _: ToExplain | None,
-    ) -> Steps[tuple[list[bytes], Bool[np.ndarray, "N"]]]:
+    ) -> tuple[list[bytes], Bool[np.ndarray, "N"]]:
         """Return an answer.
 
         Raises:
@@ -99,8 +99,8 @@ class AsTensors:
             "id": self.request_id,
             "parameters": parameters_of(predicted, options, unknown),
         }
-        parts = yield from self._parts(
-            head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}
+        parts = self._parts(
+            job.call, head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}
         )
         return parts, decision.flag
 
@@ -108,8 +108,8 @@ class AsTensors:
         return self.asked.outputs is not None and name in self.asked.outputs
 
     def _parts(
-        self, head: dict[str, Any], outputs: dict[str, tuple[np.ndarray, bool | None]]
-    ) -> Steps[list[bytes]]:
+        self, call: Call, head: dict[str, Any], outputs: dict[str, tuple[np.ndarray, bool | None]]
+    ) -> list[bytes]:
         """Return an answer in parts: its JSON, and then the tensors that are wanted as bytes."""
         text = [orjson.dumps(head)[:-1], b',"outputs":[']
         contents: list[bytes] = []
@@ -135,7 +135,7 @@ class AsTensors:
                     text += [b","] if first else []
                     text.append(_json_items(flat[first : first + NUMBERS_AT_ONCE]))
                     if len(flat) > NUMBERS_AT_ONCE:
-                        yield
+                        call.pause()
                 text.append(b"]}")
         text.append(b"]}")
         header = b"".join(text)
@@ -143,7 +143,7 @@ class AsTensors:
             return [header]
         self.header_length = len(header)
         if sum(map(len, contents)) > NUMBERS_AT_ONCE:
-            yield
+            call.pause()
         return [b"".join([header, *contents])]
 
     @property

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from model_store.errors import InvalidInput
-from model_store.types import Steps
 from service.api.json_blocks import take_apart
 from service.api.parameters import fields_of
 from service.api.requests import SMALL_JSON_BYTES, parse_json
 from service.api.schemas import kind_of
+from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import (
     ARRAY_BYTES,
@@ -27,7 +27,6 @@ from service.integrations.open_inference.tensors import (
     shape_of,
     strings_of_json,
 )
-from service.server.budget import Reservation
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
@@ -75,8 +74,8 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 
 
 def read_infer(
-    body: bytes | bytearray, length: int | None, max_json: int, reservation: Reservation
-) -> Steps[InferRequest]:
+    body: bytes | bytearray, length: int | None, max_json: int, call: Call
+) -> InferRequest:
     """Return a request as it was read, given how many bytes of it are JSON, None if all.
 
     Raises:
@@ -89,16 +88,13 @@ def read_infer(
             f"body: expected at most {max_json} bytes of JSON, got more; tensors may follow it as "
             "bytes"
         )
-    if len(text) > SMALL_JSON_BYTES:
-        content = yield from _large(text, reservation)
-    else:
-        content = parse_json(text)
+    content = _large(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
     if not content.keys() <= FIELDS:
         raise InvalidInput("body", f"no fields but {', '.join(sorted(FIELDS))}", "another one")
     is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
     where = "outputs" if is_passed_on else "inputs"
     after = memoryview(body)[len(text) :]
-    tensors = yield from _tensors(content.get(where), where, after, reservation)
+    tensors = _tensors(content.get(where), where, after, call)
     parameters = {} if is_passed_on else _object(content.get("parameters"), "parameters")
     outputs = None if is_passed_on else _outputs(content.get("outputs"))
     fields, binary_output = _options(parameters)
@@ -109,21 +105,21 @@ def read_infer(
     )
 
 
-def _large(text: bytes | bytearray, reservation: Reservation) -> Steps[dict[str, Any]]:
+def _large(text: bytes | bytearray, call: Call) -> dict[str, Any]:
     """Return what long JSON holds, taken apart tensor by tensor."""
     nested = text.count(b"[") + text.count(b"{")
     if nested > MAX_NESTED:
         raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
     items = text.count(b",") + nested + text.count(b'"') // 2
-    reservation.reserve(JSON_NUMBER_BYTES * items, "body")
-    yield
-    content, tensors = yield from take_apart(text, "inputs", MAX_TENSORS)
-    yield
+    call.reservation.reserve(JSON_NUMBER_BYTES * items, "body")
+    call.pause()
+    content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
+    call.pause()
     if tensors is not None:
         content["inputs"] = []
         for block in tensors.parsed():
             content["inputs"] += block
-            yield
+            call.pause()
     return content
 
 
@@ -141,9 +137,7 @@ def _id(given: Any) -> str | None:
     return given or None
 
 
-def _tensors(
-    given: Any, where: str, after: memoryview, reservation: Reservation
-) -> Steps[list[Tensor]]:
+def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tensor]:
     """Return the tensors of a request, whose bytes follow each other in `after`."""
     if not isinstance(given, list) or not given:
         raise InvalidInput(
@@ -151,14 +145,14 @@ def _tensors(
         )
     if len(given) > MAX_TENSORS:
         raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
-    reservation.acquire(TENSOR_BYTES * len(given))
+    call.reservation.acquire(TENSOR_BYTES * len(given))
     tensors = []
     for n, item in enumerate(given):
-        tensor, after = _tensor(item, f"{where}.{n}", after, reservation)
+        tensor, after = _tensor(item, f"{where}.{n}", after, call)
         tensors.append(tensor)
         given[n] = None  # its data in JSON are let go of
         if tensor.size > SMALL_JSON_BYTES:
-            yield
+            call.pause()
     if len(after):
         raise InvalidInput(
             "body", "as many bytes after the JSON as its tensors say", f"{len(after)} more"
@@ -168,9 +162,7 @@ def _tensors(
     return tensors
 
 
-def _tensor(
-    item: Any, place: str, after: memoryview, reservation: Reservation
-) -> tuple[Tensor, memoryview]:
+def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tensor, memoryview]:
     """Return a tensor, and the bytes after its own."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
@@ -207,7 +199,7 @@ def _tensor(
         if datatype == BYTES:
             return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
         array = array_of_bytes(own, datatype, shape, place)
-    reservation.acquire(ARRAY_BYTES * array.size)
+    call.reservation.acquire(ARRAY_BYTES * array.size)
     return Tensor(place, name, datatype, shape, array), after
 
 

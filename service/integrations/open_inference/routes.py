@@ -6,7 +6,6 @@ It has a published specification, so these routes are not in our OpenAPI documen
 """
 
 import time
-from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from service.api.health import BEING_TRIED
 from service.api.parameters import envelope_of
 from service.api.requests import JSON, parse_json, read_body, read_inflated
 from service.api.responses import response
+from service.call import Call
 from service.context import Context, context_of
 from service.errors import NotReady
 from service.integrations.open_inference.answers import AsTensors
@@ -33,9 +33,7 @@ from service.integrations.open_inference.requests import (
 )
 from service.integrations.open_inference.rows import rows_of
 from service.models.models import HOW_TO_PUBLISH, Models
-from service.predicting import Asked, begin, in_steps, predict
-from service.server.budget import reservation_of
-from service.telemetry.records import record_of
+from service.predicting import Asked, predict, read_rows
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
@@ -105,7 +103,8 @@ async def get_model_ready(request: Request, name: str, version: str = LATEST) ->
 async def post_index(request: Request) -> Response:
     """List all versions, and what is wrong with those that cannot be served."""
     context = context_of(request)
-    body = await read_body(request, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
+    call = Call.of(request, context.settings.deadline_s)
+    body = await read_body(call, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
     only_ready = content.get("ready", False)
     if content.keys() - {"ready"} or type(only_ready) is not bool:
@@ -118,43 +117,41 @@ async def post_index(request: Request) -> Response:
 @router.post("/models/{name}/versions/{version}/infer")
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
     """Predict rows, as `POST /predict` does."""
-    context, client, begun = begin(request)
-    asked, infer = await _read(request, context, client, begun, name, version)
-    form = AsTensors(infer, record_of(request.scope).request_id)
-    answer = await predict(request, context, asked, form)
+    context = context_of(request)
+    call = context.begin(request)
+    asked, infer = await _read(context, call, name, version)
+    form = AsTensors(infer, call.record.request_id)
+    answer = await predict(context, asked, form)
     return response(answer, BINARY if form.headers else JSON, form.headers)
 
 
 async def _read(
-    request: Request, context: Context, client: Hashable, begun: float, name: str, version: str
+    context: Context, call: Call, name: str, version: str
 ) -> tuple[Asked, InferRequest]:
     """Return what a request asks, and how it wants its answer; its body goes with its rows."""
+    settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
-    settings, reservation = context.settings, reservation_of(request.scope)
     is_json = HEADER_LENGTH not in request.headers
     body = await read_inflated(
-        request, settings.max_json_bytes if is_json else settings.max_body_bytes
+        call, settings.max_json_bytes if is_json else settings.max_body_bytes
     )
     length = header_length(request.headers, body)
-    reading = read_infer(body, length, settings.max_json_bytes, reservation)
+    work = partial(read_infer, body, length, settings.max_json_bytes, call)
     size = len(body) if length is None else length
-    infer = await in_steps(request, context, reading, client, size, begun + settings.deadline_s)
-    del body, reading
-    record_of(request.scope).read = time.perf_counter()
+    infer = await read_rows(context, call, size, work)
+    del body, work
+    call.record.read = time.perf_counter()
     envelope = envelope_of(name, version, infer.fields, "parameters")
-    served = await context.served(envelope)
-    making = rows_of(
-        infer.tensors, served.model.manifest, settings.max_rows, infer.is_passed_on, reservation
-    )
+    served = await context.served(call, envelope)
+    manifest, most_rows = served.model.manifest, settings.max_rows
+    make = partial(rows_of, infer.tensors, manifest, most_rows, infer.is_passed_on, call)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
-    rows, groups = await in_steps(
-        request, context, making, client, size, context.deadline(begun, envelope)
-    )
+    rows, groups = await read_rows(context, call, size, make)
     infer.tensors.clear()
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
-    return Asked(client, begun, envelope, served, rows), infer
+    return Asked(call, envelope, served, rows), infer
 
 
 def refuse_unready(context: Context) -> None:

@@ -7,11 +7,10 @@ import numpy as np
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
 from model_store.errors import InvalidInput
-from model_store.types import Steps
 from service.api.requests import Cells, Rows
+from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import BOOL, BYTES, Tensor
-from service.server.budget import Reservation
 
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
 GROUPS = "groups"  # of a model that is calibrated by group: the group of each row
@@ -19,12 +18,8 @@ CELL_BYTES = 40  # of a cell of a table, beside its tensor
 
 
 def rows_of(
-    tensors: list[Tensor],
-    manifest: Manifest,
-    max_rows: int,
-    is_passed_on: bool,
-    reservation: Reservation,
-) -> Steps[tuple[Rows, list[str] | None]]:
+    tensors: list[Tensor], manifest: Manifest, max_rows: int, is_passed_on: bool, call: Call
+) -> tuple[Rows, list[str] | None]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
     Of an answer that is passed on, tensors that the model does not take are passed over.
@@ -33,20 +28,20 @@ def rows_of(
         InvalidInput: naming the tensor that is absent, of the wrong shape or not of the model's.
         TooLarge: if there are more rows than there may be.
     """
-    tensors, groups = yield from _without_groups(tensors, manifest, reservation)
+    tensors, groups = _without_groups(tensors, manifest, call)
     spec = manifest.input
     if spec.columns:
-        rows: Rows = yield from _cells(tensors, spec, max_rows, is_passed_on, reservation)
+        rows: Rows = _cells(tensors, spec, max_rows, is_passed_on, call)
     else:
         tensor = _only(tensors, is_passed_on)
         _check_rows(tensor, max_rows)
-        rows = yield from _rows(tensor, spec, reservation)
+        rows = _rows(tensor, spec, call)
     return rows, groups
 
 
 def _without_groups(
-    tensors: list[Tensor], manifest: Manifest, reservation: Reservation
-) -> Steps[tuple[list[Tensor], list[str] | None]]:
+    tensors: list[Tensor], manifest: Manifest, call: Call
+) -> tuple[list[Tensor], list[str] | None]:
     """Return the tensors of rows, and the groups."""
     categories = manifest.categories
     is_by_group = categories is not None and categories.kind == "group"
@@ -61,7 +56,7 @@ def _without_groups(
         raise InvalidInput(
             f"{given.place}.datatype", f"{BYTES}, the group of each row", given.datatype
         )
-    values = yield from given.values(reservation)
+    values = given.values(call)
     groups = ["" if value is None else _text(value, given.place) for value in values]
     return [tensor for tensor in tensors if tensor is not given], groups
 
@@ -83,7 +78,7 @@ def _check_rows(tensor: Tensor, max_rows: int) -> None:
         )
 
 
-def _rows(tensor: Tensor, spec: InputSpec, reservation: Reservation) -> Steps[Rows]:
+def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
     if tensor.datatype == BYTES:
         if spec.image is None and spec.text is None:
             raise InvalidInput(
@@ -92,7 +87,7 @@ def _rows(tensor: Tensor, spec: InputSpec, reservation: Reservation) -> Steps[Ro
         _check_one_each(tensor)
         if spec.image is None:
             _refuse_base64(tensor)
-        return (yield from tensor.values(reservation))
+        return tensor.values(call)
     if tensor.datatype == BOOL:
         raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BOOL)
     assert tensor.array is not None
@@ -118,12 +113,8 @@ def _check_one_each(tensor: Tensor) -> None:
 
 
 def _cells(
-    tensors: list[Tensor],
-    spec: InputSpec,
-    max_rows: int,
-    is_passed_on: bool,
-    reservation: Reservation,
-) -> Steps[Cells]:
+    tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: Call
+) -> Cells:
     """Return the cells of a table."""
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
@@ -146,17 +137,17 @@ def _cells(
             raise InvalidInput(
                 f"{tensor.place}.shape", f"{count} rows, as the tensors before it", f"{tensor.size}"
             )
-        reservation.reserve(CELL_BYTES * count, "inputs")
+        call.reservation.reserve(CELL_BYTES * count, "inputs")
         if tensor.datatype == BYTES:
             _refuse_base64(tensor)
-            values = yield from tensor.values(reservation)
+            values = tensor.values(call)
             read = reader_of(column, spec.missing_values)
             cells[column.name] = [
                 None if value is None else read(_text(value, tensor.place)) for value in values
             ]
         else:
             cells[column.name] = _numbers(tensor, column)
-        yield
+        call.pause()
     return Cells(cells, count)
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.sources.npy import DIMENSIONS
-from model_store.types import Steps
 from service.api.schemas import kind_of
-from service.server.budget import Reservation
+from service.call import Call
 
 BYTES, BOOL, FP16 = "BYTES", "BOOL", "FP16"
 NUMPY = {
@@ -57,7 +56,7 @@ class Tensor:
         """How many elements it has."""
         return math.prod(self.shape)
 
-    def values(self, reservation: Reservation) -> Steps[list[Any]]:
+    def values(self, call: Call) -> list[Any]:
         """Return the elements of BYTES: strings or null in JSON, else bytes; yields after each of
         many steps.
 
@@ -74,7 +73,7 @@ class Tensor:
         content, end = self.content, len(self.content)
         if 4 * self.size > end:
             raise wrong
-        reservation.reserve(ELEMENT_BYTES * self.size + end, self.place)
+        call.reservation.reserve(ELEMENT_BYTES * self.size + end, self.place)
         found: list[Any] = []
         at = 0
         while len(found) < self.size:
@@ -86,7 +85,7 @@ class Tensor:
                 raise wrong
             found.append(bytes(content[at - length : at]))
             if len(found) % ELEMENTS_AT_ONCE == 0:
-                yield
+                call.pause()
         if at != end:
             raise wrong
         return found

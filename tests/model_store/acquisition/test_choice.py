@@ -20,7 +20,6 @@ from model_store.acquisition.choice import (
 )
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
-from model_store.types import at_once
 from service.engine.jobs import Best
 
 DRAWS, ROWS = 8, 60
@@ -117,14 +116,12 @@ def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
     """If the last one chosen gains more than the first one left out did alone."""
-    probs, copies = said(seed), at_once(copies_of(np.arange(ROWS, dtype=np.float32)[:, None]))
+    probs, copies = said(seed), copies_of(np.arange(ROWS, dtype=np.float32)[:, None])
     hashes = id_hashes([str(i) for i in range(ROWS)], seed)
 
     def chosen(most):
         best = best_of(probs[:, copies.first], most, 7)
-        rows, gains = at_once(
-            jointly(BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3)
-        )
+        rows, gains = jointly(BatchBald(best.candidates, DRAWS, seed), best.rows, copies, hashes, 3)
         return rows.tolist(), gains
 
     rows, gains = chosen(ROWS)
@@ -222,11 +219,11 @@ def test_a_race_has_stages_of_draws_enough_for_their_errors():
 
 def test_copies_are_the_same_in_whatever_order_rows_come():
     x = np.array([[1, 2], [3, 4], [1, 2], [0, 0], [-0.0, 0], [3, 4]], dtype=np.float32)
-    copies = at_once(copies_of(x))
+    copies = copies_of(x)
     assert x[copies.first][copies.group].tobytes() == x.tobytes()
     assert len(copies.first) == 4
     order = np.array([5, 0, 3, 1, 4, 2])
-    again = at_once(copies_of(x[order]))
+    again = copies_of(x[order])
     assert x[order][again.first].tobytes() == x[copies.first].tobytes()
     assert again.group.tolist() == copies.group[order].tolist()
 

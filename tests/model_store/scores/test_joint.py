@@ -8,7 +8,6 @@ import pytest
 
 from model_store.scores import joint as joint_module
 from model_store.scores.joint import BatchBald, ClassMaxDet, TargetMaxDet, greedy
-from model_store.types import at_once
 
 JOINT = {
     "batchbald": BatchBald,
@@ -70,7 +69,7 @@ def joint_of(name, samples, seed=0):
 def choice(joint, k, copies=None, order=None):
     rows = len(joint.candidates.gain)
     copies = np.ones(rows, dtype=int) if copies is None else copies
-    return at_once(greedy(joint, copies, np.arange(rows) if order is None else order, k))
+    return greedy(joint, copies, np.arange(rows) if order is None else order, k)
 
 
 @pytest.mark.parametrize("name", JOINT)

@@ -19,7 +19,6 @@ from model_store.sources.columns import (
     odd_cells,
     usual_row,
 )
-from model_store.types import at_once
 
 COLUMNS = (
     NumericColumn(name="age", mean=40.0, std=10.0, indicator=False),
@@ -264,6 +263,6 @@ def test_each_column_in_turn_is_as_usual():
     for row in ({**GOOD}, GOOD | {"age": 50, "city": None}):
         changes = [{}, *({name: value} for name, value in usual.items())]
         expected.append(from_objects([row | change for change in changes], COLUMNS, "inputs"))
-    assert np.array_equal(at_once(rows_as_usual(known, x)), np.concatenate(expected))
+    assert np.array_equal(rows_as_usual(known, x), np.concatenate(expected))
     with pytest.raises(ValueError, match="usual"):
-        at_once(rows_as_usual(COLUMNS, x))
+        rows_as_usual(COLUMNS, x)

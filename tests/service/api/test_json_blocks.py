@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import DubitoError, InvalidInput
-from model_store.types import at_once
 from service.api import json_blocks
 from service.api.json_blocks import take_apart
 from service.errors import TooLarge
@@ -43,7 +42,7 @@ def _small_blocks():
 def read(text):
     """The content of a body, block by block, or None where it is refused."""
     try:
-        content, rows = at_once(take_apart(text, "inputs", 1000))
+        content, rows = take_apart(text, "inputs", 1000)
         if rows is not None:
             content["inputs"] = [row for block in rows.parsed() for row in block]
             assert len(rows) == len(content["inputs"])
@@ -109,15 +108,15 @@ def test_what_is_not_json_is_refused(content, data):
 def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypatch):
     monkeypatch.setattr(json_blocks, "MOST_ITEM_BYTES", 100)
     with pytest.raises(TooLarge, match="inputs: expected at most 3 rows"):
-        at_once(take_apart(b'{"inputs": [1, 2, 3, 4', "inputs", 3))
+        take_apart(b'{"inputs": [1, 2, 3, 4', "inputs", 3)
     with pytest.raises(TooLarge, match=r"inputs\.1: expected at most 100 bytes of JSON"):
-        at_once(take_apart(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3))
+        take_apart(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
     long = b"a" * 1000  # a string may be long: an image
-    _, rows = at_once(take_apart(b'{"inputs": ["' + long + b'"]}', "inputs", 3))
+    _, rows = take_apart(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
     assert list(rows.parsed()) == [[long.decode()]]
 
 
 def test_rows_that_count_no_more_must_be_json_too():
     assert read(b'{"inputs": [1], "inputs": [2]}') == {"inputs": [2]}
     with pytest.raises(InvalidInput):
-        at_once(take_apart(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3))
+        take_apart(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3)

@@ -11,28 +11,33 @@ import orjson
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.types import at_once
 from service.api.json_blocks import take_apart
 from service.api.requests import rows_array
 from service.app import create_app
-from service.server.budget import ByteBudget, Reservation
+from service.call import Call
 from service.settings import Settings
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
-UNBOUNDED = Reservation(ByteBudget(1 << 62))
 
 
-def longest_step(steps):
-    """The result of steps, and the longest one's time on a processor in seconds, garbage collection
+class Stopwatch:
+    """Measures the longest step between pauses, in seconds of a processor, garbage collection
     included."""
-    longest = 0.0
-    while True:
-        begun = time.thread_time()
-        try:
-            next(steps)
-        except StopIteration as ended:
-            return ended.value, max(longest, time.thread_time() - begun)
-        longest = max(longest, time.thread_time() - begun)
+
+    def __init__(self):
+        self.longest, self._begun = 0.0, time.thread_time()
+
+    def __call__(self):
+        now = time.thread_time()
+        self.longest, self._begun = max(self.longest, now - self._begun), now
+
+
+def longest_step(work):
+    """The result of work that pauses, and its longest step."""
+    watch = Stopwatch()
+    result = work(Call(on_pause=watch))
+    watch()
+    return result, watch.longest
 
 
 @pytest.mark.parametrize(
@@ -52,14 +57,14 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     begun = time.thread_time()
     orjson.loads(body)
     whole = time.thread_time() - begun
-    (_, rows), found = longest_step(take_apart(body, "pool", 10_000_000))
+    (_, rows), found = longest_step(lambda call: take_apart(body, "pool", 10_000_000, call.pause))
     assert found < whole / 5
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
-            at_once(rows_array(rows, spec, "pool", 1, UNBOUNDED))
+            rows_array(rows, spec, "pool", 1, Call())
         return
-    x, read = longest_step(rows_array(rows, spec, "pool", 1, UNBOUNDED))
+    x, read = longest_step(lambda call: rows_array(rows, spec, "pool", 1, call))
     assert read < whole / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)

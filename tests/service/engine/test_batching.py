@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
+from service.call import Call
 from service.engine.admission import LASTING_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
@@ -58,7 +59,7 @@ def served(digits_store):
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
     """A job whose draws' samples are kept."""
-    return Job(served, x, draws, seed, deadline, keep_samples=True)
+    return Job(served, x, draws, seed, Call(deadline=deadline), keep_samples=True)
 
 
 class HeldReservoir(Reservoir):
@@ -90,14 +91,14 @@ def together(engine, jobs, order=None):
     served = jobs[0].served
 
     async def asked(job):
-        predicted = await engine.predict(job, never)
+        predicted = await engine.predict(job)
         if order is not None:
             order.append(job)
         return predicted
 
     async def ask():
         first, begin = held(served)
-        busy = asyncio.create_task(engine.predict(first, never))
+        busy = asyncio.create_task(engine.predict(first))
         await asyncio.sleep(0.02)
         waiting = [asyncio.create_task(asked(job)) for job in jobs]
         await asyncio.sleep(0)
@@ -108,11 +109,6 @@ def together(engine, jobs, order=None):
 
     engine.admission.in_work = len(jobs) + 1
     return asyncio.run(ask())
-
-
-async def never():
-    """The client stays."""
-    await asyncio.Event().wait()
 
 
 def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alone(
@@ -227,19 +223,23 @@ def test_an_error_in_one_micro_batch_is_its_own_and_the_next_is_computed(
 
 
 def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows):
-    gone = job(served, digits_rows[:1], seed=1)
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    call = Call(request=Request({"type": "http"}, receive))
+    gone = replace(job(served, digits_rows[:1], seed=1), call=call)
 
     async def ask():
         first, begin = held(served)
-        busy = asyncio.create_task(engine.predict(first, never))
+        busy = asyncio.create_task(engine.predict(first))
         await asyncio.sleep(0.02)
         try:
             with pytest.raises(ClientDisconnect):
-                await engine.predict(gone, lambda: asyncio.sleep(0))
+                await engine.predict(gone)
         finally:
             begin.set()
         await busy
-        await engine.predict(job(served, digits_rows[:1]), never)
+        await engine.predict(job(served, digits_rows[:1]))
 
     engine.admission.in_work = 2
     asyncio.run(ask())
@@ -253,7 +253,7 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
 
     async def ask():
-        return await engine.score(Job(served, rows, DRAWS, None, acquisition="bald"), never)
+        return await engine.score(Job(served, rows, DRAWS, None, acquisition="bald"))
 
     scored = asyncio.run(ask())
     assert len(scored.phases) > 2
@@ -286,7 +286,7 @@ def test_parts_are_bounded_by_the_time_of_the_encoder(served, row_s, rows):
 def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):
     async def ask(seed):
         await engine.predict(
-            job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0), never
+            job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0)
         )
 
     for seed in (None, 3):
@@ -416,8 +416,8 @@ def test_another_clients_small_request_is_computed_before_the_next_part_of_many_
 ):
     order = []
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
-    large = [replace(job(served, rows), client="greedy") for _ in range(5)]
-    small = replace(job(served, digits_rows[:1]), client="other")
+    large = [replace(job(served, rows), call=Call(client="greedy")) for _ in range(5)]
+    small = replace(job(served, digits_rows[:1]), call=Call(client="other"))
     together(engine, [*large, small], order)
     assert order[0] is small
     queued = engine.metrics.of_version(served.key).histogram("batch_rows")

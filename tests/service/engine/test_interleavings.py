@@ -130,11 +130,8 @@ class Requests:
         return self.model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
 
     def _begin(self, job):
-        async def never():
-            await asyncio.Event().wait()
-
         ask = self.engine.predict if job.acquisition is None else self.engine.score
-        task = self.loop.create_task(ask(job, never))
+        task = self.loop.create_task(ask(job))
         for _ in range(2):
             self.loop.run_until_complete(asyncio.sleep(0))
         return task

@@ -7,19 +7,21 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from traceback import clear_frames
 
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
-from service.engine.threads import SharedThreads
+from service.call import Call
+from service.engine.threads import SLICE_BYTES, FairThreads
 from service.errors import PastDeadline
 from tests.support.serving import wait_until
 
 
 @pytest.fixture
 def threads():
-    threads = SharedThreads("tested", 1)
+    threads = FairThreads("tested", 1)
     yield threads
     threads.close()
 
@@ -31,13 +33,23 @@ def spin(seconds):
         pass
 
 
+def run(threads, work, client=None, size=SLICE_BYTES, **of_call):
+    """Run work, which takes its call, in the threads."""
+    call = Call(client=client, **of_call)
+    return threads.run(call, size, partial(work, call))
+
+
 def steps(count, log, name):
-    """Steps that take about a slice each and note that they were done."""
-    for _ in range(count):
-        spin(0.005)
-        log.append(name)
-        yield
-    return name
+    """Work of steps that take about a slice each and note that they were done."""
+
+    def work(call):
+        for _ in range(count):
+            spin(0.005)
+            log.append(name)
+            call.pause()
+        return name
+
+    return work
 
 
 def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
@@ -45,12 +57,12 @@ def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
 
     async def ask():
         large = [
-            asyncio.create_task(threads.run(steps(20, log, "large"), "greedy")) for _ in range(10)
+            asyncio.create_task(run(threads, steps(20, log, "large"), "greedy")) for _ in range(10)
         ]
         await asyncio.sleep(0.02)
         before = len(log)
-        assert await threads.run(steps(1, log, "other"), "other", 100) == "other"
-        assert await threads.run(steps(1, log, "own"), "greedy", 100) == "own"
+        assert await run(threads, steps(1, log, "other"), "other", 100) == "other"
+        assert await run(threads, steps(1, log, "own"), "greedy", 100) == "own"
         assert log[before:].index("other") <= 2
         assert len(log) < 200  # of which most would have been done first in the order of arrival
         return await asyncio.gather(*large)
@@ -59,42 +71,86 @@ def test_anothers_small_work_is_done_before_the_rest_of_large_work(threads):
     assert log.count("large") == 200
 
 
+def test_of_two_clients_large_works_each_has_half(threads):
+    log = []
+
+    async def ask():
+        greedy = [run(threads, steps(10, log, "greedy"), "greedy") for _ in range(5)]
+        await asyncio.gather(*greedy, run(threads, steps(10, log, "other"), "other"))
+
+    asyncio.run(ask())
+    last = len(log) - log[::-1].index("other")
+    assert 16 <= last <= 24
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_no_more_run_at_a_time_than_may(at_once):
+    threads, running, most = FairThreads("tested", at_once), 0, 0
+    lock = threading.Lock()
+
+    def work(call):
+        nonlocal running, most
+        for _ in range(5):
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.005)
+            with lock:
+                running -= 1
+            call.pause()
+
+    async def ask():
+        await asyncio.gather(*(run(threads, work, client) for client in range(6)))
+
+    asyncio.run(ask())
+    threads.close()
+    assert most == at_once
+
+
 def test_work_ends_with_its_deadline_and_its_client(threads):
     ended = threading.Event()
 
-    def endless():
+    def endless(call):
         try:
             while True:
-                yield
+                call.pause()
         finally:
             ended.set()
 
-    async def gone():
-        return None
+    async def receive():
+        return {"type": "http.disconnect"}
 
     with pytest.raises(PastDeadline):
-        asyncio.run(threads.run(endless(), deadline=time.monotonic() + 0.05))
+        asyncio.run(run(threads, endless, deadline=time.monotonic() + 0.05))
     assert ended.wait(5.0)
     ended.clear()
     with pytest.raises(ClientDisconnect):
-        asyncio.run(threads.run(endless(), hung_up=gone))
+        asyncio.run(run(threads, endless, request=Request({"type": "http"}, receive)))
     assert ended.wait(5.0)
 
 
+def test_work_past_its_deadline_is_not_begun(threads):
+    with pytest.raises(PastDeadline):
+        asyncio.run(run(threads, lambda _: pytest.fail("begun"), deadline=time.monotonic() - 1.0))
+
+
 def test_an_error_is_the_works_own_and_what_waits_is_dropped_at_the_end(threads):
-    def wrong():
-        yield
+    def wrong(call):
+        call.pause()
         raise ValueError("wrong")
 
     async def ask():
         with pytest.raises(ValueError, match="wrong"):
-            await threads.run(wrong())
-        assert await threads.run(steps(1, [], "next")) == "next"
-        waiting = asyncio.create_task(threads.run(steps(10_000, [], "endless")))
+            await run(threads, wrong)
+        assert await run(threads, steps(1, [], "next")) == "next"
+        waiting = [
+            asyncio.create_task(run(threads, steps(10_000, [], "endless"))) for _ in range(3)
+        ]
         await asyncio.sleep(0.02)
         threads.close()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        for task in waiting:
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     asyncio.run(ask())
 
@@ -105,8 +161,8 @@ class Body:
 
 @pytest.mark.parametrize("error", [None, ValueError()])
 def test_nothing_is_held_of_work_that_is_done(threads, error):
-    def reading(body):
-        yield
+    def reading(body, call):
+        call.pause()
         if error is not None:
             raise error
         return body
@@ -114,10 +170,10 @@ def test_nothing_is_held_of_work_that_is_done(threads, error):
     async def ask():
         body = Body()
         held = weakref.ref(body)
-        work = reading(body)
+        work = partial(reading, body)
         del body
         with suppress(ValueError):
-            await threads.run(work)
+            await run(threads, work)
         del work
         return held
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model_store.types import at_once
+from service.call import Call
 from service.integrations.mlflow.forms import read_invocation
 from service.server.budget import ByteBudget, Reservation
 from tests.support.serving import serving
@@ -241,6 +241,6 @@ def test_it_is_ready_when_there_is_a_model(client, tmp_path):
     "text", ['{"inputs": [[NaN, "NaN", "\\"NaN", "x"], [NaN, NaN, "N", "NaNa"]], "params": {}}']
 )
 def test_nan_is_null_but_in_strings(text):
-    _, form, rows = at_once(read_invocation(text.encode(), 10, Reservation(ByteBudget(1 << 20))))
+    _, form, rows = read_invocation(text.encode(), 10, Call(Reservation(ByteBudget(1 << 20))))
     expected = json.loads(text.replace("[NaN", "[null").replace(" NaN", " null"))
     assert (form, rows) == ("inputs", expected["inputs"])

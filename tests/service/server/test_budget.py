@@ -9,8 +9,8 @@ from PIL import Image
 
 from model_store.artifacts.manifest import ImageSpec, InputSpec, TextSpec
 from model_store.sources.text import TextEncoder
-from model_store.types import at_once
 from service.api.requests import rows_array
+from service.call import Call
 from service.errors import Overloaded, TooLarge
 from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Reservation
 from tests.support.texts import tokenizer
@@ -90,11 +90,14 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     Image.new("L", (1000, 1000)).save(file, "PNG")
     spec = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=ImageSpec(mode="L", resize=True))
     rows = [file.getvalue()] * 3
-    assert at_once(
-        rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(20 << 20)))
-    ).shape == (3, 16)
+    assert rows_array(
+        rows, spec, "inputs", 1 << 30, Call(Reservation(ByteBudget(20 << 20)))
+    ).shape == (
+        3,
+        16,
+    )
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(10 << 20))))
+        rows_array(rows, spec, "inputs", 1 << 30, Call(Reservation(ByteBudget(10 << 20))))
 
 
 def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
@@ -102,15 +105,18 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     Image.new("L", (2, 200)).save(file, "PNG")  # 100 x 10000 pixels
     image = ImageSpec(mode="L", resize=True, fit="crop", shorter=100)
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
-    assert at_once(
-        rows_array(rows, spec, "inputs", 2_000_800, Reservation(ByteBudget(20 << 20)))
-    ).shape == (2, 16)
+    assert rows_array(
+        rows, spec, "inputs", 2_000_800, Call(Reservation(ByteBudget(20 << 20)))
+    ).shape == (
+        2,
+        16,
+    )
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2000799 pixels together"
     ):
-        at_once(rows_array(rows, spec, "inputs", 2_000_799, Reservation(ByteBudget(20 << 20))))
+        rows_array(rows, spec, "inputs", 2_000_799, Call(Reservation(ByteBudget(20 << 20))))
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1 << 30, Reservation(ByteBudget(9 << 20))))
+        rows_array(rows, spec, "inputs", 1 << 30, Call(Reservation(ByteBudget(9 << 20))))
 
 
 def test_tokenising_takes_of_the_budget_before_it_begins():
@@ -118,8 +124,8 @@ def test_tokenising_takes_of_the_budget_before_it_begins():
     spec = InputSpec(shape=(8,), dtype="int32", minimum=0, maximum=99, text=text)
     encoder = TextEncoder(tokenizer().to_str().encode(), text)
     rows = [{"text": "good " * 20_000}] * 2
-    assert at_once(
-        rows_array(rows, spec, "inputs", 1, Reservation(ByteBudget(30 << 20)), encoder)
+    assert rows_array(
+        rows, spec, "inputs", 1, Call(Reservation(ByteBudget(30 << 20))), encoder
     ).shape == (2, 8)
     with pytest.raises(TooLarge, match=r"inputs\.0\.text: expected at most .* bytes in memory"):
-        at_once(rows_array(rows, spec, "inputs", 1, Reservation(ByteBudget(19 << 20)), encoder))
+        rows_array(rows, spec, "inputs", 1, Call(Reservation(ByteBudget(19 << 20))), encoder)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from model_store.errors import InvalidInput
 from service.api.requests import INFLATED_AT_ONCE, read_inflated
+from service.call import Call
 from service.errors import Overloaded, TooLarge
-from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
+from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
 few = settings(max_examples=60, deadline=None, database=None)
@@ -29,8 +30,10 @@ def read(pieces, coding, limit, most=1 << 30):
         return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
 
     headers = [(b"content-encoding", coding.encode())]
-    scope = {"type": "http", "headers": headers, SCOPE_KEY: reservation}
-    return asyncio.run(read_inflated(Request(scope, receive), limit)), reservation
+    scope = {"type": "http", "headers": headers}
+    return asyncio.run(
+        read_inflated(Call(reservation, request=Request(scope, receive)), limit)
+    ), reservation
 
 
 def cut(content, places):

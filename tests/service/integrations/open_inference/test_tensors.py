@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from model_store.errors import InvalidInput
-from model_store.types import at_once
+from service.call import Call
 from service.errors import Overloaded, TooLarge
 from service.integrations.open_inference.tensors import (
     BYTES,
@@ -46,14 +46,14 @@ FORMATS = {
 shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
 
 
-def reservation(most=1 << 30):
-    return Reservation(ByteBudget(most))
+def call(most=1 << 30):
+    return Call(Reservation(ByteBudget(most)))
 
 
 def elements(content, count, most=1 << 30):
     """The elements that bytes are."""
     tensor = Tensor("inputs.0", "x", BYTES, (count,), None, content=memoryview(content))
-    return at_once(tensor.values(reservation(most)))
+    return tensor.values(call(most))
 
 
 def test_there_is_a_case_of_every_datatype():
@@ -152,10 +152,8 @@ def test_a_shape_beyond_all_numbers_costs_nothing():
         lambda: array_of_bytes(memoryview(b"1234"), "FP32", shape, "inputs.0"),
         lambda: array_of_json([1.0], "FP32", shape, "inputs.0"),
         lambda: strings_of_json(["a"], shape, "inputs.0"),
-        lambda: at_once(
-            Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(
-                reservation()
-            )
+        lambda: Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(
+            call()
         ),
     ):
         with pytest.raises(InvalidInput):

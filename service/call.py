@@ -1,0 +1,101 @@
+"""A request while it is answered: its client, its deadline, its memory, and where long work pauses.
+
+Reading and writing is plain code that calls `Call.pause` every few milliseconds. Few bytes are read
+where they are; long work runs in `service.engine.threads`, where a pause lets others work and ends
+what nobody waits for any more.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from model_store.types import Pause
+from service.server.budget import ByteBudget, Reservation, reservation_of
+from service.server.shares import client_of
+from service.telemetry.records import RequestRecord, record_of
+
+T = TypeVar("T")
+
+PATIENCE_S = 0.05  # before watching for a disconnect: most requests are answered by then
+
+
+async def _never() -> Message:
+    return await asyncio.Future[Message]()
+
+
+NO_REQUEST = Request({"type": "http", "headers": []}, _never)
+
+
+def _unbounded() -> Reservation:
+    return Reservation(ByteBudget(1 << 62))
+
+
+def _no_record() -> RequestRecord:
+    return RequestRecord("", "", 0.0)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request, made at the door; or work without one, as that of a job."""
+
+    reservation: Reservation = field(default_factory=_unbounded)
+    client: Hashable = None  # whose share its work is part of
+    deadline: float = math.inf  # on the clock of time.monotonic, as `begun`
+    begun: float = 0.0
+    request: Request = NO_REQUEST
+    record: RequestRecord = field(default_factory=_no_record)
+    on_pause: Pause | None = None  # of the thread that works on it
+
+    @classmethod
+    def of(cls, request: Request, deadline_s: float) -> "Call":
+        """Return the call of a request whose body was not read yet."""
+        scope, begun = request.scope, time.monotonic()
+        client, reservation = client_of(scope), reservation_of(scope)
+        reservation.assign(client)
+        return cls(reservation, client, begun + deadline_s, begun, request, record_of(scope))
+
+    def pause(self) -> None:
+        """Let others work; long work calls it every few milliseconds.
+
+        Raises:
+            PastDeadline: after the deadline.
+            CancelledError: if nobody waits for the work any more.
+        """
+        if self.on_pause is not None:
+            self.on_pause()
+
+    async def wait(self, future: "asyncio.Future[T]") -> T:
+        """Return the result of a future.
+
+        Raises:
+            ClientDisconnect: if the client hangs up before; the future is cancelled then.
+        """
+        loop = asyncio.get_running_loop()
+        watching: list[asyncio.Task[None]] = []
+
+        def watch() -> None:
+            watching.append(loop.create_task(self._disconnect()))
+            watching[0].add_done_callback(lambda _: future.cancel())
+
+        timer = loop.call_later(PATIENCE_S, watch)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if watching and watching[0].done():
+                raise ClientDisconnect from None
+            raise
+        finally:
+            timer.cancel()
+            for task in watching:
+                task.cancel()
+
+    async def _disconnect(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
