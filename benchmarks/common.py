@@ -14,7 +14,7 @@ from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
 from training.data import Dataset, Rows, Splits, SplitSizes, load, split, split_sizes
 from training.fit import Fitted, publish, temper
-from training.networks.model import BayesianModel, build, initialise
+from training.model import BayesianModel, build, initialise
 from training.provenance import Provenance
 from training.scoring import draw_counts
 from training.versions import recipe_of

@@ -26,8 +26,8 @@ from training.data import Dataset, load
 from training.evaluation.outliers import OutlierSource, uniform
 from training.fit import fit
 from training.fitting.steps import full_kl_weight
-from training.networks.model import BayesianModel
-from training.posteriors.normal import standard_noise
+from training.model import BayesianModel
+from training.posteriors.base import standard_noise
 from training.recipe import Recipe
 
 DRAWS, OUTLIERS = 100, 300

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.common import RESULTS, data_root, parser_of
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
-from training.networks.pruning import is_weight, signal_to_noise
 from training.publishing.derive import prune_version
+from training.publishing.pruning import is_weight, signal_to_noise
 from training.versions import fitted_data, open_parent
 
 FRACTIONS = [0.0, 0.5, 0.75, 0.95, 0.98]

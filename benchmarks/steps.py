@@ -18,10 +18,10 @@ import torch
 
 from training.fitting.run import keep_freed_memory
 from training.fitting.steps import adam, alpha_objective, clip_gradient
+from training.model import build, initialise
 from training.networks.architectures import mlp
-from training.networks.model import build, initialise
-from training.posteriors import step_noise
-from training.recipe import POSTERIORS, Recipe
+from training.posteriors import METHODS, step_noise
+from training.recipe import Recipe
 
 ROWS, HIDDEN = 128, [800, 800]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def main() -> None:
         "| method | draws a step | ms a step | ratio to a deterministic network's "
         "|\n|---|---|---|---|"
     )
-    for method in POSTERIORS:
+    for method in METHODS:
         step = bayesian(method, x, y)
         step(0)
         pairs = [

@@ -14,7 +14,9 @@ from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
 from training.data import EXPECTED, FROM_FILES
-from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, POSTERIORS, Recipe, Section, load
+from training.posteriors import METHODS
+from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, Recipe, load
+from training.sections import Section
 
 PAGES = sorted(
     path
@@ -108,7 +110,7 @@ def test_every_key_of_a_recipe_is_in_the_guide():
     assert missing == []
 
 
-@pytest.mark.parametrize("method", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_its_keys_are_in_the_guide(method):
     rows = [
         line
@@ -116,7 +118,7 @@ def test_every_method_and_its_keys_are_in_the_guide(method):
         if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]
     ]
     assert len(rows) == 1
-    for key in POSTERIORS[method].model_fields:
+    for key in METHODS[method].section.model_fields:
         assert f"`{key}`" in guide(), key
     assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "there is an example recipe"
 

@@ -28,7 +28,7 @@ from training.fitting.run import CHECKPOINT, Run, keep_freed_memory, run_provena
 from training.fitting.steps import check_augmentation
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.posteriors import noise
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish

@@ -1,6 +1,5 @@
 """Recipes: what to fit, as TOML files."""
 
-import math
 import tomllib
 from collections.abc import Iterator
 from hashlib import sha256
@@ -8,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializeAsAny,
     StringConstraints,
@@ -23,13 +20,17 @@ from model_store.errors import InvalidInput
 from model_store.scores.tasks import DETECTED
 from model_store.sources.cells import is_date_format
 from model_store.types import Task
+from training.detectors import KINDS
 from training.folders import data_root
+from training.networks.architectures import ARCHITECTURES
+from training.posteriors import METHODS, Method
+from training.sections import Count, Positive, Section
 
-COMBINED_DENSITIES = ("residual", "mahalanobis", "input_neighbours", "feature_neighbours")
-IMAGE_DENSITIES = ("roughness",)  # combined too where the source is of images
-FEATURE_DENSITIES = ("feature_neighbours", "feature_gaussian")  # do not look at a row's own numbers
-ENCODED_DENSITIES = ("residual", "mahalanobis", "cosine_neighbours")  # combined of an encoder's
-DENSITY_NAMES = (*COMBINED_DENSITIES, "cosine_neighbours", "feature_gaussian", *IMAGE_DENSITIES)
+COMBINED_DENSITIES = [name for name, kind in KINDS.items() if kind.is_combined]
+IMAGE_DENSITIES = [name for name, kind in KINDS.items() if kind.is_of_images]
+FEATURE_DENSITIES = [name for name, kind in KINDS.items() if kind.space == "embedding"]
+ENCODED_DENSITIES = [name for name, kind in KINDS.items() if kind.is_combined_of_encoded]
+DENSITY_NAMES = tuple(KINDS)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
 )
@@ -53,17 +54,8 @@ BETTER: dict[str, Literal["more", "less"] | float] = {
     "uniform_noise_flagged_at_05": "more",
 }
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
-LogStd = Annotated[float, Field(ge=-20, le=2)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """A frozen table of a recipe; unknown keys and loose types are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 S = TypeVar("S", bound=Section)
@@ -88,8 +80,8 @@ class DataSection(Section):
     target: str | None = None
     class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     target_transform: Literal["auto", "none", "log", "rank"] = "none"
-    columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = {}
-    missing_values: list[str] = []
+    columns: dict[str, Literal["numeric", "categorical", "time", "ignored"]] = Field(default={})
+    missing_values: list[str] = Field(default=[])
     date_format: str | None = None
     encoding: str | None = None
     delimiter: Annotated[str, StringConstraints(pattern=r"^[^\r\n\"]$")] | None = None
@@ -101,7 +93,7 @@ class DataSection(Section):
     image_fit: Literal["stretch", "crop"] = "stretch"
     image_resize: Side | None = None
     image_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    leave_out: list[str] = []
+    leave_out: list[str] = Field(default=[])
     integers: bool = False
     vocabulary: Annotated[int, Field(ge=2, le=LARGEST_ID + 1)] | None = None
     text: str | None = None
@@ -186,7 +178,7 @@ class NetworkSection(Section):
     starts."""
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
-    kind: Literal["papers-cnn", "gal-cnn"] | None = None
+    kind: Literal[*ARCHITECTURES] | None = None
     factory: Factory | None = None
     weights: Pattern | None = None
     start: Literal["random", "trained"] | None = None
@@ -255,113 +247,6 @@ class NetworkSection(Section):
         return not self.is_trained and are_raw and self.standardise is not False
 
 
-class FlowSection(Section):
-    """`[posterior]` of bhn-realnvp: the flow from noise to the primary network's scales."""
-
-    couplings: Annotated[int, Field(ge=0)] = 4
-    hidden: Count = 200
-    initial_log_std: LogStd = -7.0
-    prior_std: Positive = 1.0
-
-
-class IAFSection(FlowSection):
-    """`[posterior]` of bhn-iaf."""
-
-    noise_dimension: Count | None = None
-
-
-class WeightFlowSection(IAFSection):
-    """`[posterior]` of bhn-weights: a flow over every weight."""
-
-    flow: Literal["realnvp", "iaf"] = "realnvp"
-
-
-class GaussianSection(Section):
-    """`[posterior]` of bbb-gaussian and mvn."""
-
-    initial_log_std: LogStd = -5.0
-    prior_std: Positive = 1.0
-
-
-class MixtureSection(Section):
-    """`[posterior]` of bbb-mixture."""
-
-    initial_log_std: LogStd = -5.0
-    pi: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    std_1: Positive = 1.0
-    std_2: Positive = 0.0025
-
-
-class DropoutSection(Section):
-    """`[posterior]` of dropout, dropout-alpha and mle-dropout."""
-
-    rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    input_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    prior_std: Positive | None = None
-
-
-class HypernetSection(Section):
-    """`[posterior]` of variational-hypernet."""
-
-    hidden: Count = 50
-    mean: Literal["vector-scaling", "naive"] = "vector-scaling"
-    initial_log_std: LogStd = -4.0
-
-
-class LaplaceSection(Section):
-    """`[posterior]` of laplace."""
-
-    structure: Literal["full", "kronecker", "diagonal"] = "kronecker"
-    prior_std: float | Literal["marginal-likelihood", "held-out"] = "marginal-likelihood"
-
-    @field_validator("prior_std", mode="before")
-    @classmethod
-    def _is_a_number_or_says_how(cls, value: Any) -> Any:
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value in ("marginal-likelihood", "held-out") or (is_number and 0 < value < math.inf):
-            return value
-        raise ValueError("a number above 0, 'marginal-likelihood' or 'held-out'")
-
-
-class PointSection(Section):
-    """`[posterior]` of mle."""
-
-    prior_std: Positive | None = None
-
-
-class EnsembleSection(PointSection):
-    """`[posterior]` of ensemble."""
-
-    members: Annotated[int, Field(ge=2, le=100)] = 5
-
-
-POSTERIORS: dict[str, type[Section]] = {
-    "bhn-realnvp": FlowSection,
-    "bhn-iaf": IAFSection,
-    "bhn-weights": WeightFlowSection,
-    "bbb-gaussian": GaussianSection,
-    "bbb-mixture": MixtureSection,
-    "mvn": GaussianSection,
-    "variational-hypernet": HypernetSection,
-    "dropout": DropoutSection,
-    "dropout-alpha": DropoutSection,
-    "laplace": LaplaceSection,
-    "ensemble": EnsembleSection,
-    "mle": PointSection,
-    "mle-dropout": DropoutSection,
-}
-VARIATIONAL = (
-    "bhn-realnvp",
-    "bhn-iaf",
-    "bhn-weights",
-    "bbb-gaussian",
-    "bbb-mixture",
-    "mvn",
-    "variational-hypernet",
-)
-INTEGER_METHODS = ("bhn-realnvp", "bhn-iaf")
-
-
 class TrainingSection(Section):
     """`[training]`: the optimiser and its schedule."""
 
@@ -387,7 +272,7 @@ class TrainingSection(Section):
 class AugmentationSection(Section):
     """`[augmentation]`: how images are changed in training, differently in every step."""
 
-    flip: list[Literal["horizontal", "vertical"]] = []
+    flip: list[Literal["horizontal", "vertical"]] = Field(default=[])
     shift: Annotated[int, Field(ge=0)] = 0
     crop: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
@@ -435,7 +320,7 @@ class Recipe(Section):
     """A whole recipe."""
 
     name: Name
-    method: Literal[*POSTERIORS]
+    method: Literal[*METHODS]
     task: Task = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
@@ -451,12 +336,10 @@ class Recipe(Section):
     @classmethod
     def _takes_its_methods_posterior(cls, content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
-            kind = POSTERIORS.get(
-                str(content.get("method"))
-            )  # of an unknown method, nothing more is said
-            section = (
-                Section() if kind is None else kind.model_validate(content.get("posterior", {}))
-            )
+            kind = METHODS.get(str(content.get("method")))
+            section = Section()  # of an unknown method, nothing more is said
+            if kind is not None:
+                section = kind.section.model_validate(content.get("posterior", {}))
             return {**content, "posterior": section}
         return content
 
@@ -492,15 +375,20 @@ class Recipe(Section):
         return (self.likelihood or LikelihoodSection()).noise
 
     @property
-    def alpha(self) -> float:
-        default = 0.5 if self.method == "dropout-alpha" else 0.0
-        return default if self.training.alpha is None else self.training.alpha
+    def approximation(self) -> Method:
+        """What the method stands for."""
+        return METHODS[self.method]
 
     @property
     def is_variational(self) -> bool:
         """Whether what is fitted is a posterior that approximates the true one, and so has a bound
         to converge."""
-        return self.method in VARIATIONAL
+        return self.approximation.is_variational
+
+    @property
+    def alpha(self) -> float:
+        """The objective's alpha."""
+        return self.approximation.alpha if self.training.alpha is None else self.training.alpha
 
     @property
     def choose(self) -> Literal["elbo", "likelihood"]:
@@ -509,12 +397,14 @@ class Recipe(Section):
     @property
     def row_groups(self) -> int:
         """Groups that the rows of a training step are divided into, each with draws of its own."""
-        return self.training.row_groups if self.method in ("bhn-realnvp", "bhn-iaf") else 1
+        return self.training.row_groups if self.approximation.groups_rows else 1
 
     @property
     def samples(self) -> int:
-        default = 10 if self.method == "dropout-alpha" else 1
-        return default if self.training.samples is None else self.training.samples
+        """Draws of a training step."""
+        return (
+            self.approximation.samples if self.training.samples is None else self.training.samples
+        )
 
     def digest(self) -> str:
         """Return a SHA-256 of what the recipe says of the model, whatever the layout of its file.
@@ -604,9 +494,9 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
     Raises:
         InvalidInput: naming the key that is wrong.
     """
-    section = POSTERIORS.get(str(content.get("method")))
-    if section is not None:
-        _validate(section, content.get("posterior", {}), f"{origin}: posterior.")
+    method = METHODS.get(str(content.get("method")))
+    if method is not None:
+        _validate(method.section, content.get("posterior", {}), f"{origin}: posterior.")
     recipe = _validate(Recipe, content, f"{origin}: ")
     for field, expected, got in _contradictions(recipe):
         raise InvalidInput(f"{origin}: {field}", expected, got)
@@ -617,11 +507,11 @@ def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """Yield what in a recipe excludes what else it says: field, what is expected, what came."""
     data, serving = recipe.data, recipe.serving
     if serving.precision == "int8":
-        if recipe.method not in INTEGER_METHODS:
+        if not recipe.approximation.has_integers:
             yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
         if recipe.task == "regression":
             yield "serving.precision", "float32 for task regression", "'int8'"
-    if recipe.training.epochs == 0 and recipe.method != "laplace":
+    if recipe.training.epochs == 0 and not recipe.approximation.is_fitted_after:
         yield "training.epochs", f"1 or more for method {recipe.method}", "0"
     if recipe.task == "regression":
         if data.class_weights is not None:
@@ -674,7 +564,7 @@ def _validate(kind: type[S], content: Any, prefix: str) -> S:
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
             known = ""
-            if kind in POSTERIORS.values():
+            if kind in [method.section for method in METHODS.values()]:
                 known = f" (there are {', '.join(kind.model_fields)})"
             raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")

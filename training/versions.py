@@ -17,7 +17,7 @@ from training.recipe import Recipe, override
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.networks.model import BayesianModel
+    from training.model import BayesianModel
 
 WEIGHTS = "weights.safetensors"
 
@@ -56,7 +56,7 @@ class Parent:
         """
         from safetensors.torch import load
 
-        from training.networks.model import build
+        from training.model import build
 
         encoder = self.manifest.encoder
         encoded = None if encoder is None else encoder.outputs

@@ -19,7 +19,7 @@ from torch import nn
 
 from training.data import Rows, Splits
 from training.fitting.run import Run, run_provenance
-from training.networks.model import BayesianModel, build
+from training.model import BayesianModel, build
 from training.recipe import Recipe
 
 UNITS = 4

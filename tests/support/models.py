@@ -10,10 +10,10 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.artifacts.store import ModelStore
 from training.data import Dataset, Rows, load, split, split_sizes
 from training.fit import Fitted, publish, temper
+from training.model import BayesianModel, build, initialise
 from training.networks.architectures import mlp
 from training.networks.flows import Composition
 from training.networks.likelihoods import Categorical
-from training.networks.model import BayesianModel, build, initialise
 from training.networks.networks import DrawnNetwork, Stochastic
 from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.provenance import Provenance

@@ -22,8 +22,8 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.run import Diverged
 from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
+from training.model import BayesianModel, build, initialise
 from training.networks.likelihoods import Categorical
-from training.networks.model import BayesianModel, build, initialise
 from training.posteriors import noise
 from training.recipe import Recipe
 from training.seeds import ActiveStream, Stream, generator, hash_key

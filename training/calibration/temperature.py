@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from training.data import Rows
+from training.model import BayesianModel
 from training.networks.likelihoods import Likelihood
-from training.networks.model import BayesianModel
 from training.posteriors import noise
 from training.seeds import Stream
 

@@ -20,7 +20,8 @@ from training.active.protocol import Arm, End, Protocol, Start
 from training.commands import Commands, add_device, add_target
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
-from training.recipe import LaplaceSection, Recipe
+from training.posteriors.laplace import LaplaceSection
+from training.recipe import Recipe
 
 FOLDER = "active"  # among the runs
 

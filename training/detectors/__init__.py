@@ -16,7 +16,6 @@ from typing import Literal, Protocol
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from training.data import is_image
 from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, CosineNeighbours, Neighbours
 from training.detectors.roughness import Roughness
@@ -35,28 +34,35 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A detector by name: how it is fitted, where it looks, and whether small scores too mean
-    unlike the data."""
+    """A detector by name: how it is fitted, where it looks, and which flags combine it unless a
+    recipe says otherwise."""
 
-    fit: Callable[
-        ..., nn.Module
-    ]  # of rows and a generator; of labels where it has classes; of an image's shape
+    fit: Callable[..., nn.Module]  # of rows, a generator, and labels or an image's shape if it has
     space: Space
-    is_two_sided: bool
+    is_two_sided: bool = False  # whether small scores too mean unlike the data
     has_classes: bool = False
     is_of_images: bool = False
+    is_combined: bool = False
+    is_combined_of_encoded: bool = False  # where rows are what an encoder says
 
 
+_few_neighbours = partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR)
 KINDS: dict[str, Kind] = {
-    "residual": Kind(Residual.fit, "spectrum", True),
-    "mahalanobis": Kind(Mahalanobis.fit, "spectrum", True),
-    "input_neighbours": Kind(Neighbours.fit, "input", False),
-    "feature_neighbours": Kind(
-        partial(Neighbours.fit, bank_rows=FEW_ROWS, neighbour=FEW_NEIGHBOUR), "embedding", False
+    "residual": Kind(
+        Residual.fit, "spectrum", is_two_sided=True, is_combined=True, is_combined_of_encoded=True
     ),
-    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", False),
-    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", False, has_classes=True),
-    "roughness": Kind(Roughness.fit, "input", False, is_of_images=True),
+    "mahalanobis": Kind(
+        Mahalanobis.fit,
+        "spectrum",
+        is_two_sided=True,
+        is_combined=True,
+        is_combined_of_encoded=True,
+    ),
+    "input_neighbours": Kind(Neighbours.fit, "input", is_combined=True),
+    "feature_neighbours": Kind(_few_neighbours, "embedding", is_combined=True),
+    "cosine_neighbours": Kind(CosineNeighbours.fit, "input", is_combined_of_encoded=True),
+    "feature_gaussian": Kind(ClassGaussian.fit, "embedding", has_classes=True),
+    "roughness": Kind(Roughness.fit, "input", is_of_images=True),
 }
 
 
@@ -66,4 +72,6 @@ def fitting(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
     """
     if takes_ids:
         return tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
-    return tuple(name for name, kind in KINDS.items() if is_image(shape) or not kind.is_of_images)
+    return tuple(
+        name for name, kind in KINDS.items() if not kind.is_of_images or len(shape) in (2, 3)
+    )

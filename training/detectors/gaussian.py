@@ -31,8 +31,6 @@ class ClassGaussian(nn.Module):
         whitening: Float[Tensor, "F F"],
         means: Float[Tensor, "C F"],
     ) -> None:
-        """Make a detector of rows' mean, the whitening of what is left, and the class means so
-        whitened."""
         super().__init__()
         self.fold = fold
         self.register_buffer("centre", centre)
@@ -67,7 +65,6 @@ class ClassGaussian(nn.Module):
         return cls(fold, centre.float(), whitening.float(), (means @ whitening).float())
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the squared distance of each row."""
         z = matmul(self.fold(rows) - self.centre, self.whitening)
         nearest = (self.mean_squares - 2.0 * matmul(z, self.means)).min(dim=1).values
         return (nearest + square_norms(z)).clamp(min=1e-6)

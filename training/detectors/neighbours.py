@@ -73,7 +73,6 @@ class Neighbours(nn.Module):
         return cls(fold, softening, mean.float(), components, bank, neighbour)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the squared distance of each row."""
         point = self._point(rows)
         others = self.bank_squares - 2.0 * matmul(point, self.bank)
         nearest = others.topk(self.neighbour, dim=1, largest=False).values[:, -1]
@@ -113,14 +112,12 @@ class CosineNeighbours(nn.Module):
 
     @classmethod
     def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
-        """Fit on training rows: `COSINE_ROWS` of them, drawn at random, are the bank."""
         fold = Fold.fit(rows.shape[1], generator)
         chosen = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
         bank = torch.cat([_unit(fold(part.float())) for part in chunks(chosen)])
         return cls(fold, bank.T.contiguous(), NEIGHBOUR)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the score of each row."""
         cosines = (
             matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
         )

@@ -35,7 +35,6 @@ class Roughness(nn.Module):
     def fit(
         cls, rows: Num[Tensor, "N I"], _: torch.Generator, shape: tuple[int, ...]
     ) -> "Roughness":
-        """Fit on training rows of a shape (height, width) or (channels, height, width)."""
         channels, height, width = shape if len(shape) == 3 else (1, *shape)
         detector = cls((channels, height, width), 0.0)
         variances = [detector.variance(part.float()) for part in chunks(rows)]
@@ -43,7 +42,6 @@ class Roughness(nn.Module):
         return cls(detector.shape, floor or 1.0)  # of plain images any unit will do
 
     def variance(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the variance of each row's pixels about the mean of their channel."""
         channels, height, width = self.shape
         pixels = rows.reshape(-1, channels, height * width)
         weights = torch.full((height * width, 1), 1.0 / (height * width), dtype=rows.dtype)
@@ -51,7 +49,6 @@ class Roughness(nn.Module):
         return square_norms(centred.reshape(-1, math.prod(self.shape))) / math.prod(self.shape)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the roughness of each row."""
         channels, height, width = self.shape
         image = rows.reshape(-1, channels, height, width)
         differences = []

@@ -34,13 +34,11 @@ class Spectrum(nn.Module):
 
     @classmethod
     def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Spectrum":
-        """Fit on training rows, in float64."""
         fold = Fold.fit(x.shape[1], generator)
         mean, _, directions = principal_components(x, fold)
         return cls(fold, mean.float(), directions.float().contiguous())
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return the coordinates of each row, in units of the data."""
         return matmul(self.fold(x) - self.mean, self.components)
 
     def back(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
@@ -58,19 +56,16 @@ class Residual(nn.Module):
     """
 
     def __init__(self, kept: int) -> None:
-        """Make a detector of how many components are in the span."""
         super().__init__()
         self.kept = kept
 
     @classmethod
     def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Residual":
-        """Fit on training rows' coordinates."""
         variances = _mean_squares(spectrum)
         share = variances.cumsum(0) / variances.sum()
         return cls(min(int((share < EXPLAINED).sum()) + 1, len(variances) - 1))
 
     def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
-        """Return the squared residual of each row."""
         return torch.maximum(
             square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum)
         )
@@ -92,13 +87,11 @@ class Mahalanobis(nn.Module):
     weights: Tensor
 
     def __init__(self, weights: Float[Tensor, "F"]) -> None:
-        """Make a detector of each coordinate's weight."""
         super().__init__()
         self.register_buffer("weights", weights[:, None])
 
     @classmethod
     def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Mahalanobis":
-        """Fit on training rows' coordinates."""
         variances = _mean_squares(spectrum)
         floor = FLOOR * variances.mean()
         if floor <= 0:  # constant rows: any unit will do
@@ -106,7 +99,6 @@ class Mahalanobis(nn.Module):
         return cls((1.0 / (variances + floor)).float())
 
     def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
-        """Return the squared distance of each row."""
         return matmul(spectrum.square(), self.weights)[:, 0]
 
     def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
@@ -136,13 +128,11 @@ class Fold(nn.Module):
 
     @classmethod
     def fit(cls, length: int, generator: torch.Generator) -> "Fold":
-        """Return the fold of rows of a length."""
         if length <= LARGEST:
             return cls(torch.ones(length))
         return cls(2.0 * torch.randint(0, 2, (length,), generator=generator) - 1.0)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return folded rows."""
         if self.length <= LARGEST:
             return x
         parts = (x * self.signs).split(LARGEST, dim=1)
@@ -185,7 +175,6 @@ def chunks(rows: Num[Tensor, "N I"]) -> tuple[Num[Tensor, "M I"], ...]:
 
 
 def _mean_squares(rows: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
-    """Return the mean square of each column, in float64."""
     total = sum((part.double().square().sum(0) for part in chunks(rows)), torch.zeros(1))
     return total / len(rows)
 

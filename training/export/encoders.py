@@ -2,7 +2,7 @@
 wrote.
 
 Both have one form: `x` (rows, I) float32, a row as the data have it, to `encoded` (rows, F)
-    float32.
+float32.
 """
 
 import math
@@ -30,10 +30,8 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
 MASK, KINDS = "attention_mask", "token_type_ids"  # inputs of text encoders that follow from the ids
 TOGETHER = 8  # rows that are encoded together, where they do not see each other
-OWN, THEIRS = (
-    "rows.",
-    "file.",
-)  # begin the names of what is added to a file's graph, and of what was there
+# begin the names of what is added to a file's graph, and of what was there
+OWN, THEIRS = "rows.", "file."
 SHOWN = 20
 ALLOWED_DIFFERENCE = 0.01  # of what an encoder says of a row alone and among others, at most
 
@@ -62,7 +60,6 @@ class _OfRows(nn.Module):
         self.std = None if rows.std is None else torch.from_numpy(rows.std)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return what the head takes of rows."""
         h = x.unflatten(1, self.shape)
         h = h.long() if self.takes_ids else h
         if self.mean is not None and self.std is not None:
@@ -161,7 +158,10 @@ def examined(
     if rows_at_once is None:
         return encoder.spec
     if not difference <= ALLOWED_DIFFERENCE:
-        expected = f"1 for this encoder, which says of a row among others what differs by {difference:.2g} of it"
+        expected = (
+            "1 for this encoder, which says of a row among others what differs by "
+            f"{difference:.2g} of it"
+        )
         raise InvalidInput("network.rows_at_once", expected, f"{rows_at_once}")
     return EncoderSpec(outputs=width, rows_at_once=rows_at_once, difference=difference)
 
@@ -196,7 +196,6 @@ def _difference(
 
 
 def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:
-    """Return how many numbers an encoder gives for a row."""
     try:
         session = ort.InferenceSession(str(path), session_options(1), providers=providers())
         encoded = session.run([OUTPUT], {INPUT: x})[0]
@@ -245,7 +244,6 @@ def _output(model: onnx.ModelProto, name: str | None) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return the name that a value has in its file."""
     return name.removeprefix(THEIRS)
 
 

@@ -14,6 +14,7 @@ import onnx
 import torch
 from jaxtyping import Float
 from onnx import numpy_helper
+from onnx.helper import make_node
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -24,21 +25,17 @@ from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Grap
 from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
+from training.model import BayesianModel, Network
 from training.networks.layers import WeightLayer, matmul
 from training.networks.likelihoods import Gaussian, Likelihood
-from training.networks.model import BayesianModel, Network
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import layer_of_operator, reads_values
 
-PARITY_TOLERANCE = (
-    1e-3  # a graph that computes something else is off by far more, rounding by far less
-)
+PARITY_TOLERANCE = 1e-3  # another function is off by far more, rounding by far less
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
 CHECKED_ROWS = 16
-CHECKED_DETECTORS = (
-    "feature_neighbours",
-)  # of the network's features; others do not depend on the module
+CHECKED_DETECTORS = ("feature_neighbours",)  # others do not depend on the module
 ROUNDED_SHARE = 1e-3
 NO_SUCH_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 UNTRANSLATED = re.compile(r"Error when translating node .*?target=torch\.ops\.(\w+\.\w+)")
@@ -61,11 +58,10 @@ def export(
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
     k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
-    assert isinstance(model.posterior, nn.Module)
     sampler = graph_of(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
     # The graph is made for a theta that all rows share, so that numbers of rows in it come from x
-    # alone; nothing
-    # in it depends on whether theta has a row for each of x or one for all: let it broadcast.
+    # alone; nothing in it depends on whether theta has a row for each of x or one for all: let it
+    # broadcast.
     theta = torch.zeros(draws, 1, model.posterior.theta_dimension)
     outputs = [OUTPUTS[model.likelihood.task], "features", "density"]
     module: nn.Module = network
@@ -75,30 +71,24 @@ def export(
     if model.network.is_paired:
         (theta_input,) = (i for i in served.graph.input if i.name == "theta")
         theta_input.type.tensor_type.shape.dim[1].dim_param = "pairs"
-    pruned = [
-        part for part in model.modules() if isinstance(part, WeightLayer) and part.index is not None
-    ]
-    if pruned:  # theta is smaller than the matrices that the network makes of it
-        onnx.helper.set_model_props(
-            served, {WEIGHTS_PER_DRAW: str(sum(math.prod(layer.shape) for layer in pruned))}
-        )
+    layers = [part for part in model.modules() if isinstance(part, WeightLayer)]
+    if any(layer.index is not None for layer in layers):  # pruned
+        # theta is smaller than the matrices that the network makes of it
+        numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
+        onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(numbers)})
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
 class _WithTerms(nn.Module):
-    """A served network that also gives the terms of its detectors' scores."""
-
     def __init__(self, network: ServedNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        """Return outputs, features, densities and terms."""
         return (*self.network(x, theta), self.network.terms(x))
 
 
 def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
-    """Return a runtime of a model's graphs, by file name."""
     return Runtime(
         graphs["sampler.onnx"],
         graphs["network.onnx"],
@@ -119,17 +109,15 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
-        x = torch.randn(
-            CHECKED_ROWS, math.prod(trial.network.shape), generator=torch.Generator().manual_seed(0)
-        )
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(CHECKED_ROWS, math.prod(trial.network.shape), generator=generator)
     try:
         network = served_network(trial, x, 0, names=CHECKED_DETECTORS)
         runtime = runtime_of(trial, export(trial, network))
         parity(trial, network, runtime, Rows(x.numpy(), np.zeros(len(x), dtype=np.int64)))
     except ParityError as error:
-        raise InvalidInput(
-            "network", "a module that onnxruntime computes as torch does", one_line(error)
-        ) from error
+        expected = "a module that onnxruntime computes as torch does"
+        raise InvalidInput("network", expected, one_line(error)) from error
     except Exception as error:
         raise InvalidInput("network", *_why_not_exported(error, trial.network, x)) from error
 
@@ -145,9 +133,7 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
     """Return what a module must be to be exported, and what came, in plain words: an exporter's
     errors fill pages."""
     causes = [error]
-    while (
-        cause := causes[-1].__cause__ or causes[-1].__context__
-    ) is not None and cause not in causes:
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         assert isinstance(cause, Exception)
         causes.append(cause)
     texts = [plain(cause) for cause in causes]
@@ -158,14 +144,12 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
             operator = unknown[1].rpartition(".")[2]
             where = layer_of_operator(_users_module(network), lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
-            return (
-                "operators that ONNX has, or others in their place",
-                f"{operator}{of}, which it does not have",
-            )
+            expected = "operators that ONNX has, or others in their place"
+            return expected, f"{operator}{of}, which it does not have"
     if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
-        expected = "a forward that does the same whatever the values in its rows are (torch.where chooses by value)"
         return (
-            expected,
+            "a forward that does the same whatever the values in its rows are (torch.where chooses "
+            "by value)",
             "one whose course depends on values: if, while, int(), float() or .item() of a tensor",
         )
     if isinstance(error, GraphError):
@@ -182,7 +166,6 @@ class WrittenOut(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function of torch gives."""
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
         if func in (torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum):
@@ -282,22 +265,17 @@ def _pool_globally(graph: onnx.GraphProto) -> None:
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        axes = (
-            constants.get(node.input[1])
-            if node.op_type == "ReduceMean" and len(node.input) == 2
-            else None
-        )
-        rank = ranks.get(node.input[0], 0) if axes is not None else 0
+        is_mean = node.op_type == "ReduceMean" and len(node.input) == 2
+        axes = constants.get(node.input[1]) if is_mean else None
+        rank = 0 if axes is None else ranks.get(node.input[0], 0)
         if axes is None or rank < 3 or sorted(int(a) % rank for a in axes) != list(range(2, rank)):
             nodes.append(node)
             continue
         keeps = all(a.i for a in node.attribute if a.name == "keepdims")
         pooled = node.output[0] if keeps else f"{node.output[0]}.pooled"
-        nodes.append(onnx.helper.make_node("GlobalAveragePool", [node.input[0]], [pooled]))
+        nodes.append(make_node("GlobalAveragePool", [node.input[0]], [pooled]))
         if not keeps:
-            nodes.append(
-                onnx.helper.make_node("Squeeze", [pooled, node.input[1]], [node.output[0]])
-            )
+            nodes.append(make_node("Squeeze", [pooled, node.input[1]], [node.output[0]]))
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -342,34 +320,31 @@ def parity(
                 f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference "
                 f"of {difference}"
             )
-    together, together_density = runtime.run(x, paired[:, :1])
-    together_terms = runtime.terms(x) if runtime.has_terms else None
-    for n in range(len(x)):
-        alone, alone_density = runtime.run(x[n : n + 1], paired[:, :1])
-        if not np.array_equal(alone[:, 0], together[:, n]):
-            raise ParityError(
-                "parity: expected a row's outputs to be the same bits alone and in a batch, got "
-                "others"
-            )
-        if not np.array_equal(alone_density[0], together_density[n]):
-            raise ParityError(
-                "parity: expected a row's densities to be the same bits alone and in a batch, got "
-                "others"
-            )
-        if together_terms is not None and not np.array_equal(
-            runtime.terms(x[n : n + 1])[0], together_terms[n]
-        ):
-            raise ParityError(
-                "parity: expected a row's terms to be the same bits alone and in a batch, got "
-                "others"
-            )
+    _check_rows_apart(runtime, x, paired[:, :1])
     return worst
+
+
+def _check_rows_apart(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> None:
+    """Check that each row's answer has the same bits alone and in a batch."""
+
+    def answers(rows: np.ndarray) -> dict[str, np.ndarray]:
+        outputs, densities = runtime.run(rows, theta)
+        found = {"outputs": outputs.swapaxes(0, 1), "densities": densities}
+        return {**found, "terms": runtime.terms(rows)} if runtime.has_terms else found
+
+    together = answers(x)
+    for n in range(len(x)):
+        for name, alone in answers(x[n : n + 1]).items():
+            if not np.array_equal(alone[0], together[name][n]):
+                raise ParityError(
+                    f"parity: expected a row's {name} to be the same bits alone and in a batch, "
+                    "got others"
+                )
 
 
 def _differences(
     got: np.ndarray, expected: np.ndarray, likelihood: Likelihood
 ) -> dict[str, np.ndarray]:
-    """Return how far outputs are from what is expected, by name."""
     if not isinstance(likelihood, Gaussian):
         return {"probabilities": np.exp(got) - np.exp(expected)}
     mean, difference = expected[..., 0], got - expected

@@ -230,7 +230,6 @@ class _Run(TorchDispatchMode):
         self.made.append(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what an operator gives."""
         kwargs = kwargs or {}
         self.reads_values |= func.overloadpacket.__name__ in READS_VALUES
         self.note(str(func), sorted(kwargs), *map(self.describe, tree_iter((args, kwargs))))
@@ -249,6 +248,5 @@ class _Functions(TorchFunctionMode):
         self.run = run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function of torch gives."""
         self.run.note(getattr(func, "__qualname__", str(func)))
         return func(*args, **(kwargs or {}))

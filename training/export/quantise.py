@@ -51,7 +51,6 @@ class QuantisationError:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it drowns in the Monte Carlo error."""
         return self.int8_probabilities < self.int8_monte_carlo
 
 
@@ -116,7 +115,6 @@ def quantise_network(network: bytes) -> bytes:
 
 
 def _length(direction: np.ndarray) -> np.ndarray:
-    """Return |V| of each unit, in float64."""
     return np.linalg.norm(direction.reshape(len(direction), -1).astype(np.float64), axis=1)
 
 
@@ -225,7 +223,6 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
 def _replace(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
 ) -> None:
-    """Give a graph other nodes and constants, and drop what leads to no output."""
     needed = {output.name for output in graph.output}
     kept: list[onnx.NodeProto] = []
     for node in reversed(nodes):

@@ -11,9 +11,9 @@ from training.data import Rows
 from training.detectors import KINDS, Space, fitting
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
+from training.model import BayesianModel
 from training.networks.flows import WeightNormLinear
 from training.networks.likelihoods import Likelihood
-from training.networks.model import BayesianModel
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
@@ -40,11 +40,6 @@ class ServedNetwork(nn.Module):
         spectrum: Spectrum | None,
         centre: Float[Tensor, "D"],
     ) -> None:
-        """Put a network's parts together: detectors by name, the spectrum that some look at if
-        there is such, and the centre.
-
-        The centre is the theta under which rows are embedded.
-        """
         super().__init__()
         self.network = network
         self.likelihood = likelihood
@@ -53,7 +48,6 @@ class ServedNetwork(nn.Module):
         self.register_buffer("centre", centre[None, None])
 
     def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
-        """Return rows as detectors of a space see them."""
         if space == "spectrum":
             assert self.spectrum is not None
             return self.spectrum(x)
@@ -99,8 +93,6 @@ class ServedNetwork(nn.Module):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
-        """Return what is served of each draw, features, and one density score for each detector, in
-        their order."""
         outputs, features = self.network(x, theta)
         rows = {
             space: self.rows_in(space, x)

@@ -16,10 +16,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from training.model import BayesianModel
 from training.networks.layers import HyperLayer
-from training.networks.model import BayesianModel
 from training.posteriors import FactorialGaussian, LocationScale
-from training.posteriors.normal import log_normal, standard_noise
+from training.posteriors.base import log_normal, standard_noise
 from training.seeds import Stream, hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on

@@ -27,9 +27,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from training.model import BayesianModel
 from training.networks.layers import WeightLayer, patches
 from training.networks.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
-from training.networks.model import BayesianModel
 from training.networks.networks import DrawnNetwork
 from training.posteriors.laplace import Eigen, LaplacePosterior, Structure
 
@@ -191,7 +191,7 @@ class FullSum(LayerSum):
         pass
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
-        """Refuse: `training.networks.model` lets no other layer have a full covariance."""
+        """Refuse: `training.model` lets no other layer have a full covariance."""
         raise NotImplementedError
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:

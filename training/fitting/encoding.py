@@ -26,8 +26,8 @@ from training import log
 from training.data import Dataset, Rows, Splits
 from training.detectors.spectrum import LARGEST
 from training.export.encoders import RowsTaken, examined, of_file, of_module, written
+from training.model import split_network, standardisation
 from training.networks.architectures import channels_first
-from training.networks.model import split_network, standardisation
 from training.networks.split import NotSplit
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key

@@ -23,13 +23,13 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from training import log
 from training.fitting.curvature import Curvature, curvature
+from training.model import CHUNK_ROWS, BayesianModel
 from training.networks.layers import WeightLayer
 from training.networks.likelihoods import SPEED, Gaussian
-from training.networks.model import CHUNK_ROWS, BayesianModel
 from training.networks.networks import DrawnNetwork
 from training.posteriors import noise
-from training.posteriors.laplace import Eigen, LaplacePosterior
-from training.recipe import LaplaceSection, Recipe
+from training.posteriors.laplace import Eigen, LaplacePosterior, LaplaceSection
+from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 

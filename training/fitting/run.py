@@ -48,11 +48,12 @@ from training.fitting.steps import (
     take_step,
 )
 from training.fitting.warm_start import begin_at, carry_over
+from training.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.networks.likelihoods import Categorical
-from training.networks.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.posteriors import noise
+from training.posteriors.laplace import LaplaceSection
 from training.provenance import Provenance
-from training.recipe import LaplaceSection, Recipe
+from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
-from training.networks.model import BayesianModel
+from training.model import BayesianModel
 from training.posteriors import step_noise
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training.data import Dataset
+from training.model import BayesianModel, initialise
 from training.networks.layers import Slot
-from training.networks.model import BayesianModel, initialise
 from training.networks.networks import DrawnNetwork
+from training.posteriors.base import standard_noise
 from training.posteriors.hypernetwork import HypernetworkPosterior
-from training.posteriors.normal import standard_noise
 from training.recipe import Recipe
 from training.versions import Parent
 

@@ -13,7 +13,6 @@ from model_store.errors import InvalidInput, one_line
 
 
 def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return a multilayer perceptron of ReLU layers."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes):
@@ -65,10 +64,15 @@ def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 def gal_cnn_without_dropout(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return the same without its dropouts."""
     return nn.Sequential(
         *(layer for layer in gal_cnn(shape, outputs) if not isinstance(layer, nn.Dropout))
     )
+
+
+ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "papers-cnn": papers_cnn,
+    "gal-cnn": gal_cnn,
+}
 
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.networks.weight_norm import product_and_norm
+from training.networks.layers import product_and_norm
 
 LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
 NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
@@ -100,8 +100,7 @@ class Coupling(nn.Module):
     8).
 
     One half of the coordinates stays and decides how the other is scaled and shifted: the first the
-        second or,
-    flipped, the second the first.
+    second or, flipped, the second the first.
     """
 
     def __init__(
@@ -116,7 +115,6 @@ class Coupling(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        """Return (z', log |det|)."""
         first, second = z[..., : self.middle], z[..., self.middle :]
         kept, moved = (second, first) if self.flipped else (first, second)
         shift, log_scale = self.conditioner(kept)
@@ -151,7 +149,6 @@ class Autoregressive(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        """Return (z', log |det|)."""
         mean, log_std = self.conditioner(z)
         return mean + torch.exp(log_std) * z, log_std.sum(-1)
 
@@ -167,13 +164,10 @@ class ElementwiseAffine(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        """Return (z', log |det|)."""
         return self.shift + torch.exp(self.log_scale) * z, self.log_scale.sum().expand(z.shape[:-1])
 
 
 class Composition(nn.Module):
-    """Transforms one after the other; their log-determinants add up."""
-
     def __init__(self, transforms: Sequence[nn.Module]) -> None:
         super().__init__()
         self.transforms = nn.ModuleList(transforms)
@@ -181,7 +175,6 @@ class Composition(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        """Return (z', log |det|)."""
         log_det = z.new_zeros(z.shape[:-1])
         for transform in self.transforms:
             z, step_log_det = transform(z)

@@ -2,16 +2,16 @@
 Conv2d layers.
 
 Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired
-    theta). Draws are
-folded into the batch: behind the first layer that reads theta, a module sees K N rows, those of the
-    first draw first,
-so that its own forward needs to know nothing of draws. A layer whose input does not depend on the
-draw yet (`shared`) sees N rows, and computes what it can once for all draws.
+theta). Draws are folded into the batch: behind the first layer that reads theta, a module sees K N
+rows, those of the first draw first, so that its own forward needs to know nothing of draws. A layer
+whose input does not depend on the draw yet (`shared`) sees N rows, and computes what it can once
+for all draws.
 """
 
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training.networks.selection import Drawable
-from training.networks.weight_norm import product_and_norm
 
 Convolution = nn.Conv1d | nn.Conv2d
 
@@ -35,7 +34,6 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return int(torch.Size(self.shape).numel())
 
 
@@ -44,9 +42,8 @@ class Pass:
     """What the layers of one network share while it runs."""
 
     theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
-    std: dict[str, Tensor] | None = (
-        None  # by layer, (numbers): theta is then the weights' mean, and values are drawn
-    )
+    # by layer, (numbers): theta is then the weights' mean, and values are drawn
+    std: dict[str, Tensor] | None = None
     num_draws: int = 1
     features: Tensor | None = None  # the first layer's product
     kl: Tensor | None = None  # of layers whose posterior depends on their input
@@ -54,7 +51,6 @@ class Pass:
     trial_rows: int = 0  # N, while layers find out whether their input is shared
 
     def clear(self) -> None:
-        """Forget everything."""
         self.theta, self.std, self.features, self.kl, self.start = {}, None, None, None, None
 
 
@@ -64,14 +60,11 @@ class Position:
     def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
         self.slot = slot
         self.current = current
-        self.folded = (
-            folded  # else draws are an axis of their own, and the layer's input is (K, N, units)
-        )
+        self.folded = folded  # else draws are an axis: the layer's input is (K, N, units)
         self.first = first
         self.shared = False
 
     def theta(self) -> Tensor:
-        """Return the layer's part of theta, (K, P, numbers)."""
         return self.current.theta[self.slot.name]
 
     def weight(self) -> Tensor:
@@ -86,9 +79,8 @@ class Position:
     def by_draw(self, h: Tensor) -> Tensor:
         """Return a batch with draws as an axis of its own, (K, N, ...); one that all draws share as
         it is."""
-        return (
-            h.unflatten(0, (self.current.num_draws, -1)) if self.folded and not self.shared else h
-        )
+        is_batch = self.folded and not self.shared
+        return h.unflatten(0, (self.current.num_draws, -1)) if is_batch else h
 
     def repeated(self, value: Tensor) -> Tensor:
         """Return a layer's value of rows that all draws share once for each draw; any other as it
@@ -99,7 +91,6 @@ class Position:
         return self.batch(value.expand(num_draws, *value.shape[0 if self.folded else 1 :]))
 
     def batch(self, h: Tensor) -> Tensor:
-        """Return (K, N, ...) as a batch."""
         return h.flatten(0, 1) if self.folded else h
 
     def note(self, product: Tensor) -> None:
@@ -120,22 +111,19 @@ class ScaledLayer(nn.Module):
     """
 
     def __init__(self, layer: Drawable, place: Position, is_trained: bool = False) -> None:
-        """Take a layer's place, with its directions and biases if it is trained, or others."""
         super().__init__()
-        fan_in = layer.weight[0].numel()
-        direction = (
-            layer.weight.detach().clone()
-            if is_trained
-            else torch.randn(layer.weight.shape) / fan_in**0.5
-        )
-        bias = layer.bias.detach().clone() if is_trained and layer.bias is not None else None
+        if is_trained:
+            direction = layer.weight.detach().clone()
+        else:
+            direction = torch.randn(layer.weight.shape) / layer.weight[0].numel() ** 0.5
         self.direction = nn.Parameter(direction)
-        self.bias = nn.Parameter(torch.zeros(len(layer.weight)) if bias is None else bias)
+        self.bias = nn.Parameter(torch.zeros(len(layer.weight)))
+        if is_trained and layer.bias is not None:
+            self.bias.data.copy_(layer.bias.detach())
         self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
         self.place = place
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the layer's value of a batch."""
         self.place.arrive(h)
         if self.convolution is None:
             product, norm = product_and_norm(h, self.direction)
@@ -145,13 +133,10 @@ class ScaledLayer(nn.Module):
         if self.place.current.start is not None:
             return self._started(product, norm)
         self.place.note(product)
-        scaled = self.place.by_draw(product) * self._along(
-            self.place.theta() / norm, h
-        ) + self._along(self.bias, h)
-        return self.place.batch(scaled)
+        scale = self._along(self.place.theta() / norm, h)
+        return self.place.batch(self.place.by_draw(product) * scale + self._along(self.bias, h))
 
     def _along(self, units: Tensor, h: Tensor) -> Tensor:
-        """Lay numbers a unit out along the axis of units of the layer's product."""
         if self.convolution is not None:
             return units[(..., *[None] * len(self.convolution.kernel_size))]
         return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
@@ -179,6 +164,52 @@ class ScaledLayer(nn.Module):
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
+def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x . V and |V| of each unit, (*batch, out) and (out,), of x (*batch, in) and V (out,
+    in), with a gradient that makes few passes over V.
+
+    A weight-normalised unit computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the
+    product x . V by g / |V| spares the division of V itself; and since the gradient of |V| is
+    V / |V|, that of V is one matrix product on top of a multiple of V.
+
+    Raises:
+        RuntimeError: if x has another number of features, as it may in a user's own module.
+    """
+    if torch.compiler.is_exporting():
+        return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
+    product, norm = _ProductAndNorm.apply(x, direction)  # type: ignore[no-untyped-call]
+    return product, norm
+
+
+class _ProductAndNorm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_product: Tensor, of_norm: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        x, direction, norm = ctx.saved_tensors
+        of_x = of_direction = None
+        if ctx.needs_input_grad[0]:
+            of_x = of_product @ direction
+        if ctx.needs_input_grad[1]:
+            multiple = direction * (of_norm / norm.clamp(min=1e-12))[:, None]
+            of_direction = multiple.addmm_(
+                of_product.reshape(-1, len(norm)).T, x.reshape(-1, x.shape[-1])
+            )
+        return of_x, of_direction
+
+
 class WeightLayer(nn.Module):
     """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its
     last row.
@@ -200,15 +231,12 @@ class WeightLayer(nn.Module):
         self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
         self.has_bias = layer.bias is not None
         self.place = place
-        self.shape = (
-            place.slot.shape[0] - self.has_bias,
-            place.slot.shape[1],
-        )  # of the matrix without biases
+        inputs, outputs = place.slot.shape
+        self.shape = (inputs - self.has_bias, outputs)  # of the matrix without biases
         self.register_buffer("index", None, persistent=False)
 
     @property
     def groups(self) -> int:
-        """How many parts of its inputs go into parts of its outputs alone."""
         return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, kept: Tensor) -> None:
@@ -216,9 +244,8 @@ class WeightLayer(nn.Module):
         all biases."""
         self.shape = (kept.shape[0], kept.shape[1])
         self.index = kept.flatten().nonzero()[:, 0].int()
-        self.place.slot = Slot(
-            self.place.slot.name, (len(self.index) + self.has_bias * self.shape[1],)
-        )
+        numbers = len(self.index) + self.has_bias * self.shape[1]
+        self.place.slot = Slot(self.place.slot.name, (numbers,))
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return the draws' matrices (K, inputs, outputs) and biases (K, 1, outputs)."""
@@ -228,20 +255,17 @@ class WeightLayer(nn.Module):
         theta = self.place.theta()[:, 0]
         kept, bias = theta.split([len(self.index), theta.shape[1] - len(self.index)], dim=1)
         zeros = theta.new_zeros(theta.shape[0], self.shape[0] * self.shape[1])
-        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept).unflatten(
-            1, self.shape
-        )
+        matrix = zeros.scatter(1, self.index.long().expand(theta.shape[0], -1), kept)
+        matrix = matrix.unflatten(1, self.shape)
         return matrix, bias[:, None] if self.has_bias else None
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the layer's value of a batch."""
         self.place.arrive(h)
         value = self._value(h, *self.weights())
         std = self.place.current.std
         return value if std is None else self._drawn(value, h, std[self.place.slot.name].square())
 
     def _drawn(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
-        """Draw the value, given its mean and the weights' variances."""
         matrix = variance.view(1, *self.place.slot.shape)
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
@@ -263,15 +287,15 @@ class WeightLayer(nn.Module):
         # (N M, inputs) or (K, N M, inputs), where a row has M patches or vectors
         h = self.place.by_draw(h)
         rows = h.flatten(-3, -2) if shape else h
-        value = (
-            matmul(rows, matrix) if groups == 1 else grouped_matmul(rows, matrix, groups, offsets)
-        )
+        if groups == 1:
+            value = matmul(rows, matrix)
+        else:
+            value = grouped_matmul(rows, matrix, groups, offsets)
         value = value if bias is None else value + bias
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
 
     def _convolved(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the same of a single draw by a convolution."""
         assert self.convolution is not None
         size = self.convolution.kernel_size
         kernel = matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
@@ -297,10 +321,9 @@ def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> T
     The channels of a group go into its outputs alone; rows, and each group of the matrix, are
     offset by offset.
     """
-    by_group = (
-        rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)
-    )  # (..., G, N, inputs)
-    parts = matrix.unflatten(-1, (groups, -1)).movedim(-2, -3)  # (K, G, inputs, outputs of a group)
+    # (..., G, N, inputs) and (K, G, inputs, outputs of a group)
+    by_group = rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)
+    parts = matrix.unflatten(-1, (groups, -1)).movedim(-2, -3)
     return matmul(by_group, parts).movedim(-3, -2).flatten(-2)
 
 
@@ -309,11 +332,8 @@ def initial_weights(layer: Drawable) -> Tensor:
     outputs)."""
     weight = layer.weight.detach()
     # offset by offset, channels last: the order of `patches`
-    matrix = (
-        weight.T
-        if isinstance(layer, nn.Linear)
-        else weight.movedim((0, 1), (-1, -2)).flatten(0, -2)
-    )
+    is_linear = isinstance(layer, nn.Linear)
+    matrix = weight.T if is_linear else weight.movedim((0, 1), (-1, -2)).flatten(0, -2)
     return matrix if layer.bias is None else torch.cat([matrix, layer.bias.detach()[None]])
 
 
@@ -350,13 +370,11 @@ class MaskLayer(nn.Module):
         self.of_last = of_last
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the masked batch."""
         self.place.arrive(h)
         mask, h = self.place.theta(), self.place.by_draw(h)
         others = [None] * (h.ndim - (2 if self.place.shared else 3))
-        return self.place.batch(
-            h * mask[(..., *others, slice(None)) if self.of_last else (..., *others)]
-        )
+        along = (..., *others, slice(None)) if self.of_last else (..., *others)
+        return self.place.batch(h * mask[along])
 
 
 class FeatureLayer(nn.Module):
@@ -369,7 +387,6 @@ class FeatureLayer(nn.Module):
         self.place = place
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return the layer's value of a batch."""
         self.place.arrive(h)
         value: Tensor = self.layer(h)
         self.place.note(value)
@@ -408,9 +425,8 @@ class HyperLayer(nn.Module):
             self.head.weight.mul_(0.1)
             mean, row, column = self.head.bias.split(self.sizes)
             mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
-            row.fill_(
-                initial_log_std
-            )  # of a, a variance: with b's the same, a weight has this log std
+            # of a and b, variances: with both the same, a weight has this log std
+            row.fill_(initial_log_std)
             column.fill_(initial_log_std)
 
     @torch.no_grad()
@@ -434,13 +450,8 @@ class HyperLayer(nn.Module):
         product = product if self.bias is None else product + self.bias
         if self.training:
             inputs, outputs = self.sizes[1:]
-            kl = (
-                a.sum(-1) * b.sum(-1)
-                + square
-                - inputs * outputs
-                - outputs * log_a.sum(-1)
-                - inputs * log_b.sum(-1)
-            )
+            kl = a.sum(-1) * b.sum(-1) + square - inputs * outputs
+            kl = kl - outputs * log_a.sum(-1) - inputs * log_b.sum(-1)
             kl = 0.5 * self.place.by_draw(kl).mean(-1)
             current = self.place.current
             current.kl = kl if current.kl is None else current.kl + kl
@@ -452,7 +463,6 @@ class HyperLayer(nn.Module):
 
 
 def _without_weights(layer: Convolution) -> Convolution:
-    """Return a convolution's geometry, without parameters."""
     kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
     with torch.device("meta"):
         made = kind(

@@ -95,7 +95,6 @@ class Categorical(nn.Module):
         self.register_buffer("log_weights", torch.zeros(classes) if is_weighted else None)
 
     def forward(self, outputs: Float[Tensor, "K N C"]) -> Float[Tensor, "K N C"]:
-        """Return log class probabilities, in nats."""
         logits = outputs if self.log_weights is None else outputs - self.log_weights
         return functional.log_softmax(logits / self.temperature, dim=-1)
 
@@ -119,7 +118,6 @@ class Categorical(nn.Module):
     def mixture_log_likelihood(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
-        """Return the log of each label's mean probability over draws, in nats."""
         return torch.logsumexp(self.log_likelihood(log_probs, y).double(), dim=0) - math.log(
             len(log_probs)
         )
@@ -127,15 +125,12 @@ class Categorical(nn.Module):
     def log_likelihood(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
     ) -> Float[Tensor, "K N"]:
-        """Return log p(y | x, theta) of each draw and row, in nats."""
         return log_probs.gather(2, y.expand(len(log_probs), -1)[:, :, None])[:, :, 0]
 
     def errors(self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return 1 for a row whose most probable class is its own."""
         return (log_probs.argmax(1) == y).double()
 
     def to_metric(self, mean_error: float) -> float:
-        """Return the accuracy."""
         return mean_error
 
     def validation(
@@ -156,7 +151,6 @@ class Categorical(nn.Module):
         """Do nothing: classes start alike."""
 
     def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
-        """Return the accuracy of the most frequent class."""
         return (y == torch.mode(train).values).double().mean().item()
 
 
@@ -219,7 +213,6 @@ class Gaussian(nn.Module):
     def mixture_log_likelihood(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
-        """Return the log density of each target under the mixture over draws, in nats."""
         return torch.logsumexp(self.log_likelihood(moments.double(), y), dim=0) - math.log(
             len(moments)
         )
@@ -227,8 +220,6 @@ class Gaussian(nn.Module):
     def log_likelihood(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
     ) -> Float[Tensor, "K N"]:
-        """Return log N(y; mean, variance) of each draw and row, in nats, of a density in the
-        target's units."""
         mean, log_variance = moments.unbind(-1)
         return -0.5 * (
             math.log(2.0 * math.pi) + log_variance + (y - mean).square() * (-log_variance).exp()
@@ -237,15 +228,12 @@ class Gaussian(nn.Module):
     def weighted_log_likelihood(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
     ) -> Float[Tensor, "K N"]:
-        """Return the log-likelihood: rows of a regression are not weighted."""
         return self.log_likelihood(moments, y)
 
     def errors(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Return squared errors."""
         return (moments[:, 0] - y).double().square()
 
     def to_metric(self, mean_error: float) -> float:
-        """Return the root of the mean squared error, in the target's units."""
         return math.sqrt(mean_error)
 
     def validation(
@@ -264,12 +252,10 @@ class Gaussian(nn.Module):
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:
-        """Standardise by the training targets."""
         self.target_mean.copy_(y.double().mean())
         self.target_std.copy_(y.double().std(correction=0))
 
     def guess(self, train: Float[Tensor, "M"], y: Float[Tensor, "N"]) -> float:
-        """Return the root mean squared error of the mean."""
         return math.sqrt((y.double() - train.double().mean()).square().mean().item())
 
 

@@ -1,9 +1,8 @@
 """Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
 
 Any module becomes one: its Linear and convolution layers, or those of them that are named, are
-    replaced in a copy by
-layers that read their part of theta (`training.networks.layers`), and everything else, the module's
-own forward included, stays as it is.
+replaced in a copy by layers that read their part of theta (`training.networks.layers`), and
+everything else, the module's own forward included, stays as it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,8 +42,9 @@ from training.networks.selection import (
     drawn_layers,
     freeze,
     is_named,
+    layers_by_name,
+    unsupported,
 )
-from training.networks.standardised import Standardised
 
 Drawn = Literal["scales", "weights", "masks", "hypernet"]
 ELEMENTWISE = (
@@ -82,13 +82,50 @@ class Stochastic:
 
     drawn: Drawn
     layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
-    rate: float = (
-        0.5  # of masks before every layer but the first, where a module has no Dropout of its own
-    )
-    input_rate: float = 0.0  # of masks before the first
+    # of masks before every layer but the first, where a module has no Dropout, and before the first
+    rate: float = 0.5
+    input_rate: float = 0.0
     hidden: int = 50  # units of a hypernet's inference network
     vector_scaling: bool = True
     initial_log_std: float = -4.0  # of a hypernet's weights
+
+
+class Standardised(nn.Module):
+    """A network of rows of a shape, less `mean` and divided by `std`: a number each, or one a
+    channel.
+
+    One that `takes_ids` gets them as they are, as int64.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.takes_ids = takes_ids
+        self.frozen: list[nn.Module] = []  # layers that a fit does not change, nor their statistics
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+
+    def standardised(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
+        """Return rows as the module takes them."""
+        if self.takes_ids:
+            return x.unflatten(1, self.shape).long()
+        return (x.unflatten(1, self.shape) - self.mean) / self.std
+
+    @torch.no_grad()
+    def standardise(self, x: Float[Tensor, "N I"]) -> None:
+        """Bring rows like those of a batch to mean 0 and deviation 1, over all their numbers."""
+        self.mean.copy_(x.mean())
+        self.std.copy_(x.std().clamp(min=1e-12))
+
+    def train(self, mode: bool = True) -> "Standardised":
+        """Set the mode, in which frozen layers stay as they are served."""
+        super().train(mode)
+        for layer in self.frozen:
+            layer.training = False
+        return self
 
 
 class DrawnNetwork(Standardised):
@@ -123,15 +160,15 @@ class DrawnNetwork(Standardised):
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
+        self.output_layer: str | None = None  # whose values are the outputs, where that was asked
         self.current = Pass()
         self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
         folded = stochastic.drawn == "hypernet" or not _is_chain(module)
         self.folded = folded
         self.shares_input = True
         self.places: list[Position] = []
-        self.initial: dict[
-            str, Tensor
-        ] = {}  # the module's own weights, by slot, where weights are drawn
+        # the module's own weights, by slot, where weights are drawn
+        self.initial: dict[str, Tensor] = {}
         # weights that are not drawn, and with what probability masks keep each of their inputs
         self.masked_weights: list[tuple[str, Tensor]] = []
         drawn = drawn_layers(module, stochastic.layers)
@@ -145,11 +182,8 @@ class DrawnNetwork(Standardised):
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
             if self.masked_weights:
-                raise InvalidInput(
-                    "network",
-                    "a place for a mask: a second layer, or posterior.input_rate",
-                    "neither",
-                )
+                expected = "a place for a mask: a second layer, or posterior.input_rate"
+                raise InvalidInput("network", expected, "neither")
             raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
         self._try(examples)
 
@@ -177,19 +211,14 @@ class DrawnNetwork(Standardised):
         current = self.current
         current.theta = self._by_layer(theta)
         try:
-            standard = self.standardised(x)
-            h = (
-                standard
-                if self.shares_input
-                else standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
-            )
+            h = standard = self.standardised(x)
+            if not self.shares_input:
+                h = standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
             features = standard.flatten(1).float() if current.features is None else current.features
-            return (
-                outputs.unflatten(0, (current.num_draws, -1)) if self.folded else outputs,
-                features,
-                current.kl,
-            )
+            if self.folded:
+                outputs = outputs.unflatten(0, (current.num_draws, -1))
+            return outputs, features, current.kl
         finally:
             current.clear()
 
@@ -233,11 +262,8 @@ class DrawnNetwork(Standardised):
             self.standardise(x)
         if self.initial:
             return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
-        scaled = {
-            layer.place.slot.name: layer
-            for layer in self.modules()
-            if isinstance(layer, ScaledLayer)
-        }
+        layers = [layer for layer in self.modules() if isinstance(layer, ScaledLayer)]
+        scaled = {layer.place.slot.name: layer for layer in layers}
         if not scaled:
             return None
         if self.is_trained:
@@ -256,7 +282,6 @@ class DrawnNetwork(Standardised):
         return torch.cat([start[slot.name] for slot in self.slots])
 
     def fold(self) -> None:
-        """Normalise directions for good; the network computes the same."""
         for layer in self.modules():
             if isinstance(layer, ScaledLayer):
                 layer.normalise()
@@ -269,19 +294,15 @@ class DrawnNetwork(Standardised):
         constant (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", appendix, equation
         13).
         """
-        squares = [
-            _kept_square(self.module.get_parameter(name), kept)
-            for name, kept in self.masked_weights
-        ]
+        weights = self.module.get_parameter
+        squares = [_kept_square(weights(name), kept) for name, kept in self.masked_weights]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _converted(
         self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
     ) -> nn.Module:
-        layers = [
-            (name, layer) for name, layer in module.named_modules(remove_duplicate=False) if name
-        ]
-        dropouts = {name: layer for name, layer in layers if isinstance(layer, DROPOUTS)}
+        layers = layers_by_name(module)
+        dropouts = {name: layer for name, layer in layers.items() if isinstance(layer, DROPOUTS)}
         own = [
             name
             for name in dropouts
@@ -290,41 +311,32 @@ class DrawnNetwork(Standardised):
         units = dropped_units(module, own, examples) if own else {}
         kept = kept_inputs(module, drawn, own, examples) if own else {}
         first = True
-        for name, layer in layers:
+        for name, layer in layers.items():
             if name in dropouts:
                 keep = 1.0 - dropouts[name].p
                 if name in own and len(units[name]) != 1:
                     times = len(units[name])
-                    raise unsupported(
-                        name, layer, f"it runs {times} times; each place needs a Dropout of its own"
-                    )
-                replaced = (
-                    self._mask(name, units[name][0], keep)
-                    if name in own and keep < 1
-                    else nn.Identity()
-                )
-                module = _with(module, name, replaced)
+                    why = f"it runs {times} times; each place needs a Dropout of its own"
+                    raise unsupported(name, layer, why)
+                is_mask = name in own and keep < 1
+                mask = self._mask(name, units[name][0], keep) if is_mask else nn.Identity()
+                module = _with(module, name, mask)
             elif name in drawn:
                 assert isinstance(layer, DRAWABLE)
-                module = _with(
-                    module, name, self._layer(name, layer, stochastic, first, kept.get(name))
-                )
+                made = self._layer(name, layer, stochastic, first, kept.get(name))
+                module = _with(module, name, made)
                 first = False
         return module
 
     def _layer(
         self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, kept: Tensor | None
     ) -> nn.Module:
-        """Return what takes a layer's place; `kept` says how the module's own Dropouts keep its
-        inputs, if any do."""
         units = len(layer.weight)
         if stochastic.drawn == "scales":
             return ScaledLayer(layer, self._place(Slot(name, (units,)), first), self.is_trained)
         if stochastic.drawn == "weights":
-            self.initial[name] = weights_of(layer)
-            return WeightLayer(
-                layer, self._place(Slot(name, tuple(self.initial[name].shape)), first)
-            )
+            self.initial[name] = weights = weights_of(layer)
+            return WeightLayer(layer, self._place(Slot(name, tuple(weights.shape)), first))
         if stochastic.drawn == "hypernet":
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
@@ -373,9 +385,8 @@ class DrawnNetwork(Standardised):
         self.eval()
         try:
             outputs = self._tried(x, theta)
-            if (
-                outputs is None
-            ):  # rows that all draws share meet rows that they do not, as in a residual addition
+            if outputs is None:
+                # rows that all draws share meet rows that they do not, as in a residual addition
                 self.shares_input, self.folded = False, True
                 for place in self.places:
                     place.shared, place.folded = False, True
@@ -384,17 +395,11 @@ class DrawnNetwork(Standardised):
             alone = torch.cat([self(x[n : n + 1], theta)[0] for n in range(TRIAL_ROWS)], dim=1)
         finally:
             self.train(was_training)
-        for expected in (one_by_one, alone):
-            if (
-                outputs.ndim != 3
-                or outputs.shape != expected.shape
-                or not torch.allclose(outputs, expected, atol=1e-3)
-            ):
-                raise InvalidInput(
-                    "network",
-                    "one output row for each input row, whatever stands beside it",
-                    "a module that mixes rows",
-                )
+        for other in (one_by_one, alone):
+            is_like = outputs.ndim == 3 and outputs.shape == other.shape
+            if not is_like or not torch.allclose(outputs, other, atol=1e-3):
+                expected = "one output row for each input row, whatever stands beside it"
+                raise InvalidInput("network", expected, "a module that mixes rows")
 
     def _tried(self, x: Tensor, theta: Tensor) -> Tensor | None:
         self.current.trial_rows = TRIAL_ROWS
@@ -430,14 +435,12 @@ class MemberNetwork(Standardised):
     def forward(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return the outputs of each drawn member and row, and the standardised row as features."""
         outputs, features, _ = self.run(x, theta)
         return outputs, features
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
-        """Return outputs and features; there is no KL."""
         standard = self.standardised(x)
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
@@ -450,7 +453,6 @@ class MemberNetwork(Standardised):
 
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
-        """Set standardisation from a batch, if there is to be any."""
         if standardise:
             self.standardise(x)
 
@@ -464,12 +466,10 @@ class MemberNetwork(Standardised):
 
 
 def noise_rows(shape: Sequence[int]) -> Tensor:
-    """Return rows of normal noise, to find out what a module does."""
     return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
-    """Return what the last of a module's layers takes in while it runs."""
     seen: list[Tensor] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -488,15 +488,6 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, WEIGHTED):
         return [module]
     return [layer for child in module.children() for layer in _outermost(child)]
-
-
-def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
-    """Return the error for a layer that cannot be made Bayesian."""
-    return InvalidInput(
-        "network",
-        "supported layers (docs/training.md lists them)",
-        f"layer {name}: {type(layer).__name__}: {why}",
-    )
 
 
 def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
@@ -519,22 +510,16 @@ def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
         names.setdefault(id(layer), name)
         for parameter in layer.parameters(recurse=False):
             owners.setdefault(id(parameter), name)
-    for name, layer in module.named_modules(remove_duplicate=False):
-        if names.get(id(layer), name) != name:
-            other = names[id(layer)]
-            raise unsupported(
-                name,
-                layer,
-                f"it is also layer {other}; layers that share weights are not{NOT_DRAWN}",
-            )
-        for part, parameter in layer.named_parameters(recurse=False):
+    for name, part in layers_by_name(module).items():
+        other = names.get(id(part), name)
+        if other != name:
+            why = f"it is also layer {other}; layers that share weights are not"
+            raise unsupported(name, part, f"{why}{NOT_DRAWN}")
+        for kind, parameter in part.named_parameters(recurse=False):
             owner = owners.get(id(parameter), name)
             if owner != name:
-                raise unsupported(
-                    name,
-                    layer,
-                    f"its {part} is also layer {owner}'s; each needs its own{NOT_DRAWN}",
-                )
+                why = f"its {kind} is also layer {owner}'s; each needs its own"
+                raise unsupported(name, part, f"{why}{NOT_DRAWN}")
 
 
 def _is_chain(module: nn.Module) -> bool:
@@ -546,7 +531,6 @@ def _is_chain(module: nn.Module) -> bool:
 
 
 def _with(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Return a module with the layer of that name replaced."""
     parent, _, last = name.rpartition(".")
     setattr(module.get_submodule(parent), last, layer)
     return module

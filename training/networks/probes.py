@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
-from training.networks.selection import DRAWABLE, NOT_DRAWN
+from training.networks.selection import DRAWABLE, NOT_DRAWN, unsupported
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
@@ -50,9 +50,7 @@ def check_width(
     Raises:
         InvalidInput: if the module fails, or naming the factory and the last layer that ran.
     """
-    layers = {
-        name: layer for name, layer in module.named_modules() if name and not any(layer.children())
-    }
+    layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     ran: list[str] = []
     with _noted(layers, lambda name, _: ran.append(name)):
         outputs: object = run_on_rows(module, examples)
@@ -116,26 +114,22 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
     again, ran_again = _seeded_run(module, layers, rows, 2)
     if not _same(first, again):
-        pairs = zip(ran, ran_again, strict=False)
         random = (
-            one.name
-            for one, two in pairs
+            f"at layer {one.name}: {type(layers[one.name]).__name__}"
+            for one, two in zip(ran, ran_again, strict=False)
             if _same(one.took, two.took) and not _same(one.gave, two.gave)
         )
-        found = next(random, None)
-        where = (
-            "in forward itself"
-            if found is None
-            else f"at layer {found}: {type(layers[found]).__name__}"
+        where = next(random, "in forward itself")
+        expected = (
+            "the same outputs for the same rows: no random numbers and nothing kept between calls "
+            "in forward"
         )
-        expected = "the same outputs for the same rows: no random numbers and nothing kept between calls in forward"
         raise InvalidInput("network", expected, f"others the second time, {where}")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
         expected = "one output row for each input row, whatever stands beside it"
-        raise InvalidInput(
-            "network", expected, f"a module that mixes rows{_not_batch_first(layers)}"
-        )
+        got = f"a module that mixes rows{_not_batch_first(layers)}"
+        raise InvalidInput("network", expected, got)
 
 
 def _not_batch_first(layers: Layers) -> str:
@@ -148,8 +142,6 @@ def _not_batch_first(layers: Layers) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """A layer that ran: what it took in, and what it gave."""
-
     name: str
     took: object
     gave: object
@@ -158,8 +150,6 @@ class _Ran:
 def _seeded_run(
     module: nn.Module, layers: Layers, rows: Tensor, seed: int
 ) -> tuple[Any, list[_Ran]]:
-    """Return what a module says of rows, and which of some layers ran, while torch's random numbers
-    have a seed."""
     ran: list[_Ran] = []
 
     def note(name: str) -> Callable[[nn.Module, object, object], None]:
@@ -220,23 +210,14 @@ def check_calls(
         run_on_rows(module, examples)
     for name, layer in layers.items():
         if reads[name]:
-            raise _refused(
-                name,
-                layer,
-                f"forward reads its weights itself; call the layer instead{NOT_DRAWN}",
-            )
-        if not calls[name]:
-            raise _refused(
-                name,
-                layer,
-                f"it never runs; call it in forward, leave it out of the module{NOT_DRAWN}",
-            )
-        if calls[name] > 1:
-            raise _refused(
-                name,
-                layer,
-                f"it runs {calls[name]} times; each place needs a layer of its own{NOT_DRAWN}",
-            )
+            why = "forward reads its weights itself; call the layer instead"
+        elif not calls[name]:
+            why = "it never runs; call it in forward, leave it out of the module"
+        elif calls[name] > 1:
+            why = f"it runs {calls[name]} times; each place needs a layer of its own"
+        else:
+            continue
+        raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
 
 
 def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: str) -> str | None:
@@ -274,7 +255,6 @@ class _Operators(TorchDispatchMode):
         self.note = note
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what an operator gives."""
         self.note(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -289,7 +269,6 @@ class _Reads(TorchFunctionMode):
         self.note = note
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function of torch gives."""
         for argument in (*args, *(kwargs or {}).values()):
             for part in argument if isinstance(argument, list | tuple) else (argument,):
                 if id(part) in self.owners:
@@ -305,15 +284,6 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return all(_same(a, b) for a, b in zip(one, other, strict=False))
     return True
-
-
-def _refused(name: str, layer: nn.Module, why: str) -> InvalidInput:
-    """Return the error for a layer that cannot be made Bayesian as it is used."""
-    return InvalidInput(
-        "network",
-        "supported layers (docs/training.md lists them)",
-        f"layer {name}: {type(layer).__name__}: {why}",
-    )
 
 
 def dropped_units(
@@ -395,7 +365,6 @@ def _noted(
 
 @contextmanager
 def _zeroed(layer: nn.Module) -> Iterator[None]:
-    """Give zeros in place of a layer's value."""
     hook = layer.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs))
     try:
         yield

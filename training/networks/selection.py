@@ -1,6 +1,6 @@
 """Which layers of a module are drawn, and which of its other parameters a fit may change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -13,6 +13,17 @@ SHOWN = 12  # names in an error
 NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refused
 
 
+def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
+    """Return the error for a layer that cannot be made Bayesian."""
+    expected = "supported layers (docs/training.md lists them)"
+    return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {why}")
+
+
+def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
+    """Return all layers of a module, under every name that each has."""
+    return {name: layer for name, layer in module.named_modules(remove_duplicate=False) if name}
+
+
 def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str, Drawable]:
     """Return the layers that are drawn, by name: those that patterns name, or all that can be.
 
@@ -22,7 +33,7 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
     Raises:
         InvalidInput: naming a pattern that names no layer, or a layer that cannot be drawn.
     """
-    there = {name: layer for name, layer in module.named_modules(remove_duplicate=False) if name}
+    there = layers_by_name(module)
     inside = {
         inner
         for name, layer in there.items()
@@ -30,35 +41,28 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
         for inner in there
         if inner.startswith(f"{name}.")
     }
-    can = {n: layer for n, layer in there.items() if type(layer) in DRAWABLE and n not in inside}
+    can: dict[str, Drawable] = {
+        name: layer
+        for name, layer in there.items()
+        if isinstance(layer, DRAWABLE) and type(layer) in DRAWABLE and name not in inside
+    }
     if patterns is None:
         return can
-    found: dict[str, Drawable] = {}
+    found: set[str] = set()
     for i, pattern in enumerate(patterns):
         field = f"network.bayesian.{i}"
         named = [name for name in there if fnmatchcase(name, pattern)]
         if not named:
-            raise InvalidInput(
-                field, f"the name of a layer ({_listed(can)} can be drawn)", repr(pattern)
-            )
-        within = {
-            name: layer
-            for name, layer in can.items()
-            if any(_is_within(name, outer) for outer in named)
-        }
+            expected = f"the name of a layer ({_listed(can)} can be drawn)"
+            raise InvalidInput(field, expected, repr(pattern))
+        within = {name for name in can if any(is_within(name, outer) for outer in named)}
+        expected = f"a layer that can be drawn ({_listed(can)} can)"
         for name in named:
-            if name == pattern and not any(_is_within(inner, name) for inner in within):
-                kind = type(there[name]).__name__
-                raise InvalidInput(
-                    field, f"a layer that can be drawn ({_listed(can)} can)", f"{name}: {kind}"
-                )
+            if name == pattern and not any(is_within(inner, name) for inner in within):
+                raise InvalidInput(field, expected, f"{name}: {type(there[name]).__name__}")
         if not within:
-            kinds = sorted({type(there[name]).__name__ for name in named})
-            raise InvalidInput(
-                field,
-                f"a layer that can be drawn ({_listed(can)} can)",
-                f"{pattern!r}, of {', '.join(kinds)}",
-            )
+            kinds = ", ".join(sorted({type(there[name]).__name__ for name in named}))
+            raise InvalidInput(field, expected, f"{pattern!r}, of {kinds}")
         found |= within
     return {name: layer for name, layer in can.items() if name in found}
 
@@ -68,61 +72,46 @@ def is_named(name: str, patterns: Sequence[str] | None) -> bool:
     if patterns is None:
         return True
     parts = name.split(".")
-    return any(
-        fnmatchcase(".".join(parts[: i + 1]), pattern)
-        for pattern in patterns
-        for i in range(len(parts))
-    )
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(fnmatchcase(outer, pattern) for pattern in patterns for outer in names)
+
+
+def is_within(name: str, outer: str) -> bool:
+    """Whether a layer is another or inside it."""
+    return name == outer or name.startswith(f"{outer}.")
 
 
 def freeze(
     module: nn.Module, patterns: Sequence[str] | None, drawn: Sequence[str]
 ) -> list[nn.Module]:
-    """Have a fit change no parameters of layers but those that are drawn and those that patterns
-    name.
+    """Freeze the parameters of layers that are not drawn and that no pattern names.
 
-    Without patterns it may change all. Return the layers that are frozen, whose statistics stay
-    too.
+    Without patterns none is. Return the layers that are frozen, whose statistics stay too.
 
     Raises:
         InvalidInput: naming a pattern that names no layer.
     """
     if patterns is None:
         return []
-    there = {name: layer for name, layer in module.named_modules(remove_duplicate=False) if name}
+    there = layers_by_name(module)
     kept = set(drawn)
     for i, pattern in enumerate(patterns):
         named = [name for name in there if fnmatchcase(name, pattern)]
         if not named:
-            names = _listed(
-                {
-                    name: layer
-                    for name, layer in there.items()
-                    if any(True for _ in layer.parameters())
-                }
-            )
-            raise InvalidInput(
-                f"network.trained.{i}", f"the name of a layer (such as {names})", repr(pattern)
-            )
+            known = [name for name, layer in there.items() if any(True for _ in layer.parameters())]
+            expected = f"the name of a layer (such as {_listed(known)})"
+            raise InvalidInput(f"network.trained.{i}", expected, repr(pattern))
         kept.update(named)
     frozen = []
     for name, layer in [("", module), *there.items()]:
-        if any(_is_within(name, outer) for outer in kept):
-            continue
-        for parameter in layer.parameters(recurse=False):
-            parameter.requires_grad_(False)
-        frozen.append(layer)
+        if not any(is_within(name, outer) for outer in kept):
+            frozen.append(layer)
+            for parameter in layer.parameters(recurse=False):
+                parameter.requires_grad_(False)
     return frozen
 
 
-def _is_within(name: str, outer: str) -> bool:
-    return name == outer or name.startswith(f"{outer}.")
-
-
-def _listed(layers: dict[str, nn.Module]) -> str:
+def _listed(layers: Iterable[str]) -> str:
     names = list(layers)
-    if not names:
-        return "none"
-    return ", ".join(names[:SHOWN]) + (
-        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    )
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more if names else "none"

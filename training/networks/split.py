@@ -18,6 +18,7 @@ from jaxtyping import Num
 from torch import Tensor, fx, nn
 
 from model_store.errors import DubitoError, one_line
+from training.networks.selection import is_within
 
 TRIED_ROWS = (2, 3)  # rows that the module is run on, to see which values grow with them
 
@@ -98,31 +99,23 @@ def split(
     in_head: set[fx.Node] = set()
     for node in graph.nodes:
         needs = set(node.all_input_nodes)
-        is_kept = node.op == "call_module" and any(
-            _is_within(name, str(node.target)) for name in stays
+        stays_here = node.op == "call_module" and any(
+            is_within(name, str(node.target)) for name in stays
         )
-        if node.op == "output" or is_kept or needs & in_head:
+        if node.op == "output" or stays_here or needs & in_head:
             in_head.add(node)
         elif needs & of_x:
             of_x.add(node)
-    cut = [
-        node for node in graph.nodes if node in of_x and any(user in in_head for user in node.users)
-    ]
-    before = {node for node in of_x if node not in in_head}
+    cut = [node for node in graph.nodes if node in of_x and in_head.intersection(node.users)]
+    before = of_x - in_head
     if not any(_has_weights(module, node) for node in before):
         return None
-    values = _looked_at(traced, cut, examples)
+    values = dict(zip(cut, _values_at(traced, cut, examples), strict=True))
     if placeholder in cut:
         raise NotSplit("the layers that are drawn or trained also take the row itself")
-    encoder = _encoder(
-        traced, before, [node for node, value in zip(cut, values, strict=True) if value.size]
-    )
-    head = _head(traced, in_head, dict(zip(cut, values, strict=True)))
-    return SplitNetwork(encoder.eval(), head, sum(value.size for value in values))
-
-
-def _is_within(name: str, outer: str) -> bool:
-    return name == outer or name.startswith(f"{outer}.")
+    encoder = _encoder(traced, before, [node for node, value in values.items() if value.size])
+    width = sum(value.size for value in values.values())
+    return SplitNetwork(encoder.eval(), _head(traced, in_head, values), width)
 
 
 def _has_weights(module: nn.Module, node: fx.Node) -> bool:
@@ -131,7 +124,7 @@ def _has_weights(module: nn.Module, node: fx.Node) -> bool:
     )
 
 
-class _Looking(fx.Interpreter):
+class _Recorder(fx.Interpreter):
     """Keeps what some nodes give."""
 
     def __init__(self, module: fx.GraphModule, wanted: Collection[fx.Node]) -> None:
@@ -146,22 +139,19 @@ class _Looking(fx.Interpreter):
         return value
 
 
-def _looked_at(traced: fx.GraphModule, cut: list[fx.Node], examples: Tensor) -> list[_Value]:
+def _values_at(traced: fx.GraphModule, cut: list[fx.Node], examples: Tensor) -> list[_Value]:
     """Return what the values at the cut are, by running the module on fewer and more rows."""
     runs = []
     for rows in TRIED_ROWS:
-        looking = _Looking(traced, cut)
-        looking.run(examples[:rows])
-        runs.append(looking.found)
+        recorder = _Recorder(traced, cut)
+        recorder.run(examples[:rows])
+        runs.append(recorder.found)
     values = []
     for node in cut:
         few, more = (found[node] for found in runs)
         if isinstance(few, Tensor):
-            if (
-                few.ndim == 0
-                or (len(few), len(more)) != TRIED_ROWS
-                or few.shape[1:] != more.shape[1:]
-            ):
+            sizes = (len(few), len(more)) if few.ndim else ()
+            if sizes != TRIED_ROWS or few.shape[1:] != more.shape[1:]:
                 raise NotSplit(f"what comes of {node.name} is no row of numbers for each row")
             if few.is_complex():
                 raise NotSplit(f"what comes of {node.name} are complex numbers")
@@ -176,13 +166,11 @@ def _looked_at(traced: fx.GraphModule, cut: list[fx.Node], examples: Tensor) -> 
 
 
 def _encoder(traced: fx.GraphModule, before: set[fx.Node], given: list[fx.Node]) -> nn.Module:
-    """Return the module from rows to the values at the cut, side by side."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in traced.graph.nodes:
-        if (
-            node in before or not node.all_input_nodes
-        ):  # of the row, or of nothing: weights and constants
+        # of the row, or of nothing: weights and constants
+        if node in before or not node.all_input_nodes:
             copies[node] = graph.node_copy(node, lambda of: copies[of])
     rows = [
         graph.call_method("to", (graph.call_method("flatten", (copies[node], 1)), torch.float32))
@@ -201,24 +189,20 @@ def _head(
     copies: dict[fx.Node, Any] = {}
     whole, place = sum(value.size for value in values.values()), 0
     for node, value in values.items():
-        if value.shape is not None:
-            part: fx.Node = encoded
-            if value.size < whole:
-                part = graph.call_function(
-                    operator.getitem, (encoded, (slice(None), slice(place, place + value.size)))
-                )
-                place += value.size
-            if len(value.shape) != 1:
-                part = graph.call_method("reshape", (part, (-1, *value.shape)))
-            copies[node] = (
-                part
-                if value.dtype == torch.float32
-                else graph.call_method("to", (part, value.dtype))
-            )
-        else:
-            copies[node] = (
-                graph.call_method("size", (encoded, 0)) if value.is_rows else value.constant
-            )
+        if value.shape is None:
+            rows = graph.call_method("size", (encoded, 0)) if value.is_rows else None
+            copies[node] = value.constant if rows is None else rows
+            continue
+        part: fx.Node = encoded
+        if value.size < whole:
+            columns = (slice(None), slice(place, place + value.size))
+            part = graph.call_function(operator.getitem, (encoded, columns))
+            place += value.size
+        if len(value.shape) != 1:
+            part = graph.call_method("reshape", (part, (-1, *value.shape)))
+        if value.dtype != torch.float32:
+            part = graph.call_method("to", (part, value.dtype))
+        copies[node] = part
     for node in traced.graph.nodes:
         if node in in_head or (not node.all_input_nodes and node.op != "placeholder"):
             copies[node] = graph.node_copy(node, lambda of: copies[of])
@@ -239,14 +223,17 @@ def _as_sequence(head: fx.GraphModule) -> nn.Module:
     many draws."""
     nodes = list(head.graph.nodes)
     layers = nodes[1:-1]
-    follows = all(
-        node.args == (before,) and not node.kwargs
-        for before, node in zip(nodes, layers, strict=False)
-    )
-    plain = all(node.op == "call_module" and "." not in str(node.target) for node in layers)
     targets = [str(node.target) for node in layers]
-    if not (layers and follows and plain and len(set(targets)) == len(targets)) or nodes[
-        -1
-    ].args != (layers[-1],):
+    is_sequence = (
+        bool(layers)
+        and all(
+            node.args == (before,) and not node.kwargs
+            for before, node in zip(nodes, layers, strict=False)
+        )
+        and all(node.op == "call_module" and "." not in str(node.target) for node in layers)
+        and len(set(targets)) == len(targets)
+        and nodes[-1].args == (layers[-1],)
+    )
+    if not is_sequence:
         return head
     return nn.Sequential(OrderedDict((name, head.get_submodule(name)) for name in targets))

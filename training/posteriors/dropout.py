@@ -1,17 +1,20 @@
 """Dropout: Bernoulli masks, one number a unit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from model_store.inference.noise import NOISE_ALGORITHM
 from training.networks.layers import Slot
+from training.networks.networks import Stochastic
+from training.posteriors.base import METHODS, Method, Posterior
+from training.sections import Positive, Rate, Section
 
 
-class MaskPosterior(nn.Module):
+class MaskPosterior(Posterior):
     """theta_i = 1 / keep_i where eps_i is below the keep_i-quantile of N(0, 1), else 0.
 
     Monte Carlo dropout (Gal and Ghahramani 2016); its KL is the network's weight decay. Served
@@ -19,7 +22,6 @@ class MaskPosterior(nn.Module):
     single draw.
     """
 
-    algorithm = NOISE_ALGORITHM
     keep: Tensor
     threshold: Tensor
 
@@ -27,29 +29,42 @@ class MaskPosterior(nn.Module):
         super().__init__()
         keep = torch.cat([torch.full((slot.size,), slot.keep) for slot in slots])
         self.noise_dimension = self.theta_dimension = len(keep)
-        self.max_draws: int | None = None if is_served else 1
+        self.max_draws = None if is_served else 1
         quantiles = [torch.full((slot.size,), NormalDist().inv_cdf(slot.keep)) for slot in slots]
         self.register_buffer("keep", keep)
         self.register_buffer("threshold", torch.cat(quantiles))
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise."""
         return self._masks(eps) if self.max_draws is None else torch.ones_like(eps)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return masks, and 0: the KL depends on the network's weights, and is their decay."""
         return self._masks(eps), eps.new_zeros(len(eps))
 
-    def spread_parameters(self) -> list[nn.Parameter]:
-        """Return none: the width of a mask is its rate."""
-        return []
-
     def centre(self) -> Float[Tensor, "D"]:
         """Return 1, the mean."""
         return torch.ones(self.theta_dimension)
 
-    def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Do nothing: masks have no centre."""
-
     def _masks(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
         return (eps < self.threshold).to(eps.dtype) / self.keep
+
+
+class DropoutSection(Section):
+    """`[posterior]` of dropout, dropout-alpha and mle-dropout."""
+
+    rate: Rate = 0.5
+    input_rate: Rate = 0.0
+    prior_std: Positive | None = None
+
+
+DROPOUT = Method(
+    DropoutSection,
+    lambda _, network, __: MaskPosterior(network.slots),
+    lambda section: Stochastic("masks", rate=section.rate, input_rate=section.input_rate),
+    decays=True,
+)
+METHODS["dropout"] = DROPOUT
+METHODS["dropout-alpha"] = replace(DROPOUT, alpha=0.5, samples=10)
+METHODS["mle-dropout"] = replace(
+    DROPOUT, posterior=lambda _, network, __: MaskPosterior(network.slots, is_served=False)
+)

@@ -1,14 +1,20 @@
-"""Bayes by Backprop: a factorial Gaussian over weights."""
+"""Gaussians over weights: factorial (Bayes by Backprop), and matrix-variate."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model_store.inference.noise import NOISE_ALGORITHM
+from training.networks.layers import Slot
+from training.networks.networks import DrawnNetwork, Stochastic
+from training.posteriors.base import METHODS, Method, Posterior, log_normal
+from training.sections import LogStd, Positive, Section
 
 LEAST_EXPONENT = -20.0
 
@@ -21,7 +27,6 @@ class GaussianPrior:
     has_analytic_kl = True
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log density of each weight."""
         return -0.5 * (theta / self.std).square() - math.log(self.std * math.sqrt(2 * math.pi))
 
     def kl(
@@ -70,12 +75,9 @@ class ScaleMixturePrior:
         return log_q - self.log_density(theta).sum(-1)
 
 
-class GaussianPosterior(nn.Module):
+class GaussianPosterior(Posterior):
     """theta = mu + softplus(rho) eps (Blundell et al. 2015, "Weight uncertainty in neural
     networks", section 3.2)."""
-
-    algorithm = NOISE_ALGORITHM
-    max_draws: int | None = None
 
     def __init__(
         self, dimension: int, initial_log_std: float, prior: GaussianPrior | ScaleMixturePrior
@@ -84,6 +86,7 @@ class GaussianPosterior(nn.Module):
         self.noise_dimension = dimension
         self.theta_dimension = dimension
         self.prior = prior
+        self.trains_without_noise = prior.has_analytic_kl
         self.mu = nn.Parameter(torch.zeros(dimension))
         self.rho = nn.Parameter(
             torch.full((dimension,), math.log(math.expm1(math.exp(initial_log_std))))
@@ -91,11 +94,9 @@ class GaussianPosterior(nn.Module):
 
     @property
     def sigma(self) -> Float[Tensor, "D"]:
-        """The standard deviation of each weight."""
         return functional.softplus(self.rho)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise."""
         return self.mu + self.sigma * eps
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
@@ -106,38 +107,157 @@ class GaussianPosterior(nn.Module):
         return theta, self.prior.kl(theta, self.mu, sigma)
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-        """Return mean and standard deviation of each weight."""
         return self.mu, self.sigma
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
         """Return the KL of `sample`; a Gaussian prior's does not look at the noise."""
         sigma = self.sigma
-        theta = self.mu.expand(len(eps), -1) if self.has_analytic_kl else self.mu + sigma * eps
+        theta = self.mu.expand(len(eps), -1) if self.trains_without_noise else self.mu + sigma * eps
         return self.prior.kl(theta, self.mu, sigma)
-
-    @property
-    def has_analytic_kl(self) -> bool:
-        """Whether the KL is that of the distributions, and no draw's estimate."""
-        return self.prior.has_analytic_kl
 
     def spread_parameters(self) -> list[nn.Parameter]:
         """Return rho, which is nearly log sigma where that is small."""
         return [self.rho]
 
     def location(self) -> Float[Tensor, "D"]:
-        """Return the mean."""
         return self.mu
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        """Return log p(theta)."""
         return self.prior.log_density(theta).sum(-1)
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the mean."""
         return self.mu.detach().clone()
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Move the mean."""
         self.mu.copy_(theta)
+
+
+class MatrixNormalPosterior(Posterior):
+    """W = M + A^1/2 E B^1/2 for each layer, A and B diagonal (Louizos and Welling 2016, section
+    3.1).
+
+    A layer's biases are the last row of its W. The prior is MVN(0, prior_std^2 I, I).
+    """
+
+    trains_without_noise = True
+
+    def __init__(self, slots: Sequence[Slot], initial_log_std: float, prior_std: float) -> None:
+        super().__init__()
+        self.shapes = [slot.shape for slot in slots]
+        self.noise_dimension = self.theta_dimension = sum(slot.size for slot in slots)
+        self.prior_std = prior_std
+        self.means = nn.ParameterList(torch.zeros(shape) for shape in self.shapes)
+        # of standard deviations: half the logarithms of A and B
+        self.log_rows = nn.ParameterList(
+            torch.full((rows,), initial_log_std) for rows, _ in self.shapes
+        )
+        self.log_columns = nn.ParameterList(torch.zeros(columns) for _, columns in self.shapes)
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        drawn = []
+        for part, mean, log_row, log_column, shape in zip(
+            eps.split([mean.numel() for mean in self.means], dim=1),
+            self.means,
+            self.log_rows,
+            self.log_columns,
+            self.shapes,
+            strict=True,
+        ):
+            std = torch.exp(log_row)[:, None] * torch.exp(log_column)
+            drawn.append((mean + std * part.unflatten(1, shape)).flatten(1))
+        return torch.cat(drawn, dim=1)
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return draws of theta, and the KL, the same for each."""
+        return self(eps), self.kl().expand(len(eps))
+
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        pairs = zip(self.log_rows, self.log_columns, strict=True)
+        stds = [
+            (torch.exp(log_row)[:, None] * torch.exp(log_column)).flatten()
+            for log_row, log_column in pairs
+        ]
+        return self.location(), torch.cat(stds)
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return the KL, the same for each draw."""
+        return self.kl().expand(len(eps))
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return the standard deviations' logarithms: half those of A and B."""
+        return [*self.log_rows, *self.log_columns]
+
+    def location(self) -> Float[Tensor, "D"]:
+        return torch.cat([mean.flatten() for mean in self.means])
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        return log_normal(theta, self.prior_std)
+
+    def kl(self) -> Float[Tensor, ""]:
+        """Return KL(q || p) = 1/2 sum_l (tr A tr B + |M|^2) / s^2 - i o - o log |A| - i log |B| + i
+        o log s^2."""
+        total = self.means[0].new_zeros(())
+        variance = self.prior_std**2
+        for mean, log_row, log_column in zip(
+            self.means, self.log_rows, self.log_columns, strict=True
+        ):
+            rows, columns = mean.shape
+            trace = torch.exp(2 * log_row).sum() * torch.exp(2 * log_column).sum()
+            log_det = 2 * columns * log_row.sum() + 2 * rows * log_column.sum()
+            constant = mean.numel() * (torch.log(torch.tensor(variance)) - 1.0)
+            total = total + 0.5 * ((trace + mean.square().sum()) / variance - log_det + constant)
+        return total
+
+    @torch.no_grad()
+    def centre(self) -> Float[Tensor, "D"]:
+        return self.location()
+
+    @torch.no_grad()
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        parts = theta.split([mean.numel() for mean in self.means])
+        for mean, part in zip(self.means, parts, strict=True):
+            mean.copy_(part.view_as(mean))
+
+
+class GaussianSection(Section):
+    """`[posterior]` of bbb-gaussian and mvn."""
+
+    initial_log_std: LogStd = -5.0
+    prior_std: Positive = 1.0
+
+
+class MixtureSection(Section):
+    """`[posterior]` of bbb-mixture."""
+
+    initial_log_std: LogStd = -5.0
+    pi: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    std_1: Positive = 1.0
+    std_2: Positive = 0.0025
+
+
+def by_backprop(
+    section: GaussianSection | MixtureSection, network: DrawnNetwork, _: torch.Generator
+) -> GaussianPosterior:
+    """Return a posterior over a network's weights."""
+    prior: GaussianPrior | ScaleMixturePrior
+    if isinstance(section, GaussianSection):
+        prior = GaussianPrior(section.prior_std)
+    else:
+        prior = ScaleMixturePrior(section.pi, section.std_1, section.std_2)
+    return GaussianPosterior(network.theta_dimension, section.initial_log_std, prior)
+
+
+for name, kind in (("gaussian", GaussianSection), ("mixture", MixtureSection)):
+    METHODS[f"bbb-{name}"] = Method(
+        kind, by_backprop, lambda _: Stochastic("weights"), is_variational=True
+    )
+METHODS["mvn"] = Method(
+    GaussianSection,
+    lambda section, network, _: MatrixNormalPosterior(
+        network.slots, section.initial_log_std, section.prior_std
+    ),
+    lambda _: Stochastic("weights"),
+    is_variational=True,
+)

@@ -1,17 +1,24 @@
-"""Bayesian hypernetworks: an invertible flow from noise to theta."""
+"""Hypernetworks: an invertible flow from noise to theta, and layers that make their own posterior
+of their input."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
-from model_store.inference.noise import NOISE_ALGORITHM
-from training.networks.flows import Composition, ElementwiseAffine
-from training.posteriors.normal import log_normal, standard_noise
+from training.networks.flows import Composition, ElementwiseAffine, iaf, realnvp
+from training.networks.networks import DrawnNetwork, Stochastic
+from training.posteriors.base import METHODS, Method, Posterior, log_normal, standard_noise
+from training.sections import Count, LogStd, Positive, Section
 
 CENTRE_DRAWS = 500
 
 
-class HypernetworkPosterior(nn.Module):
+class HypernetworkPosterior(Posterior):
     """theta = flow(eps), log q(theta) = log N(eps; 0, I) - log |det dtheta/deps| (Krueger et al.
     2017, section 3.2).
 
@@ -20,14 +27,10 @@ class HypernetworkPosterior(nn.Module):
     directions V are; random are the subspace's coordinates, and the prior is theirs.
     """
 
-    algorithm = NOISE_ALGORITHM
-    max_draws: int | None = None
-
     def __init__(
         self, flow: Composition, dimension: int, prior_std: float, lift: "Subspace | None" = None
     ) -> None:
-        """Make a posterior of a flow over `dimension` numbers: theta's, or those of the lift's
-        subspace."""
+        """Take a flow over `dimension` numbers: theta's, or those of the lift's subspace."""
         super().__init__()
         self.flow = flow
         self.lift = lift
@@ -36,7 +39,6 @@ class HypernetworkPosterior(nn.Module):
         self.prior_std = prior_std
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise."""
         z = self.flow(eps)[0]
         return z if self.lift is None else self.lift(z)
 
@@ -85,5 +87,103 @@ class Subspace(nn.Module):
         self.directions = nn.Parameter(torch.randn(coordinates, dimension, generator=generator))
 
     def forward(self, z: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return the points of these coordinates."""
         return self.centre + z @ self.directions
+
+
+class FlowSection(Section):
+    """`[posterior]` of bhn-realnvp: the flow from noise to the primary network's scales."""
+
+    couplings: Annotated[int, Field(ge=0)] = 4
+    hidden: Count = 200
+    initial_log_std: LogStd = -7.0
+    prior_std: Positive = 1.0
+
+
+class IAFSection(FlowSection):
+    """`[posterior]` of bhn-iaf."""
+
+    noise_dimension: Count | None = None
+
+
+class WeightFlowSection(IAFSection):
+    """`[posterior]` of bhn-weights: a flow over every weight."""
+
+    flow: Literal["realnvp", "iaf"] = "realnvp"
+
+
+def hypernetwork(
+    flow: Callable[..., Composition],
+    section: FlowSection,
+    network: DrawnNetwork,
+    generator: torch.Generator,
+) -> HypernetworkPosterior:
+    """Return a posterior over a network's theta."""
+    dimension = network.theta_dimension
+    inner = section.noise_dimension if isinstance(section, IAFSection) else None
+    lift = None if inner is None else Subspace(inner, dimension, generator)
+    made = flow(
+        inner or dimension, section.couplings, section.hidden, section.initial_log_std, generator
+    )
+    return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift)
+
+
+def weight_hypernetwork(
+    section: WeightFlowSection, network: DrawnNetwork, generator: torch.Generator
+) -> HypernetworkPosterior:
+    """Return a posterior over every weight, by the flow that the section names."""
+    return hypernetwork(realnvp if section.flow == "realnvp" else iaf, section, network, generator)
+
+
+for name, kind, flow in (("realnvp", FlowSection, realnvp), ("iaf", IAFSection, iaf)):
+    METHODS[f"bhn-{name}"] = Method(
+        kind,
+        partial(hypernetwork, flow),
+        lambda _: Stochastic("scales"),
+        is_variational=True,
+        has_integers=True,
+        groups_rows=True,
+    )
+METHODS["bhn-weights"] = Method(
+    WeightFlowSection, weight_hypernetwork, lambda _: Stochastic("weights"), is_variational=True
+)
+
+
+class NoisePosterior(Posterior):
+    """theta = eps, the E of every layer's M + A^1/2 E B^1/2: M, A, B and the KL come from the
+    network's layers."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.noise_dimension = self.theta_dimension = dimension
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        return eps * 1.0  # a graph needs an operator between its input and its output
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return the noise, and 0: the KL depends on the input."""
+        return eps, eps.new_zeros(len(eps))
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return 0, the mean."""
+        return torch.zeros(self.theta_dimension)
+
+
+class HypernetSection(Section):
+    """`[posterior]` of variational-hypernet."""
+
+    hidden: Count = 50
+    mean: Literal["vector-scaling", "naive"] = "vector-scaling"
+    initial_log_std: LogStd = -4.0
+
+
+METHODS["variational-hypernet"] = Method(
+    HypernetSection,
+    lambda _, network, __: NoisePosterior(network.theta_dimension),
+    lambda section: Stochastic(
+        "hypernet",
+        hidden=section.hidden,
+        vector_scaling=section.mean == "vector-scaling",
+        initial_log_std=section.initial_log_std,
+    ),
+    is_variational=True,
+)

@@ -8,17 +8,21 @@ backpropagation networks"; Daxberger et al. 2021, "Laplace redux"). Training mov
 and each layer.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float64
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from model_store.inference.noise import NOISE_ALGORITHM
-from training.networks.layers import Slot
+from training.networks.layers import Slot, WeightLayer
+from training.networks.networks import DrawnNetwork, Stochastic
+from training.posteriors.base import METHODS, Method, Posterior
+from training.sections import Section
 
 Structure = Literal["full", "kronecker", "diagonal"]
 MOST_FULL = (
@@ -50,11 +54,9 @@ class Diagonal(nn.Module):
         self.register_buffer("std", torch.zeros(slot.shape))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        """Return deviations, given noise."""
         return self.std.flatten() * eps
 
     def widen(self, eigen: Eigen, precision: float) -> None:
-        """Take the covariance (H + precision I)^-1."""
         self.std.copy_(eigen.std(precision))
 
 
@@ -68,11 +70,9 @@ class Full(nn.Module):
         self.register_buffer("root", torch.zeros(slot.size, slot.size))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        """Return deviations, given noise."""
         return eps @ self.root
 
     def widen(self, eigen: Eigen, precision: float) -> None:
-        """Take the covariance (H + precision I)^-1."""
         (vectors,) = eigen.vectors
         self.root.copy_(eigen.std(precision)[:, None] * vectors.T)
 
@@ -101,7 +101,6 @@ class Kronecker(nn.Module):
         self.register_buffer("std", torch.zeros(slot.shape))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        """Return deviations, given noise."""
         scaled = eps.unflatten(1, self.shape) * self.std
         if self.groups == 1:
             return _times(
@@ -114,22 +113,20 @@ class Kronecker(nn.Module):
         return rotated.flatten(1, 2).mT.flatten(1)
 
     def widen(self, eigen: Eigen, precision: float) -> None:
-        """Take the covariance (H + precision I)^-1."""
         of_inputs, of_outputs = eigen.vectors
         self.of_inputs.copy_(of_inputs.mT)
         self.of_outputs.copy_(of_outputs.mT)
         self.std.copy_(eigen.std(precision))
 
 
-class LaplacePosterior(nn.Module):
+class LaplacePosterior(Posterior):
     """theta = mean + spread(eps); before the curvature is known, every draw is the mean.
 
     While the mean is fitted, its KL is -log p(mean), up to a constant: the loss is then that of the
     maximum a posteriori, or of maximum likelihood where the prior is chosen after it.
     """
 
-    algorithm = NOISE_ALGORITHM
-    max_draws: int | None = None
+    trains_without_noise = True
 
     def __init__(
         self,
@@ -157,7 +154,6 @@ class LaplacePosterior(nn.Module):
         self.spreads = nn.ModuleList(made)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        """Return one draw of theta for each row of noise."""
         parts = eps.split(self.sizes, dim=1)
         return self.mean + torch.cat(
             [spread(part) for spread, part in zip(self.spreads, parts, strict=True)], dim=1
@@ -180,18 +176,12 @@ class LaplacePosterior(nn.Module):
             assert isinstance(spread, Diagonal | Full | Kronecker)
             spread.widen(eigen, precision)
 
-    def spread_parameters(self) -> list[nn.Parameter]:
-        """Return none: the curvature says how wide draws are."""
-        return []
-
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the mean."""
         return self.mean.detach().clone()
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Move the mean."""
         self.mean.copy_(theta)
 
 
@@ -213,3 +203,49 @@ def _check_full(slots: Sequence[Slot]) -> None:
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
     """Return rows times eigenvectors: a lone one is 1 or -1, which is all the same to noise."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix
+
+
+class LaplaceSection(Section):
+    """`[posterior]` of laplace."""
+
+    structure: Structure = "kronecker"
+    prior_std: float | Literal["marginal-likelihood", "held-out"] = "marginal-likelihood"
+
+    @field_validator("prior_std", mode="before")
+    @classmethod
+    def _is_a_number_or_says_how(cls, value: Any) -> Any:
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        if value in ("marginal-likelihood", "held-out") or (is_number and 0 < value < math.inf):
+            return value
+        raise ValueError("a number above 0, 'marginal-likelihood' or 'held-out'")
+
+
+def laplace(section: LaplaceSection, network: DrawnNetwork, _: torch.Generator) -> LaplacePosterior:
+    """Return the posterior of a network's drawn layers.
+
+    Raises:
+        InvalidInput: if a full covariance is wanted of other layers than the one whose values are
+            the outputs, or of one that is too large.
+    """
+    names = [slot.name for slot in network.slots]
+    if section.structure == "full" and names != [network.output_layer]:
+        expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
+        raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
+    groups = {
+        layer.place.slot.name: layer.groups
+        for layer in network.modules()
+        if isinstance(layer, WeightLayer)
+    }
+    prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
+    return LaplacePosterior(
+        network.slots, [groups[name] for name in names], section.structure, prior_std
+    )
+
+
+METHODS["laplace"] = Method(
+    LaplaceSection,
+    laplace,
+    lambda _: Stochastic("weights"),
+    draws_last_layer=True,
+    is_fitted_after=True,
+)

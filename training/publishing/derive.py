@@ -21,8 +21,8 @@ from training.data.targets import transformed
 from training.export.graphs import runtime_of
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
-from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
 from training.provenance import Provenance, Pruning, Recalibration
+from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft

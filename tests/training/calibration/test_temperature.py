@@ -21,9 +21,9 @@ from training.data import Rows
 from training.export.graphs import export
 from training.export.quantise import quantise_network
 from training.export.served import served_network
+from training.model import initialise
 from training.networks.flows import realnvp
 from training.networks.likelihoods import Categorical, Gaussian
-from training.networks.model import initialise
 
 ROWS = 20_000
 

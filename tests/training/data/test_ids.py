@@ -345,7 +345,7 @@ def test_what_does_not_go_with_ids_ends_a_fit_before_it_begins(tmp_path, capsys,
 
 def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
     from tests.support.recipes import recipe_with
-    from training.networks.model import build
+    from training.model import build
 
     kept = []
 

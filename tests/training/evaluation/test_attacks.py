@@ -16,9 +16,9 @@ from training.evaluation.attacks import (
     towards,
 )
 from training.export.served import served_network
+from training.model import BayesianModel
 from training.networks.flows import realnvp
 from training.networks.likelihoods import Categorical
-from training.networks.model import BayesianModel
 from training.networks.networks import MemberNetwork
 from training.posteriors.members import MemberPosterior
 

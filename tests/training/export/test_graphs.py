@@ -13,8 +13,8 @@ from tests.support.models import scale_model
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.export.served import fold, served_network
+from training.model import initialise
 from training.networks.flows import iaf, realnvp
-from training.networks.model import initialise
 
 SIZES = (6, 9, 7, 3)
 RANDOM_OPS = {

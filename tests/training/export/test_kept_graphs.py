@@ -10,8 +10,8 @@ from training.export import kept_graphs
 from training.export.graphs import WrittenOut, export, graph_of
 from training.export.kept_graphs import folder, structure
 from training.export.served import served_network
-from training.networks.model import build, initialise
-from training.recipe import POSTERIORS
+from training.model import build, initialise
+from training.posteriors import METHODS
 
 pytestmark = pytest.mark.usefixtures("fits")
 ROWS = {"x": {0: torch.export.Dim("rows")}}
@@ -43,8 +43,7 @@ def graphs_of(method: str, seed: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in POSTERIORS],
+    "method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
 def test_a_kept_graph_with_other_weights_has_the_bytes_of_a_new_one(method, monkeypatch):
     first = graphs_of(method, 0)

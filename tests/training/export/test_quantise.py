@@ -15,8 +15,8 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fold, served_network
+from training.model import initialise
 from training.networks.flows import realnvp
-from training.networks.model import initialise
 
 INPUTS, HIDDEN = 30, 96
 DIMENSION = 3 * HIDDEN + 10

@@ -10,8 +10,8 @@ from torch.nn import functional
 from tests.support.recipes import recipe_with
 from training.fitting import curvature as module_of_it
 from training.fitting.curvature import OutputHessian, curvature, output_hessian
+from training.model import build, initialise
 from training.networks.layers import initial_weights
-from training.networks.model import build, initialise
 
 ROWS, CLASSES = 7, 4
 

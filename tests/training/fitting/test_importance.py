@@ -10,8 +10,8 @@ from scipy.stats import genpareto
 from tests.support.linear_gaussian import Problem, at_exact_posterior, exact, recipe
 from training.fitting import convergence
 from training.fitting.convergence import log_ratios, pareto_k, pareto_shape
-from training.networks.model import build
-from training.recipe import PointSection
+from training.model import build
+from training.posteriors.members import PointSection
 
 DRAWS = 4000
 

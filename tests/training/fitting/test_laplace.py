@@ -20,7 +20,7 @@ from training.fitting.laplace import (
     predict_rows,
 )
 from training.fitting.run import Run, run_provenance
-from training.networks.model import build, initialise, split_network
+from training.model import build, initialise, split_network
 from training.posteriors import noise
 from training.posteriors.laplace import Eigen
 from training.recipe import Recipe, validate

@@ -18,9 +18,8 @@ from training.__main__ import main
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
 from training.fitting.warm_start import carry_over, check_compatible
-from training.networks.model import build, initialise
-from training.posteriors import noise
-from training.recipe import POSTERIORS
+from training.model import build, initialise
+from training.posteriors import METHODS, noise
 from training.versions import Parent, open_parent
 
 SHAPE, OLD, NEW = (6,), 3, 5
@@ -54,7 +53,7 @@ def fitted_like(settings, classes=OLD):
     return model, x
 
 
-@pytest.mark.parametrize("method", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
 def test_with_the_same_classes_all_is_carried_over(method):
     old, _ = fitted_like(recipe(method))
     new = build(recipe(method).model_copy(update={"seed": 1}), SHAPE, OLD)
@@ -67,7 +66,7 @@ def test_with_the_same_classes_all_is_carried_over(method):
     assert all(torch.equal(tensor, state[name]) for name, tensor in new.state_dict().items())
 
 
-@pytest.mark.parametrize("method", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
 @torch.no_grad()
 def test_with_more_classes_the_old_ones_keep_their_outputs(method):
     old, x = fitted_like(recipe(method))
@@ -305,7 +304,7 @@ def of_mle(parent):
 
 
 @pytest.mark.parametrize(
-    "method", [method for method in POSTERIORS if method not in ("mle", "ensemble")]
+    "method", [method for method in METHODS if method not in ("mle", "ensemble")]
 )
 def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
     of_mle, tmp_path, method

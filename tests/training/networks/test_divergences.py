@@ -17,11 +17,15 @@ from torch.distributions import (
 from training.networks.flows import iaf, realnvp
 from training.networks.layers import Slot
 from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.posteriors.base import standard_noise
 from training.posteriors.dropout import MaskPosterior
-from training.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.posteriors.gaussian import (
+    GaussianPosterior,
+    GaussianPrior,
+    MatrixNormalPosterior,
+    ScaleMixturePrior,
+)
 from training.posteriors.hypernetwork import HypernetworkPosterior, Subspace
-from training.posteriors.matrix_normal import MatrixNormalPosterior
-from training.posteriors.normal import standard_noise
 
 PRIOR_STD, NOISE_STD = 1.5, 0.7
 

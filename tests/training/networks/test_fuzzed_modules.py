@@ -10,9 +10,9 @@ import torch
 from model_store.errors import InvalidInput
 from tests.support.modules import CLASSES, random_module
 from tests.support.recipes import content_with
+from training import model as models
 from training.export.graphs import check_exports
-from training.networks import model as models
-from training.networks.model import build, initialise
+from training.model import build, initialise
 from training.posteriors import noise
 from training.recipe import Recipe
 

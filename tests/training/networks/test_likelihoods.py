@@ -15,8 +15,8 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.steps import alpha_objective
+from training.model import build, initialise
 from training.networks.likelihoods import Gaussian, crps
-from training.networks.model import build, initialise
 from training.posteriors import noise
 from training.recipe import Recipe
 

@@ -13,9 +13,9 @@ from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, 
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
 from training.fitting.steps import alpha_objective
-from training.networks.model import build, initialise
-from training.posteriors import noise
-from training.recipe import POSTERIORS, LaplaceSection
+from training.model import build, initialise
+from training.posteriors import METHODS, noise
+from training.posteriors.laplace import LaplaceSection
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {
@@ -31,7 +31,7 @@ STRUCTURES = {
 }
 LIKE_ANOTHER = ("dropout-alpha", "mle-dropout", "bbb-mixture")  # to who serves them
 CASES = [
-    *((method, "mlp") for method in POSTERIORS if method not in LIKE_ANOTHER),
+    *((method, "mlp") for method in METHODS if method not in LIKE_ANOTHER),
     *(("dropout", "residuals"), ("bhn-iaf", "skips"), ("laplace-diagonal", "groups")),
 ]
 MORE_CASES = [

@@ -7,8 +7,8 @@ import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
 from training.networks.flows import iaf, realnvp
+from training.posteriors.base import log_normal, standard_noise
 from training.posteriors.hypernetwork import HypernetworkPosterior
-from training.posteriors.normal import log_normal, standard_noise
 
 
 def posterior(flow, dimension, couplings, prior_std=1.0, log_scale=-0.5, seed=0):

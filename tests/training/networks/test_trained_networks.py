@@ -14,13 +14,13 @@ from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
 from training.data import Dataset, Rows
 from training.fit import check_pixels
+from training.model import build, initialise
 from training.networks.layers import ScaledLayer
 from training.networks.likelihoods import Categorical, Gaussian
-from training.networks.model import build, initialise
 from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
 from training.networks.selection import drawn_layers, freeze
-from training.posteriors import noise
-from training.recipe import POSTERIORS, Recipe
+from training.posteriors import METHODS, noise
+from training.recipe import Recipe
 
 SHAPE, CLASSES = (2, 6, 6), 3
 FACTORY = {"factory": f"{__name__}:trained"}
@@ -67,7 +67,7 @@ def rows():
     return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("method", POSTERIORS)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
     network = DENSE if method == "variational-hypernet" else FACTORY
     recipe = recipe_with(method=method, network={**network, "start": "trained"})

@@ -12,13 +12,13 @@ from torch.nn import functional
 from model_store.errors import InvalidInput
 from model_store.inference.runtime import GraphError
 from tests.support.recipes import content_with
+from training import model as models
 from training.export import graphs
 from training.export.graphs import check_exports
-from training.networks import model as models
+from training.model import BayesianModel, build
 from training.networks.architectures import from_factory, gal_cnn, papers_cnn
 from training.networks.layers import WeightLayer, grouped_matmul, initial_weights, patches
 from training.networks.likelihoods import Categorical
-from training.networks.model import BayesianModel, build
 from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
 from training.posteriors import noise
 from training.posteriors.dropout import MaskPosterior

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.networks.weight_norm import product_and_norm
+from training.networks.layers import product_and_norm
 
 
 def inputs(*batch):

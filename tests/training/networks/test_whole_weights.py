@@ -13,7 +13,7 @@ from training.data import Rows
 from training.detectors import fitting
 from training.export.graphs import export, runtime_of
 from training.export.served import served_network
-from training.networks.model import build, initialise
+from training.model import build, initialise
 from training.recipe import Recipe
 from training.scoring import FEWEST_SHARING, draw_seed, rows_per_draw_set, served_scores
 

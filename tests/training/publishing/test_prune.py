@@ -18,9 +18,9 @@ from training.__main__ import main
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, parity, runtime_of
 from training.export.served import served_network
-from training.networks.model import build, initialise
-from training.networks.pruning import is_weight, prune, signal_to_noise, strongest
+from training.model import build, initialise
 from training.posteriors import noise
+from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.versions import open_parent
 
 SHAPE, CLASSES, ROWS = (5, 6), 4, 12

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
+from training.model import BayesianModel
 from training.networks.layers import WeightLayer
-from training.networks.model import BayesianModel
 from training.networks.networks import DrawnNetwork
 from training.posteriors.gaussian import GaussianPosterior
 
@@ -31,7 +31,6 @@ class InputUnits(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch J"]:
-        """Return the numbers of these places."""
         return x.index_select(-1, self.index)
 
 
@@ -50,7 +49,6 @@ def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
 
 
 def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
-    """Return which numbers of theta are weights; the others are biases."""
     parts = []
     for layer in _layers(model):
         part = torch.ones(layer.place.slot.shape, dtype=torch.bool)
@@ -122,7 +120,6 @@ def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
 
 
 def _layers(model: BayesianModel) -> list[WeightLayer]:
-    """Return the layers whose weights are drawn, in theta's order."""
     by_slot = {
         part.place.slot.name: part for part in model.modules() if isinstance(part, WeightLayer)
     }

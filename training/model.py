@@ -2,7 +2,8 @@
 outputs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,53 +12,24 @@ from torch import Tensor, nn
 
 from model_store.errors import InvalidInput, one_line
 from training.networks.architectures import (
+    ARCHITECTURES,
     channels_first,
     from_factory,
-    gal_cnn,
     load_weights,
     mlp,
-    papers_cnn,
 )
-from training.networks.flows import Composition, iaf, realnvp
-from training.networks.layers import WeightLayer
 from training.networks.likelihoods import Categorical, Gaussian, Likelihood
-from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic, noise_rows
+from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
 from training.networks.probes import DROPOUTS, ROWS, check_ids, check_width, last_layer
 from training.networks.selection import DRAWABLE, drawn_layers, freeze, is_named
 from training.networks.split import NotSplit, SplitNetwork, split
 from training.posteriors import FactorialGaussian, Posterior
-from training.posteriors.dropout import MaskPosterior
-from training.posteriors.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
-from training.posteriors.hypernet_noise import NoisePosterior
-from training.posteriors.hypernetwork import HypernetworkPosterior, Subspace
-from training.posteriors.laplace import LaplacePosterior
-from training.posteriors.matrix_normal import MatrixNormalPosterior
-from training.posteriors.members import MemberPosterior
-from training.recipe import (
-    DropoutSection,
-    EnsembleSection,
-    FlowSection,
-    GaussianSection,
-    HypernetSection,
-    IAFSection,
-    LaplaceSection,
-    MixtureSection,
-    NetworkSection,
-    PointSection,
-    Recipe,
-    WeightFlowSection,
-)
+from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
 
 Network = DrawnNetwork | MemberNetwork
 # rows x draws of a prediction at a time: of the papers' CNN one activation of them takes 134 MB
 CHUNK_ROWS = 512
-FLOWS: dict[str, Callable[..., Composition]] = {
-    "bhn-realnvp": realnvp,
-    "bhn-iaf": iaf,
-    "realnvp": realnvp,
-    "iaf": iaf,
-}
 
 
 class BayesianModel(nn.Module):
@@ -70,8 +42,6 @@ class BayesianModel(nn.Module):
         likelihood: Likelihood,
         decay_prior_std: float | None = None,
     ) -> None:
-        """Make a model; `decay_prior_std` is that of the prior on weights that are not drawn, if
-        they have one."""
         super().__init__()
         self.network = network
         self.posterior = posterior
@@ -152,121 +122,84 @@ def build(
     generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        return _built(
-            recipe,
-            tuple(shape),
-            likelihood(recipe, classes),
-            rows,
-            generator,
-            encoded,
-            weights,
-            largest_id,
-        )
+        start = _Start(rows, encoded, weights, largest_id)
+        return _build(recipe, tuple(shape), likelihood(recipe, classes), start, generator)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
-    """Return the likelihood that goes with a recipe's task."""
     if recipe.task == "regression":
         return Gaussian(recipe.noise, recipe.network.is_trained)
     return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 
-def _built(
+@dataclass(frozen=True)
+class _Start:
+    """Where a network begins: see `build`."""
+
+    rows: Num[Tensor, "R I"] | None
+    encoded: int | None
+    weights: Mapping[str, Tensor] | None
+    largest_id: int | None
+
+
+def _build(
     recipe: Recipe,
-    shape: tuple[int, ...],
+    data_shape: tuple[int, ...],
     likelihood: Likelihood,
-    rows: Num[Tensor, "R I"] | None,
+    start: _Start,
     generator: torch.Generator,
-    encoded: int | None,
-    weights: Mapping[str, Tensor] | None,
-    largest_id: int | None,
 ) -> BayesianModel:
-    section, wanted = recipe.posterior, recipe.network
-    data_shape = shape
-    if encoded is not None:
-        shape = (encoded,)
-    takes_ids = recipe.data.takes_ids and encoded is None
+    wanted, method = recipe.network, recipe.approximation
+    shape = data_shape if start.encoded is None else (start.encoded,)
+    takes_ids = recipe.data.takes_ids and start.encoded is None
     row_shape = (math.prod(shape),) if wanted.hidden is not None else _shape_taken(shape, takes_ids)
-    inputs = (
-        standardisation(wanted, row_shape) if encoded is None else (torch.zeros(()), torch.ones(()))
-    )
-    examples = _examples(wanted, row_shape, inputs, rows)
+    inputs = torch.zeros(()), torch.ones(())
+    if start.encoded is None:
+        inputs = standardisation(wanted, row_shape)
+    examples = _examples(wanted, row_shape, inputs, start.rows)
     examples = examples.long() if takes_ids else examples
 
     def make() -> nn.Module:
         if wanted.encoder == "frozen":
-            head = _head(recipe, data_shape, likelihood, rows is not None and weights is None)
-            return head if weights is None else _with_weights(head, weights)
+            begins = start.rows is not None and start.weights is None
+            head = _head(recipe, data_shape, likelihood, begins)
+            return head if start.weights is None else _with_weights(head, start.weights)
         made = module(wanted, row_shape, likelihood.outputs)
-        if weights is not None:
-            _with_weights(made, weights)
-        elif wanted.weights is not None and rows is not None:
+        if start.weights is not None:
+            _with_weights(made, start.weights)
+        elif wanted.weights is not None and start.rows is not None:
             load_weights(made, Path(wanted.weights))
-        if largest_id is not None:
-            check_ids(made, row_shape, largest_id)
+        if start.largest_id is not None:
+            check_ids(made, row_shape, start.largest_id)
         if wanted.factory is not None:
             check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
         return made
 
-    def drawing(stochastic: Stochastic, made: nn.Module | None = None) -> DrawnNetwork:
-        is_trained = wanted.is_trained or weights is not None
-        module = make() if made is None else made
-        network = DrawnNetwork(module, stochastic, row_shape, wanted.trained, examples, is_trained)
-        network.mean, network.std = inputs
-        return network
-
-    layers = wanted.bayesian
-    if isinstance(section, PointSection):
-        if layers is not None:
-            raise InvalidInput(
-                "network.bayesian", f"none for method {recipe.method}, which draws no layer", "some"
-            )
-        members = section.members if isinstance(section, EnsembleSection) else 1
-        network = MemberNetwork(
-            [make() for _ in range(members)], row_shape, wanted.trained, examples
-        )
-        network.mean, network.std = inputs
-        return BayesianModel(network, MemberPosterior(members), likelihood, section.prior_std)
-    posterior: Posterior
-    decay = None
-    if isinstance(section, FlowSection):
-        drawn = drawing(
-            Stochastic("weights" if recipe.method == "bhn-weights" else "scales", layers)
-        )
-        posterior = _hypernetwork(recipe.method, section, drawn.theta_dimension, generator)
-    elif isinstance(section, GaussianSection | MixtureSection):
-        drawn = drawing(Stochastic("weights", layers))
-        if isinstance(section, MixtureSection):
-            prior = ScaleMixturePrior(section.pi, section.std_1, section.std_2)
-            posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, prior)
-        elif recipe.method == "mvn":
-            posterior = MatrixNormalPosterior(
-                drawn.slots, section.initial_log_std, section.prior_std
-            )
-        else:
-            gaussian = GaussianPrior(section.prior_std)
-            posterior = GaussianPosterior(drawn.theta_dimension, section.initial_log_std, gaussian)
-    elif isinstance(section, LaplaceSection):
-        made = make()
-        last, gives_outputs = last_layer(made, examples)
-        drawn = drawing(Stochastic("weights", _patterns(recipe, made, examples)), made)
-        posterior = _laplace(section, drawn, last if gives_outputs else None)
-    elif isinstance(section, DropoutSection):
-        drawn = drawing(Stochastic("masks", layers, section.rate, section.input_rate))
-        posterior = MaskPosterior(drawn.slots, is_served=recipe.method != "mle-dropout")
-        decay = section.prior_std
+    network: Network
+    if method.stochastic is None:
+        if wanted.bayesian is not None:
+            expected = f"none for method {recipe.method}, which draws no layer"
+            raise InvalidInput("network.bayesian", expected, "some")
+        members = [make() for _ in range(getattr(recipe.posterior, "members", 1))]
+        network = MemberNetwork(members, row_shape, wanted.trained, examples)
     else:
-        assert isinstance(section, HypernetSection)
-        stochastic = Stochastic(
-            "hypernet",
-            layers,
-            hidden=section.hidden,
-            vector_scaling=section.mean == "vector-scaling",
-            initial_log_std=section.initial_log_std,
+        made = make()
+        stochastic = replace(
+            method.stochastic(recipe.posterior), layers=_patterns(recipe, made, examples)
         )
-        drawn = drawing(stochastic)
-        posterior = NoisePosterior(drawn.theta_dimension)
-    return BayesianModel(drawn, posterior, likelihood, decay)
+        is_trained = wanted.is_trained or start.weights is not None
+        output_layer = _output_layer(made, examples) if method.draws_last_layer else None
+        network = DrawnNetwork(made, stochastic, row_shape, wanted.trained, examples, is_trained)
+        network.output_layer = output_layer
+    network.mean, network.std = inputs
+    posterior = method.posterior(recipe.posterior, network, generator)
+    decay = recipe.posterior.prior_std if method.decays else None  # type: ignore[attr-defined]
+    return BayesianModel(network, posterior, likelihood, decay)
+
+
+def _output_layer(made: nn.Module, examples: Num[Tensor, "R ..."]) -> str | None:
+    last, gives_outputs = last_layer(made, examples)
+    return last if gives_outputs else None
 
 
 def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -285,8 +218,6 @@ def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _shape_taken(shape: tuple[int, ...], takes_ids: bool) -> tuple[int, ...]:
-    """Return the shape in which a module takes rows: pictures have a channel, ids are as they
-    are."""
     return shape if takes_ids else channels_first(shape)
 
 
@@ -319,11 +250,8 @@ def _patterns(
     """Return the patterns of the layers that are drawn: those that are named, of laplace else the
     last that runs."""
     layers = recipe.network.bayesian
-    if (
-        layers is not None
-        or not isinstance(recipe.posterior, LaplaceSection)
-        or isinstance(made, DRAWABLE)
-    ):
+    is_default = layers is None and recipe.approximation.draws_last_layer
+    if not is_default or isinstance(made, DRAWABLE):
         return layers
     name, _ = last_layer(made, examples)
     return None if name is None else [name]
@@ -331,18 +259,14 @@ def _patterns(
 
 def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
     """Return the names of the layers that are drawn, masked or trained."""
-    section, layers = recipe.posterior, _patterns(recipe, made, examples)
-    names = [] if isinstance(section, PointSection) else list(drawn_layers(made, layers))
-    drops = isinstance(section, DropoutSection)
-    own = (
-        [
-            n
-            for n, layer in made.named_modules()
-            if isinstance(layer, DROPOUTS) and is_named(n, layers)
-        ]
-        if drops
-        else []
-    )
+    layers, stochastic = _patterns(recipe, made, examples), recipe.approximation.stochastic
+    names = [] if stochastic is None else list(drawn_layers(made, layers))
+    has_masks = stochastic is not None and stochastic(recipe.posterior).drawn == "masks"
+    own = [
+        name
+        for name, layer in made.named_modules()
+        if has_masks and isinstance(layer, DROPOUTS) and is_named(name, layers)
+    ]
     freeze(made, recipe.network.trained, names)
     trained = [
         n
@@ -355,11 +279,6 @@ def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) ->
 def _head(
     recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, with_weights: bool
 ) -> nn.Module:
-    """Return what of a network comes after its encoder.
-
-    Raises:
-        InvalidInput: if the network is not cut any more where it was.
-    """
     try:
         classes = likelihood.outputs if recipe.task == "classification" else 0
         parts = split_network(recipe, shape, classes, with_weights)
@@ -374,49 +293,12 @@ def _head(
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Return the module that a recipe names, for rows of a shape."""
     if section.hidden is not None:
         return mlp(math.prod(shape), section.hidden, outputs)
     if section.factory is not None:
         return from_factory(section.factory, shape, outputs)
-    return (papers_cnn if section.kind == "papers-cnn" else gal_cnn)(shape, outputs)
-
-
-def _laplace(
-    section: LaplaceSection, drawn: DrawnNetwork, output_layer: str | None
-) -> LaplacePosterior:
-    """Return the posterior of a network's drawn layers; `output_layer` is one whose values are the
-    outputs.
-
-    Raises:
-        InvalidInput: if a full covariance is wanted of other layers than that, or of one that is
-            too large.
-    """
-    names = [slot.name for slot in drawn.slots]
-    if section.structure == "full" and names != [output_layer]:
-        expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
-        raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
-    of_layers = {
-        layer.place.slot.name: layer.groups
-        for layer in drawn.modules()
-        if isinstance(layer, WeightLayer)
-    }
-    prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
-    return LaplacePosterior(
-        drawn.slots, [of_layers[name] for name in names], section.structure, prior_std
-    )
-
-
-def _hypernetwork(
-    method: str, section: FlowSection, dimension: int, generator: torch.Generator
-) -> HypernetworkPosterior:
-    flow = FLOWS[section.flow if isinstance(section, WeightFlowSection) else method]
-    inner = section.noise_dimension if isinstance(section, IAFSection) else None
-    lift = None if inner is None else Subspace(inner, dimension, generator)
-    made = flow(
-        inner or dimension, section.couplings, section.hidden, section.initial_log_std, generator
-    )
-    return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift)
+    assert section.kind is not None
+    return ARCHITECTURES[section.kind](shape, outputs)
 
 
 def standardisation(section: NetworkSection, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -446,8 +328,6 @@ def _examples(
     inputs: tuple[Tensor, Tensor],
     rows: Num[Tensor, "R I"] | None,
 ) -> Float[Tensor, "S ..."]:
-    """Return rows as the network takes them: noise if they are standardised, since it then takes
-    any numbers."""
     if section.is_standardised:
         return noise_rows(shape)
     if rows is None:

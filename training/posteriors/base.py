@@ -1,0 +1,124 @@
+"""What every method gives: its name in recipes, its `[posterior]` section, and its posterior."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
+from training.networks.networks import Stochastic
+from training.sections import Section
+from training.seeds import hash_key
+
+
+class Posterior(nn.Module):
+    """An approximate posterior: theta as a function of noise, and its divergence from the prior."""
+
+    noise_dimension: int
+    theta_dimension: int
+    algorithm = NOISE_ALGORITHM  # of the noise, by its name in the manifest
+    max_draws: int | None = None  # how many different draws there are; None: without end
+    trains_without_noise = False
+
+    def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        """Return one draw of theta for each row of noise, as served."""
+        theta: Tensor = super().__call__(eps)
+        return theta
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        """Return draws of theta for training, and of each an estimate of KL(q || p), in nats,
+        unbiased on average."""
+        raise NotImplementedError
+
+    def spread_parameters(self) -> list[nn.Parameter]:
+        """Return how wide draws are, on a log scale: parameters with a learning rate of their
+        own."""
+        return []
+
+    def centre(self) -> Float[Tensor, "D"]:
+        """Return one theta that stands for all draws: their mean, or the first where they have
+        none."""
+        raise NotImplementedError
+
+    def start_at(self, theta: Float[Tensor, "D"]) -> None:
+        """Move the posterior's centre, if it has one that moves."""
+
+
+@runtime_checkable
+class FactorialGaussian(Protocol):
+    """A posterior under which weights are independent and normal: a layer's value can be drawn in
+    place of them."""
+
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
+        """Return mean and standard deviation of each weight."""
+
+    def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+        """Return what `sample` says of KL(q || p); an analytic one does not look at the noise."""
+
+
+@runtime_checkable
+class LocationScale(Protocol):
+    """A posterior with a density whose draws are a location plus a scale times something."""
+
+    def location(self) -> Float[Tensor, "D"] | None:
+        """Return what draws deviate from; none where theta is not all that is random."""
+
+    def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
+        """Return log p(theta), up to a constant."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a recipe's `method` stands for.
+
+    `posterior` makes it of the section, the network and a generator; `stochastic` says what of a
+    network is drawn, given the section. Without it whole networks are, `section.members` of them.
+    """
+
+    section: type[Section]
+    posterior: Callable[[Any, Any, torch.Generator], Posterior]
+    stochastic: Callable[[Any], Stochastic] | None = None
+    is_variational: bool = False  # so that there is a bound that training converges to
+    has_integers: bool = False  # whether products can be computed in integers
+    groups_rows: bool = False  # whether rows of a training step have draws by group
+    decays: bool = False  # whether weights that are not drawn have a prior, section.prior_std
+    draws_last_layer: bool = False  # alone, unless layers are named
+    is_fitted_after: bool = False  # to weights that may be trained already
+    alpha: float = 0.0  # of the objective, and draws of a training step, by default
+    samples: int = 1
+
+
+METHODS: dict[str, Method] = {}
+
+
+def step_noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
+    """Return the noise of a training step: 0 numbers a draw where it needs none."""
+    if posterior.trains_without_noise:
+        return torch.empty(num_draws, 0)
+    return noise(posterior, num_draws, *key)
+
+
+def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
+    """Return a posterior's noise for training: of the integers in `key` alone, or the numbers of
+    its draws."""
+    if posterior.algorithm == DRAW_INDEX:
+        return torch.arange(num_draws, dtype=torch.float32)[:, None]
+    assert posterior.algorithm == NOISE_ALGORITHM
+    return standard_noise(num_draws, posterior.noise_dimension, *key)
+
+
+def standard_noise(num_draws: int, dimension: int, *key: int) -> Float[Tensor, "K D"]:
+    """Return N(0, I) noise for training, a function of the integers in `key` alone, the same on
+    every device."""
+    generator = torch.Generator().manual_seed(hash_key(*key))
+    return torch.randn(num_draws, dimension, generator=generator)
+
+
+def log_normal(x: Float[Tensor, "K D"], std: float) -> Float[Tensor, "K"]:
+    """Return log N(x; 0, std^2 I) of each row, in nats."""
+    constant = math.log(std) + 0.5 * math.log(2 * math.pi)
+    return -0.5 * (x / std).square().sum(-1) - x.shape[-1] * constant

@@ -1,0 +1,16 @@
+"""What all tables of a recipe are made of."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+LogStd = Annotated[float, Field(ge=-20, le=2)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A frozen table of a recipe; unknown keys and loose types are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
