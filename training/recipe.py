@@ -26,10 +26,10 @@ from training.networks.architectures import ARCHITECTURES
 from training.posteriors import METHODS, Method
 from training.sections import Count, Positive, Section
 
-COMBINED_DENSITIES = [name for name, kind in KINDS.items() if kind.is_combined]
-IMAGE_DENSITIES = [name for name, kind in KINDS.items() if kind.is_of_images]
-FEATURE_DENSITIES = [name for name, kind in KINDS.items() if kind.space == "embedding"]
-ENCODED_DENSITIES = [name for name, kind in KINDS.items() if kind.is_combined_of_encoded]
+COMBINED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined)
+IMAGE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_of_images)
+FEATURE_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.space == "embedding")
+ENCODED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined_of_encoded)
 DENSITY_NAMES = tuple(KINDS)
 DETECTOR_NAMES = dict.fromkeys(
     [*(name for names in DETECTED.values() for name in names), *DENSITY_NAMES]
