@@ -83,12 +83,11 @@ def test_a_package_imports_nothing_that_it_must_not(package, forbidden):
 def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
     modules = list((ROOT / "client" / "dubito").glob("*.py"))
     assert len(modules) > 5
-    of_users = {"pandas", "polars"}  # in the functions that make their frames
+    frames = {"pandas", "polars"}  # users' own, imported by the functions that make them
+    optional = {"predictions.py": frames, "results.py": frames, "terminal.py": {"rich"}}
     for path in modules:
         others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
-        assert others <= (of_users if path.name in ("predictions.py", "results.py") else set()), (
-            path
-        )
+        assert others <= optional.get(path.name, set()), path
 
 
 @pytest.mark.parametrize("package", ["service", "model_store", "training", "client"])
