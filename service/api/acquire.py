@@ -22,8 +22,11 @@ from service.api.requests import (
     FILE_ENDINGS,
     JSON,
     envelope_of_query,
+    pool_numbers,
     read_body,
+    read_rows,
     request_media_type,
+    row_numbers,
 )
 from service.api.responses import acquire_answer
 from service.api.rows import Rows
@@ -75,11 +78,11 @@ async def post_acquire(request: Request) -> Response:
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
-            x = await context.rows(call, rows, served, "pool")
+            x = await row_numbers(context, call, rows, served, "pool")
         else:
             assert pool is not None
             try:
-                x = await context.pool_rows(call, pool, served)
+                x = await pool_numbers(context, call, pool, served)
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
@@ -147,7 +150,7 @@ async def _read(
     if request_media_type(call.request) in FILE_ENDINGS:
         return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
     most = context.settings.max_pool_rows
-    envelope, rows = await context.read(call, body, AcquireRequest, "pool", most, "pool_file")
+    envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most, "pool_file")
     return envelope, None if envelope.pool_file is not None else rows
 
 

@@ -1,6 +1,7 @@
 """Why rows are strange: the fields of an explanation, in JSON and as arrays."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ EXPLANATION = (
         "statistic",
         float,
         "the flag's statistic: `p_value` is its rank among the calibration rows",
-        "explanation.flag.statistic",
+        attrgetter("explanation.flag.statistic"),
         unit="nats",
     ),
     Field(
@@ -183,7 +184,7 @@ EXPLANATION = (
         "same draws, all of the request. Largest first. They do not add up: where two columns "
         "contradict each other, putting either right may do. Negative: the usual value would be "
         "stranger here",
-        "explanation.falls",
+        attrgetter("explanation.falls"),
         json=_falls,
         unit="nats",
     ),

@@ -35,7 +35,9 @@ from service.api.requests import (
     PARQUET,
     envelope_of_query,
     read_body,
+    read_rows,
     request_media_type,
+    row_numbers,
 )
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.auth.keys import key_name
@@ -204,8 +206,8 @@ async def _read(
             await context.served(call, envelope),
             _Rows(field, f"{field}{ending}", body),
         )
-    envelope, inline = await context.read(
-        call, body, kind, field, settings.max_pool_rows, file_field
+    envelope, inline = await read_rows(
+        context, call, body, kind, field, settings.max_pool_rows, file_field
     )
     _refuse_options(envelope)
     served = await context.served(call, envelope)
@@ -213,7 +215,7 @@ async def _read(
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
         return envelope, served, _Rows(file_field, str(path))
-    x = await context.rows(call, inline, served, field)
+    x = await row_numbers(context, call, inline, served, field)
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 

@@ -58,7 +58,7 @@ class JsonRows:
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
-                raise _not_json("unexpected ',', expected a JSON value")
+                raise not_json("unexpected ',', expected a JSON value")
             yield items
 
 
@@ -71,7 +71,7 @@ def parse(text: bytes | bytearray) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput("body", "JSON (which has no NaN or Infinity)", error.msg) from None
+        raise not_json(error.msg) from None
 
 
 def take_apart(
@@ -94,7 +94,7 @@ def take_apart(
         if key is None:
             if not content and body[_after_space(body, position) :].rstrip(b" \t\n\r") == b"}":
                 return content, rows
-            raise _not_json("unexpected character, expected a field's name")
+            raise not_json("unexpected character, expected a field's name")
         name = parse(key[1])
         if (
             name == rows_field and rows is not None
@@ -119,9 +119,9 @@ def take_apart(
         if mark == b"}":
             break
         if mark != b",":
-            raise _not_json("unexpected character, expected ',' or '}'")
+            raise not_json("unexpected character, expected ',' or '}'")
     if _after_space(body, position) != len(body):
-        raise _not_json("unexpected content after document")
+        raise not_json("unexpected content after document")
     return content, rows
 
 
@@ -142,7 +142,7 @@ def _found(
             raise TooLarge(f"{field}: expected at most {max_rows} rows, got more")
         mark = body[position : position + 1]
         if mark not in (b",", b"]"):
-            raise _not_json("unexpected character, expected ',' or ']'")
+            raise not_json("unexpected character, expected ',' or ']'")
         if mark == b"]" or position - begun >= BLOCK_BYTES:
             blocks.append((begun, position))
             begun = position + 1
@@ -180,5 +180,5 @@ def _after_space(body: bytes | bytearray, position: int) -> int:
     return space.end()
 
 
-def _not_json(what: str) -> InvalidInput:
+def not_json(what: str) -> InvalidInput:
     return InvalidInput("body", "JSON (which has no NaN or Infinity)", what)

@@ -22,6 +22,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service.api.openapi import ERRORS, problem_content
+from service.api.options import validate
 from service.api.requests import JSON, parse_json, read_body, request_media_type
 from service.api.rows import rows_array
 from service.api.schemas import (
@@ -30,7 +31,6 @@ from service.api.schemas import (
     LabelFiguresAnswer,
     LabelsAnswer,
     LabelsRequest,
-    validate,
 )
 from service.auth.keys import key_name
 from service.call import Call

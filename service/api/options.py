@@ -3,11 +3,12 @@ predicted and decided by."""
 
 import math
 import re
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
 from jaxtyping import Int64
+from pydantic import BaseModel, ValidationError
 
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
@@ -16,7 +17,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
-from service.api.schemas import Envelope, PredictRequest, validate
+from service.api.schemas import Envelope, PredictRequest, kind_of
 from service.errors import TooLarge
 from service.settings import Settings
 
@@ -30,7 +31,32 @@ KNOWN = tuple(
     for name in PredictRequest.model_fields
     if name not in ("model", "version", "inputs", "groups", "explain")
 )
+
+Validated = TypeVar("Validated", bound=BaseModel)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
+    """Return a request's envelope.
+
+    Raises:
+        InvalidInput: naming the field that is wrong, what was expected and what came.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = first["loc"][:1] if "priors" in first["loc"] else first["loc"]
+    name, got = ".".join(map(str, path)), kind_of(first["input"])
+    match first["type"]:
+        case "extra_forbidden":
+            name = name if len(name) <= 80 else name[:77] + "..."
+            raise InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
+        case "missing":
+            raise InvalidInput(name, "a value", "none")
+        case "too_short":
+            raise InvalidInput(name, f"at least {first['ctx']['min_length']}", got)
+    raise InvalidInput(name, str(first["msg"]).removeprefix("Input should be "), got)
 
 
 class Named(Protocol):

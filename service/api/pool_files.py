@@ -15,6 +15,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Part, RowFile
 from service.api.openapi import ERRORS, file_body
+from service.api.options import validate
 from service.api.requests import (
     FILE_ENDINGS,
     JSON,
@@ -23,7 +24,7 @@ from service.api.requests import (
     request_media_type,
     text_fields,
 )
-from service.api.schemas import PreviewAnswer, PreviewRequest, validate
+from service.api.schemas import PreviewAnswer, PreviewRequest
 from service.context import context_of
 from service.errors import Unsupported
 from service.server.budget import Reservation

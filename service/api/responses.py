@@ -123,7 +123,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
 def numbers_a_row(results: Results) -> int:
     """Return about how many values an answer has for each row."""
     manifest, samples = results.manifest, results.samples
-    numbers = 20 + manifest.output_size * (2 if samples is None else 2 + samples.shape[1])
+    numbers = 20 + manifest.output_size * (2 if samples is None else 2 + len(samples))
     return numbers + (0 if results.explained is None else math.prod(manifest.input.shape))
 
 
@@ -189,4 +189,4 @@ def row_arrays(
     manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
 ) -> dict[str, np.ndarray]:
     """Return what an answer in arrays says of each row."""
-    return Results.of(manifest, num_samples, prediction, decision).arrays
+    return Results(manifest, num_samples, prediction, decision).arrays

@@ -4,12 +4,11 @@ Rows are left out of pydantic's sight when a request is read (`inputs` checks th
 longer over their numbers than the model does.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
-from model_store.errors import InvalidInput
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -20,74 +19,7 @@ AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked 
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
-    *(
-        0,
-        0,
-        7,
-        15,
-        13,
-        1,
-        0,
-        0,
-        0,
-        8,
-        13,
-        6,
-        15,
-        4,
-        0,
-        0,
-        0,
-        2,
-        1,
-        13,
-        13,
-        0,
-        0,
-        0,
-        0,
-        0,
-        2,
-        15,
-        11,
-        1,
-        0,
-        0,
-    ),
-    *(
-        0,
-        0,
-        0,
-        1,
-        12,
-        12,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        1,
-        10,
-        8,
-        0,
-        0,
-        0,
-        8,
-        4,
-        5,
-        14,
-        9,
-        0,
-        0,
-        0,
-        7,
-        13,
-        13,
-        9,
-        0,
-        0,
-    ),
+    int(pixel, 16) for pixel in "007fd10008d6f4000021dd000002fb100001cc1000001a8000845e90007dd900"
 ]
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
@@ -122,10 +54,6 @@ class Envelope(BaseModel):
         le=MAX_SEED,
         description="replays the draws of that seed; absent means fresh draws",
     )
-
-
-Request = TypeVar("Request", bound=Envelope)
-Validated = TypeVar("Validated", bound=BaseModel)
 
 
 class PredictRequest(Envelope):
@@ -495,34 +423,6 @@ class Problem(BaseModel):
     detail: str
 
 
-def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    """Return a request's envelope.
-
-    Raises:
-        InvalidInput: naming the field that is wrong, what was expected and what came.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(
-            str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"])
-        )
-        if first["type"] == "extra_forbidden":
-            raise InvalidInput(
-                _shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field"
-            ) from None
-        if first["type"] == "missing":
-            raise InvalidInput(field, "a value", "none") from None
-        if first["type"] == "too_short":
-            raise InvalidInput(
-                field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])
-            ) from None
-        raise InvalidInput(
-            field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
-        ) from None
-
-
 def kind_of(value: Any) -> str:
     """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
     match value:
@@ -541,7 +441,3 @@ def kind_of(value: Any) -> str:
         case dict():
             return "an object"
     return type(value).__name__
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -112,7 +112,7 @@ class HttpConnection(asyncio.Protocol):
         self.server_state = server_state
         self.app_state = app_state
         self.loop = _loop or asyncio.get_running_loop()
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.transport: asyncio.Transport = None  # type: ignore[misc]
         self.exchange: Exchange | None = None  # until its request has come whole and is answered
         self.client: Hashable = None
         self._buffer = StrictBuffer()
@@ -129,11 +129,6 @@ class HttpConnection(asyncio.Protocol):
         self._late_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every answer."""
-        return self.server_state.default_headers
 
     # Calls of the server and the transport
 
@@ -181,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ending:
             return
-        self._buffer += data
+        self._buffer += data  # type: ignore[misc]
         if len(data) > LARGE_READ and self.shared.receiving > 1 and not self._waits_for_turn:
             self._waits_for_turn = True
             self.shared.wait_for_turn(self, len(data))
@@ -276,6 +271,8 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError:
             self._refuse(400)
         else:
+            if self.exchange is not None:
+                self.exchange.notify()
             if has_more and not self._continues:
                 self._continues = True
                 self.loop.call_soon(self._continue)
@@ -309,7 +306,6 @@ class HttpConnection(asyncio.Protocol):
             self._set_reading_body(False)
             self._cancel_late()
             exchange.more_body = False
-        exchange.notify()
         return True
 
     def _start_request(self, request: h11.Request, expects_continue: bool) -> None:

@@ -8,7 +8,7 @@ ever granted, and bodies are read whatever it says.
 
 import re
 import sys
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 import h11
@@ -44,10 +44,6 @@ class StrictBuffer(ReceiveBuffer):
         self._is_head = True  # comes next
         self._checked = 0  # bytes that are known to be strict and to hold no end of a head
         self._extra = 0  # bytes of a chunked body's extensions
-
-    def __iadd__(self, data: bytes | bytearray) -> Self:
-        self._data += data
-        return self
 
     def expect_head(self) -> None:
         self._is_head, self._checked, self._extra = True, 0, 0

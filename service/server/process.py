@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 SPARE_FILES = 256  # that a process may open in addition to its connections
 TRIM_S = 5.0
 LARGE_BYTES = 8 << 20  # bodies, pools and answers; what a micro-batch takes is smaller
@@ -114,19 +112,3 @@ def end_with_notice(ending: threading.Event, notice_s: float) -> None:
             loop.call_soon_threadsafe(loop.call_later, wait_s, stop, number, None)
 
     signal.signal(signal.SIGTERM, on_signal)
-
-
-class CloseConnections:
-    """Middleware that closes connections with the next answer once the service is ending."""
-
-    def __init__(self, app: ASGIApp, ending: threading.Event) -> None:
-        self.app = app
-        self.ending = ending
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self.ending.is_set():
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
-
-        await self.app(scope, receive, send_closing)

@@ -22,7 +22,7 @@ from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
 from service.api.predictions import reported
-from service.api.requests import JSON, parse_json, read_body
+from service.api.requests import JSON, parse_json, read_body, row_numbers
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
 from service.call import Call
@@ -92,7 +92,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     with context.admission.admitted(
         len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
     ):
-        x = await context.rows(call, rows, served, "tasks")
+        x = await row_numbers(context, call, rows, served, "tasks")
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job)

@@ -5,7 +5,9 @@ It has a published specification, so these routes are not in our OpenAPI documen
 `docs/open-inference.md` describes them.
 """
 
+import asyncio
 import time
+import zlib
 from functools import partial
 from typing import Any
 
@@ -19,11 +21,11 @@ from service import VERSION
 from service.api.health import refuse_unready
 from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import JSON, parse_json, read_body, read_inflated
+from service.api.requests import JSON, body_parts, header, parse_json, read_body
 from service.api.responses import response
 from service.call import Call
 from service.context import Context, context_of
-from service.errors import NotReady
+from service.errors import NotReady, TooLarge, Unsupported
 from service.integrations.open_inference.answers import (
     TensorEncoder,
     model_metadata,
@@ -41,6 +43,8 @@ from service.models.models import Models
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
 MAX_INDEX_BYTES = 64 << 10
+WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
+INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 
 router = APIRouter(prefix="/v2", include_in_schema=False)
 
@@ -126,6 +130,48 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
     encoder = TensorEncoder(infer, call.record.request_id)
     answer = await predict(context, asked, encoder)
     return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
+
+
+async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
+    """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
+    (zlib).
+
+    What is inflated counts as it comes, a step of `INFLATED_AT_ONCE` before it is there.
+
+    Raises:
+        TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
+        Unsupported: if it is encoded otherwise.
+        InvalidInput: if it is not one whole compressed body.
+    """
+    coding = header(call.request, b"content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return await read_body(call, limit, limit)
+    if coding not in WINDOWS:
+        raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
+    wrong = InvalidInput(
+        "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
+    )
+    inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
+    async for part in body_parts(call.request):
+        left, inflated = part, None
+        # of a full step more may be to come
+        while left or inflated is None or len(inflated) == INFLATED_AT_ONCE:
+            call.reservation.acquire(INFLATED_AT_ONCE)
+            try:
+                inflated = inflater.decompress(left, INFLATED_AT_ONCE)
+            except zlib.error:
+                raise wrong from None
+            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
+            if len(body) + len(inflated) > limit:
+                raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
+            body += inflated
+            if inflater.unused_data:
+                raise wrong
+            left = inflater.unconsumed_tail
+            await asyncio.sleep(0)  # others' turn: a small part may become much
+    if not inflater.eof:
+        raise wrong
+    return body
 
 
 async def _read(

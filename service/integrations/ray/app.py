@@ -22,6 +22,7 @@ from service.integrations.ray.scaling import MODELS, WORK
 from service.integrations.ray.shared_state import RayBackend
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.process import keep_heaps_whole
+from service.server.shares import address_client
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
 
@@ -59,7 +60,9 @@ class BehindProxy:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reservation = scope[SCOPE_KEY] = Reservation(self.budget)
+        reservation = scope[SCOPE_KEY] = Reservation(
+            self.budget, address_client(scope.get("client"))
+        )
 
         async def send_bytes(message: Message) -> None:
             if "body" in message:
