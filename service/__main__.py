@@ -89,11 +89,10 @@ def run(command: str, arguments: list[str]) -> int:
 def set_options(arguments: list[str]) -> None:
     """Set environment variables from options of the command line."""
     also = (
-        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; "
-        "`python -m service label-studio NAME ...` brings a project of Label Studio and a model "
-        "together; `python -m service cluster` serves by replicas on Ray; "
-        "`python -m service score SRC --out DST` predicts and `python -m service acquire SRC` "
-        "ranks a whole data set."
+        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
+        "label-studio NAME ...` brings a project of Label Studio and a model together; `python -m "
+        "service cluster` serves by replicas on Ray; `python -m service score SRC --out DST` "
+        "predicts and `python -m service acquire SRC` ranks a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument(

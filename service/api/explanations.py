@@ -19,9 +19,8 @@ NOT_OBJECTS = "rows did not come as objects keyed by column"
 BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
     "no detector of this version's flag is divided among the numbers of a row: it was published "
-    "before that was "
-    "possible, its flag combines no detector of the input, its rows are too long, or an encoder "
-    "comes before it"
+    "before that was possible, its flag combines no detector of the input, its rows are too long, "
+    "or an encoder comes before it"
 )
 OF_IDS = (
     "the model takes rows of ids, which have no size: none has a share, and no training row is near"
@@ -170,10 +169,10 @@ EXPLANATION = (
     Field(
         "detectors",
         dict[str, DetectorShareAnswer],
-        "of each combined detector its `share` of the statistic, exactly: together they are 1, and "
-        "the largest is that of the smallest tail probability. `low`: the detector judges from both "
-        "sides, and its score is lower than usual: the row is smoother, or more average, than "
-        "training rows are",
+        "of each combined detector its `share` of the statistic, exactly: together they are 1, "
+        "and the largest is that of the smallest tail probability. `low`: the detector judges "
+        "from both sides, and its score is lower than usual: the row is smoother, or more "
+        "average, than training rows are",
         _detectors,
     ),
     Field(

@@ -392,8 +392,8 @@ FIELDS = (
     Field(
         "detectors",
         dict[str, DetectorAnswer],
-        "each [detector](training.md#detectors)'s `score`, its own conformal `p_value`, and whether "
-        "it `fired`: `p_value <= fpr`",
+        "each [detector](training.md#detectors)'s `score`, its own conformal `p_value`, and "
+        "whether it `fired`: `p_value <= fpr`",
         _detectors,
         json=_detector_objects,
         parts=_detector_parts,

@@ -19,7 +19,7 @@ AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked 
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
-    int(pixel, 16) for pixel in "007fd10008d6f4000021dd000002fb100001cc1000001a8000845e90007dd900"
+    int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
@@ -44,9 +44,9 @@ class Envelope(BaseModel):
     )
     priors: dict[str, float] | None = Field(
         default=None,
-        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
-        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a "
-        "regression",
+        description="shares of all classes among the rows, which sum to 1, if they are not those "
+        "of the training data: probabilities and all that follows from them are "
+        "turned by Bayes' rule. Not of a regression",
     )
     seed: int | None = Field(
         default=None,
@@ -87,10 +87,9 @@ class PredictRequest(Envelope):
 
     inputs: list[Any] = Field(
         json_schema_extra=AT_LEAST_ONE,
-        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP "
-        "files, for one of text "
-        "also strings",
+        description="rows, flat or in the model's input shape, in the units of its data; for a "
+        "model of columns also objects keyed by column, for a model of images also "
+        "base64 of PNG, JPEG, WebP or BMP files, for one of text also strings",
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
@@ -105,25 +104,27 @@ class PredictRequest(Envelope):
     )
     confidence: Probability | None = Field(
         default=None,
-        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
-        "it is kept on average over that choice",
+        description="probability, over the choice of the calibration rows, with which `coverage` "
+        "is kept; by default it is kept on average over that choice",
     )
     risk: Probability | None = Field(
         default=None,
-        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
-        "level that the model was published with, if any. Not of a regression",
+        description="abstain where the probability that a label is wrong would otherwise exceed "
+        "this; by default the level that the model was published with, if any. Not of "
+        "a regression",
     )
     settle: Tolerance | None = Field(
         default=None,
-        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
-        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is "
-        "then the most. By "
-        "default the service's own tolerance, if any; null: never",
+        description="stop drawing for a row once its label and flag are settled and its standard "
+        "errors are at most this, in nats and probabilities, of a regression in "
+        "multiples of `std`; `num_samples` is then the most. By default the service's "
+        "own tolerance, if any; null: never",
     )
     groups: list[str] | None = Field(
         default=None,
-        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
-        "rows where it is left out, are judged by the most cautious of all groups",
+        description="of a model that is calibrated by group: the group of each row; a row of an "
+        "unknown one, and all rows where it is left out, are judged by the most "
+        "cautious of all groups",
     )
     return_samples: bool = Field(
         default=False,
@@ -131,8 +132,9 @@ class PredictRequest(Envelope):
     )
     explain: bool = Field(
         default=False,
-        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
-        "flag's statistic, unseen categories, missing values, and the nearest training rows",
+        description="also what made each row strange: detectors, and columns or pixels, by what "
+        "they add to the flag's statistic, unseen categories, missing values, and the "
+        "nearest training rows",
     )
 
 
@@ -170,15 +172,16 @@ class AcquireRequest(Envelope):
         default=None,
         ge=1e-6,
         lt=1,
-        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
-        "with which one that can be is left out. By default all rows take all draws",
+        description="rows that cannot be among the k best take a tenth or a quarter of the draws; "
+        "the probability with which one that can be is left out. By default all rows "
+        "take all draws",
     )
     beta: float | None = Field(
         default=None,
         ge=LEAST_BETA,
         le=MOST_BETA,
-        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
-        "default. The larger, the more BALD decides",
+        description="of `power_bald`: rows are taken by chance, with BALD to this power as their "
+        "weights; 1 by default. The larger, the more BALD decides",
     )
     exclude_labelled: bool = Field(
         default=True,
@@ -186,13 +189,13 @@ class AcquireRequest(Envelope):
     )
     keep: bool = Field(
         default=False,
-        description="keep the rows that are answered on the service's disk, so that a label needs their id alone; "
-        "needs `ids`",
+        description="keep the rows that are answered on the service's disk, so that a label needs "
+        "their id alone; needs `ids`",
     )
     control: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
-        description="the share of the k rows that are not chosen but set aside at random, to judge the model by on "
-        "live data; needs `keep`. Keep to one share for a model",
+        description="the share of the k rows that are not chosen but set aside at random, to "
+        "judge the model by on live data; needs `keep`. Keep to one share for a model",
     )
     acquisition: Acquisition = Field(
         default="bald",
