@@ -173,7 +173,6 @@ class Shortcut:
 
 
 def _show_examples(app: FastAPI, context: Context) -> None:
-    """Show requests to the models that are served in the OpenAPI document, if all may know them."""
     general = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -56,7 +56,6 @@ class Call:
 
     @classmethod
     def of(cls, request: Request, deadline_s: float) -> "Call":
-        """Return the call of a request whose body was not read yet."""
         scope, begun = request.scope, time.monotonic()
         reservation: Reservation | None = scope.get(SCOPE_KEY)
         if reservation is None:  # without a server that bounds memory, as in tests

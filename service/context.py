@@ -37,8 +37,6 @@ NO_STATE = (
 
 
 class Context:
-    """What the routes share, made once for an application."""
-
     def __init__(
         self,
         settings: Settings,

@@ -205,11 +205,7 @@ class Settings(BaseSettings):
         return None if value == "" else value
 
     def label_studio_secret(self) -> str | None:
-        """Return the token of Label Studio, of the setting or the file.
-
-        Raises:
-            InvalidInput: if both are given, or the file cannot be read.
-        """
+        """Return the token of Label Studio, of the setting or the file."""
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
             raise InvalidInput(

@@ -146,7 +146,6 @@ async def post_acquire(request: Request) -> Response:
 async def _read(
     context: Context, call: Call, body: bytes | bytearray
 ) -> tuple[AcquireRequest, Rows | None]:
-    """Return a request's envelope, and its rows as they came; None where they are in a file."""
     if request_media_type(call.request) in FILE_ENDINGS:
         return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
     most = context.settings.max_pool_rows
@@ -161,12 +160,7 @@ async def _opened(
     served: Served,
     body: bytes | bytearray,
 ) -> RowFile:
-    """Open the file that is a request's body, or that it names.
-
-    Raises:
-        InvalidInput: if it is no file of rows of the model's.
-        TooLarge: if there are more than a request may have.
-    """
+    """Open the file that is a request's body, or that it names."""
     spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(call.request))
 
     def work() -> RowFile:
@@ -187,7 +181,6 @@ async def _opened(
 
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
-    """Return an error of a ranked row as one of the whole pool."""
     row = error.field.removeprefix("pool.")
     if not row.isdigit():
         return error
@@ -209,11 +202,7 @@ async def _selected(
     are_named: bool,
     seed: int,
 ) -> Selection:
-    """Return what becomes of the pool's rows: which are ranked, and which set aside.
-
-    Raises:
-        InvalidInput: naming an id under which no row can be kept.
-    """
+    """Return what becomes of the pool's rows: which are ranked, and which set aside."""
     if not envelope.keep and not (are_named and has_state(context.settings.state)):
         check_keeping(False, envelope.control, ids, are_named)
         return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)

@@ -26,8 +26,6 @@ MOST_PIXELS = 1 << 20  # of an image that is made
 
 
 def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """Return an OpenAPI document with requests to these models in place of its examples, where
-    there are any."""
     rows = [
         (manifest, row)
         for manifest in manifests

@@ -96,7 +96,6 @@ def _detectors(explained: Explained) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _falls(explained: Explained) -> list[Any]:
-    """Return each row's columns, those first that add most to the statistic."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
         return [None] * len(explained)
@@ -118,7 +117,6 @@ def _map(explained: Explained) -> np.ndarray | None:
 
 
 def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
-    """Return which columns are `unseen` or `missing` in each row."""
     if explained.cells is None:
         return None
     names = _columns(explained)
@@ -248,7 +246,6 @@ ExplanationAnswer = answer_model(
 
 
 def null_because(explained: Explained) -> dict[str, str]:
-    """Return by field why explanations do not have it."""
     manifest, explanation = explained.manifest, explained.explanation
     why: dict[str, str] = {}
     if manifest.input.columns:
@@ -264,7 +261,5 @@ def null_because(explained: Explained) -> dict[str, str]:
 
 
 def explanation_bytes(manifest: Manifest, rows: int, as_arrays: bool) -> int:
-    """Return about how many bytes explanations of so many rows take while they are made and
-    sent."""
     numbers = int(np.prod(manifest.input.shape))
     return rows * (2000 + numbers * (24 if as_arrays else 72))

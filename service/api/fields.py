@@ -57,7 +57,6 @@ def of_task(fields: Iterable[Field], task: Task) -> list[Field]:
 
 
 def named_arrays(fields: Iterable[Field], results: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of fields by their names, such as `standard_error.bald`."""
     for field in sorted(fields, key=lambda field: field.place):
         yield from _arrays(field.name, field.values(results))
 
@@ -71,7 +70,6 @@ def _arrays(name: str, values: Values) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def answer_model(name: str, words: str, fields: Iterable[Field]) -> type[BaseModel]:
-    """Return the model of an object with these fields, for the OpenAPI document."""
     types: dict[str, Any] = {}
     for field in fields:
         meaning = LINK.sub(r"\1", field.words) + (f"; in {field.unit}" if field.unit else "")

@@ -60,8 +60,6 @@ ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a new job: a file of the operator's, or what came with the request."""
-
     field: str
     path: str  # whole, or the name of a file in the job's folder
     content: bytes | bytearray | np.ndarray | None = None
@@ -189,9 +187,6 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
 async def _read(
     request: Request, context: Context, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    """Return a job's envelope, its model, and its rows: the body is a file, has rows in it, or names
-    a file of the operator's.
-    """
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
@@ -298,7 +293,6 @@ def _select(
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    """Write a file to a job's folder, and wait until it is on the disk."""
     try:
         with path.open("wb") as file:
             if isinstance(content, np.ndarray):

@@ -50,11 +50,7 @@ class JsonRows:
         return self.count
 
     def parsed(self) -> Iterator[list[Any]]:
-        """Yield the rows block by block.
-
-        Raises:
-            InvalidInput: at a block that is not JSON.
-        """
+        """Yield the rows block by block."""
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
@@ -63,11 +59,7 @@ class JsonRows:
 
 
 def parse(text: bytes | bytearray) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InvalidInput: if it is not (RFC 8259: no NaN or Infinity, numbers in float64's range).
-    """
+    """Parse JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -77,12 +69,7 @@ def parse(text: bytes | bytearray) -> Any:
 def take_apart(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and the array of rows by itself, None where it is none.
-
-    Raises:
-        InvalidInput: if the body is not a JSON object, or has an item beyond what an item may be.
-        TooLarge: if there are more than `max_rows` rows, or an item is too long.
-    """
+    """Return the fields of a JSON object, and the array of rows by itself, None where it is none."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "something else")
@@ -128,7 +115,6 @@ def take_apart(
 def _found(
     body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
 ) -> tuple[JsonRows, int]:
-    """Return the items of an array that begins before `start`, and where it ends."""
     blocks: list[tuple[int, int]] = []
     position = begun = start
     end = _after_space(body, start)
@@ -153,7 +139,6 @@ def _found(
 
 
 def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
-    """Return where an item ends, with the space before and after it."""
     begun = _after_space(body, start)
     if body[begun : begun + 1] == b'"':  # may be long: an image
         end = body.find(b'"', begun + 1)

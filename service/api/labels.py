@@ -132,11 +132,7 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return the class or target that an entry names.
-
-    Raises:
-        InvalidInput: if it is none of the model's.
-    """
+    """Return the class or target that an entry names."""
     wanted, other = (
         ("label", "target") if isinstance(manifest.output, ClassSpec) else ("target", "label")
     )
@@ -160,7 +156,6 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
 
 
 def _row(context: Context, served: Served, entry: LabelEntry, n: int, call: Call) -> Any:
-    """Return the row of an entry that brings one, as numbers."""
     if entry.input is None:
         return None
     model = served.model

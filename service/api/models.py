@@ -51,12 +51,7 @@ async def get_version(request: Request, name: str, version: str) -> Response:
 
 
 def _version(models: Models, name: str, version: str) -> dict[str, Any]:
-    """Return what there is to know of a version, whether it is served or not. Reads files.
-
-    Raises:
-        NotFound: if there is no such model or version.
-        BrokenArtifact, UnsupportedFormat: if its manifest cannot be read.
-    """
+    """Return what there is to know of a version, whether it is served or not. Reads files."""
     name = models.name(name)
     number = models.resolve(name, version)
     return {
@@ -72,8 +67,6 @@ def _version(models: Models, name: str, version: str) -> dict[str, Any]:
 
 
 def _description(models: Models, name: str) -> dict[str, Any]:
-    """Return a model's overview, and of what `latest` serves drift, manifest and evidence. Reads
-    files."""
     latest = models.latest(name)
     drift = None if latest is None else models.drift(latest)
     return {

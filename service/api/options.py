@@ -37,11 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    """Return a request's envelope.
-
-    Raises:
-        InvalidInput: naming the field that is wrong, what was expected and what came.
-    """
+    """Return a request's envelope."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -60,8 +56,6 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
 
 
 class Named(Protocol):
-    """A model, by the name and version that errors say."""
-
     @property
     def model(self) -> Model: ...
     @property
@@ -71,11 +65,7 @@ class Named(Protocol):
 
 
 def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
-    """Return the number of draws that a request wants.
-
-    Raises:
-        InvalidInput: if it is more than the service allows, or than the model has different draws.
-    """
+    """Return the number of draws that a request wants."""
     wanted = envelope.num_samples or served.model.manifest.noise.default_draws
     if wanted > settings.max_samples:
         raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(wanted))
@@ -89,7 +79,6 @@ def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int
 def refuse_too_many_samples(
     envelope: PredictRequest, rows: int, num_samples: int, served: Named, most: int
 ) -> None:
-    """Raise TooLarge if a request wants more than `most` numbers back as its draws' samples."""
     numbers = rows * num_samples * served.model.manifest.output_size
     if envelope.return_samples and numbers > most:
         raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
@@ -115,11 +104,7 @@ def refuse_too_many_explained(
 def decision_options(
     envelope: PredictRequest, served: Named, num_samples: int, settle: float | None
 ) -> DecisionOptions:
-    """Return a request's options; `settle` is the tolerance of requests that do not say theirs.
-
-    Raises:
-        InvalidInput: naming the field whose rate the model's calibration cannot give.
-    """
+    """Return a request's options; `settle` is the tolerance of requests that do not say theirs."""
     smallest = served.model.calibration.smallest_fpr
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
@@ -142,12 +127,7 @@ def decision_options(
 
 def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     """Return the shares of the classes that a request states, in the model's order, None where it
-    states none.
-
-    Raises:
-        InvalidInput: if the model has no classes, they are not all classes, are no shares, or do
-            not sum to 1.
-    """
+    states none."""
     priors, manifest = envelope.priors, served.model.manifest
     if priors is None:
         return None
@@ -189,11 +169,7 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
 
 def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.ndarray, "N"] | None:
     """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows
-    have not; None where there are no groups.
-
-    Raises:
-        InvalidInput: if the model is not calibrated by group, or there is not one for each row.
-    """
+    have not; None where there are no groups."""
     spec = served.model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"
     if envelope.groups is not None and not is_by_group:
@@ -211,8 +187,6 @@ def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.nd
 
 
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
-    """Raise InvalidInput if there are too few calibration rows to keep the coverage with the
-    confidence."""
     if envelope.confidence is None:
         return
     rows = served.model.calibration.most_true_rows
@@ -239,7 +213,6 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
 def _risk(
     wanted: float | None, served: Named, num_samples: int, fpr: float, rule: StoppingRule | None
 ) -> float | None:
-    """Return the risk that is in force, if any."""
     spec, calibration = served.model.manifest.abstention, served.model.calibration
     if wanted is None:
         return None if spec is None else spec.risk
@@ -262,11 +235,7 @@ def _risk(
 
 def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
-    strings of JSON.
-
-    Raises:
-        InvalidInput: naming the parameter that is not known, or is no JSON.
-    """
+    strings of JSON."""
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in KNOWN:
@@ -288,11 +257,7 @@ def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
 def envelope_of(
     model: str | None, version: str | None, fields: dict[str, Any], where: str
 ) -> PredictRequest:
-    """Return the envelope of a request whose fields came as parameters.
-
-    Raises:
-        InvalidInput: naming the parameter that is wrong.
-    """
+    """Return the envelope of a request whose fields came as parameters."""
     content = {"inputs": [], **fields}
     content |= {} if model is None else {"model": model}
     content |= {} if version is None else {"version": version}

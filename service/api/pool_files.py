@@ -113,18 +113,13 @@ def _shown(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell as JSON has it: of a number that is missing null."""
     if isinstance(cell, float | np.floating):
         return float(cell) if np.isfinite(cell) else None
     return cell if isinstance(cell, int | str | None) else str(cell)
 
 
 def path_in(folder: Path | None, name: str, field: str) -> Path:
-    """Return the file of a name under the operator's folder.
-
-    Raises:
-        InvalidInput: if there is no such folder or file, or the name, or a link, leads out of it.
-    """
+    """Return the file of a name under the operator's folder."""
     if folder is None:
         expected = "none, since the service has no folder of pools (DUBITO_POOLS)"
         raise InvalidInput(field, expected, "a name")

@@ -90,8 +90,6 @@ class ToPredict:
 
 @dataclass(frozen=True, eq=False)
 class ToExplain:
-    """Odd cells of rows that came as objects, and rows with one column after the other as usual."""
-
     cells: list[OddCells] | None
     as_usual: Prediction | None
 
@@ -185,7 +183,6 @@ def rows_to_explain(spec: InputSpec) -> int:
 
 
 async def _predict_as_usual(context: Context, job: Job, predicted: Predicted) -> Prediction:
-    """Return the prediction of a job's `rows_as_usual` under its own draws."""
     columns = job.served.model.manifest.input.columns
     work = partial(rows_as_usual, columns, job.x, job.call.pause)
     x = await context.threads.requests.run(job.call, job.x.nbytes, work)
@@ -203,11 +200,7 @@ def _write(
     to_explain: ToExplain | None,
 ) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are
-    watched and counted.
-
-    Raises:
-        InvalidInput: naming a row that the model cannot predict.
-    """
+    watched and counted."""
     served, scores = job.served, predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, INPUTS)

@@ -70,7 +70,6 @@ class Results:
 
     @property
     def _fields(self) -> "list[Field]":
-        """The fields of the task, without what was not asked for."""
         optional = {"samples": self.samples, "explanation": self.explained}
         fields = BY_TASK[self.manifest.task]
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]

@@ -66,11 +66,6 @@ def request_media_type(request: Request) -> str:
 
 
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
-    """Yield a request's body as it comes.
-
-    Raises:
-        ClientDisconnect: if it does not come whole.
-    """
     more = True
     while more:
         message = await request.receive()
@@ -240,11 +235,7 @@ def envelope_of_query(
     request: Request, kind: type[AnyEnvelope], rows_field: str, file_field: str
 ) -> AnyEnvelope:
     """Return the envelope of a request whose body is a file of rows: its fields are query
-    parameters.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-    """
+    parameters."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
     envelope = validate(kind, fields)
     if getattr(envelope, file_field) is not None:
@@ -256,12 +247,7 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: 
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
-    Rows become arrays a block at a time; all else is held as objects.
-
-    Raises:
-        TooLarge: if it has more arrays and objects than rows need, or needs more than there is.
-        Overloaded: if so much is not left now.
-    """
+    Rows become arrays a block at a time; all else is held as objects."""
     counts = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
@@ -271,11 +257,6 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: 
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        InvalidInput: if it is not JSON, or not an object.
-    """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -317,8 +298,6 @@ class FormPart:
 
 
 class Form:
-    """The callbacks of the parser."""
-
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts
         self.parts: list[FormPart] = []
@@ -355,12 +334,6 @@ class Form:
 def parse_form(
     body: bytes | bytearray, content_type: str, max_parts: int, pause: Pause
 ) -> list[FormPart]:
-    """Return the parts of a form in order.
-
-    Raises:
-        InvalidInput: if it is not a whole form, or a part has no name.
-        TooLarge: if it has more parts than `max_parts`.
-    """
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if not options.get(b"boundary"):
         raise InvalidInput("Content-Type", "multipart/form-data with a boundary", "one without")

@@ -38,7 +38,6 @@ class PartsResponse(Response):
         ]
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -51,7 +50,6 @@ class PartsResponse(Response):
 def response(
     parts: Sequence[bytes], media_type: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return an answer of 200, given its body in parts."""
     if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
         return Response(parts[0], media_type=media_type, headers=headers)
     return PartsResponse(parts, media_type, headers or {})
@@ -59,9 +57,6 @@ def response(
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer of a request to predict, in whatever form: `rows` of some results, and what is
-    said of all rows."""
-
     results: Results
     rows: slice
     seed: int
@@ -121,7 +116,6 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
 
 
 def numbers_a_row(results: Results) -> int:
-    """Return about how many values an answer has for each row."""
     manifest, samples = results.manifest, results.samples
     numbers = 20 + manifest.output_size * (2 if samples is None else 2 + len(samples))
     return numbers + (0 if results.explained is None else math.prod(manifest.input.shape))
@@ -145,7 +139,6 @@ def acquire_answer(
     ranking: list[dict[str, Any]],
     **about: Any,
 ) -> dict[str, Any]:
-    """Return the answer of /acquire, and of a job that ranks; `about` are its other fields."""
     is_sampled = acquisition in PREDICTIVES[manifest.task].sampled
     head = {
         "model": manifest.name,
@@ -158,13 +151,10 @@ def acquire_answer(
 
 
 def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict[str, float] | None:
-    """Return the shares of the classes that an answer is for, by class, None if those of the
-    training data."""
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
 def judged_by(options: DecisionOptions) -> dict[str, float | None]:
-    """Return the rates that rows were judged by."""
     names = ("fpr", "fdr", "coverage", "confidence", "risk")
     return {name: getattr(options, name) for name in names}
 
@@ -172,7 +162,6 @@ def judged_by(options: DecisionOptions) -> dict[str, float | None]:
 def about_arrays(
     manifest: Manifest, seed: int, options: DecisionOptions
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what an answer in arrays says of all rows."""
     yield "model", np.array(manifest.name)
     yield "version", np.array(manifest.version)
     yield "seed", np.array(seed)
@@ -188,5 +177,4 @@ def about_arrays(
 def row_arrays(
     manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
 ) -> dict[str, np.ndarray]:
-    """Return what an answer in arrays says of each row."""
     return Results(manifest, num_samples, prediction, decision).arrays

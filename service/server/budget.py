@@ -67,7 +67,6 @@ class Reservation:
 
     @property
     def most(self) -> int:
-        """How many bytes a request may hold when nothing else is held."""
         return self.budget.most * TIMES_LEFT // (TIMES_LEFT + 1)
 
     def assign(self, client: Hashable) -> None:

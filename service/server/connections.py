@@ -43,8 +43,6 @@ REFUSALS = {  # texts for requests that have not come whole, where their protoco
 
 
 class Connections:
-    """What the connections of a process share."""
-
     def __init__(self, receive_s: float, max_connections: int, budget: ByteBudget) -> None:
         self.receive_s = receive_s
         self.max_connections = max_connections
@@ -74,7 +72,6 @@ class Connections:
         self.unread.pop(connection, None)
 
     def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
-        """Queue a connection that just received this many bytes, to be read from again."""
         self._turns.put(connection, connection.client, received)
         if not self._is_ticking:
             self._is_ticking = True
@@ -95,8 +92,6 @@ class Connections:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. The server calls it as it does its own protocols."""
-
     def __init__(
         self,
         shared: Connections,
@@ -112,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
         self.server_state = server_state
         self.app_state = app_state
         self.loop = _loop or asyncio.get_running_loop()
-        self.transport: asyncio.Transport = None  # type: ignore[misc]
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.exchange: Exchange | None = None  # until its request has come whole and is answered
         self.client: Hashable = None
         self._buffer = StrictBuffer()
@@ -208,7 +203,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def shutdown(self) -> None:
-        """End with the answer that is due, or at once."""
         self._stopping = True
         if self.exchange is None:
             self.transport.close()
@@ -250,7 +244,6 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def end_exchange(self, exchange: Exchange) -> None:
-        """End where the application has not given a whole answer."""
         if exchange.answered or exchange.disconnected:
             return
         if exchange.started:
@@ -261,7 +254,6 @@ class HttpConnection(asyncio.Protocol):
     # Reading
 
     def _advance(self) -> None:
-        """Process what has come as far as there is room for it."""
         if self._ending:
             return
         try:
@@ -283,7 +275,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def _step(self) -> bool:
-        """Process a head or a piece of a body; return whether to go on."""
         exchange = self.exchange
         if not self._is_reading_body:
             if exchange is not None and exchange.answered:
@@ -309,7 +300,6 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _start_request(self, request: h11.Request, expects_continue: bool) -> None:
-        """Hand a request to the application; its body follows."""
         scope, keep_alive = read_head(request)
         server, client = self._addresses
         scope |= {
@@ -414,7 +404,6 @@ class HttpConnection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        """End once all is sent; a request that still comes is skipped for a moment."""
         if self._ending or self.transport.is_closing():
             return
         self._ending = True

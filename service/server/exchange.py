@@ -139,7 +139,6 @@ class Exchange:
         self._head = head
 
     def _frame(self, body: bytes, more: bool) -> list[bytes]:
-        """Return a part of the answer's body as it is sent."""
         if self._has_no_body:
             return []
         if self._chunked:

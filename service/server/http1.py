@@ -29,8 +29,6 @@ _TARGET = re.compile(rb"(?:https?://[^/?# ]*+)?([!\"$-~]*+)")
 
 
 class BadRequest(Exception):
-    """What cannot be read: the connection ends with this status."""
-
     def __init__(self, status: int = 400) -> None:
         super().__init__(status)
         self.status = status
@@ -49,7 +47,6 @@ class StrictBuffer(ReceiveBuffer):
         self._is_head, self._checked, self._extra = True, 0, 0
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of a head, or of a chunked body's trailers, once they are there."""
         start = 0
         if self._is_head:
             blank = _BLANK.match(self._data)

@@ -29,7 +29,6 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 
 
 def cannot_listen(host: str, port: int) -> str | None:
-    """Return why nothing can listen on a port, None where something can."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -50,7 +49,6 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise the limit on open files for this many connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY:

@@ -45,8 +45,6 @@ def _network(address: str) -> str:
 
 @dataclass(eq=False)
 class Piece(Generic[T]):
-    """A piece of work that waits."""
-
     work: T
     client: Hashable
     cost: float

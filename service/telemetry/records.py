@@ -12,8 +12,6 @@ QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the work on a request: when it began to wait for its turn, began and ended."""
-
     queued: float
     begun: float
     ended: float
@@ -55,7 +53,6 @@ class RequestRecord:
     def add_usage(
         self, model: str, version: str, rows: int, draws: int, flags: int | None = None
     ) -> None:
-        """Record what answered the request, and with how much."""
         self.model, self.version = model, version
         self.rows, self.draws, self.flags = rows, draws, flags
 

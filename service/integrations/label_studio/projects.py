@@ -35,12 +35,7 @@ class LabelConfig:
 
 
 def label_config(text: Any, manifest: Manifest) -> LabelConfig:
-    """Return what of a project's configuration concerns a model.
-
-    Raises:
-        InvalidInput: if it is none, has no control for the model's task, or not all of its classes
-            as choices.
-    """
+    """Return what of a project's configuration concerns a model."""
     if (
         not isinstance(text, str)
         or len(text) > MAX_CONFIG_CHARACTERS
@@ -84,11 +79,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
     """Return the row of a task, as one of `inputs` of /predict.
 
     Images are data URIs, or fetched by `fetch`, which raises InvalidInput for what it does not
-    fetch.
-
-    Raises:
-        InvalidInput: naming what is missing in the task's data.
-    """
+    fetch."""
     if not isinstance(data, dict):
         raise InvalidInput(field, "an object", "another")
     if INPUT in data:
@@ -109,11 +100,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
 
 
 def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
-    """Return an image file: of a data URI, or fetched.
-
-    Raises:
-        InvalidInput: if it is neither a data URI of base64 nor what `fetch` fetches.
-    """
+    """Return an image file: of a data URI, or fetched."""
     if not url.startswith("data:"):
         return fetch(url)
     head, comma, content = url.partition(",")
@@ -126,7 +113,6 @@ def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
 
 
 def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
-    """Return a label or target as the result of a prediction."""
     content = {"choices": [value]} if config.kind == "choices" else {"number": value}
     return [
         {"from_name": config.control, "to_name": config.to, "type": config.kind, "value": content}
@@ -135,11 +121,7 @@ def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
 
 def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
     """Return the label or target that an annotation gives; None of one that was skipped, or says
-    nothing of it.
-
-    Raises:
-        InvalidInput: if it gives several, or no number.
-    """
+    nothing of it."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         return None
     result = annotation.get("result")
@@ -161,11 +143,7 @@ def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
 
 
 def label_id(project: Any, task: Any) -> str:
-    """Return the id of a task's row: the one that it was acquired under, or one of its own.
-
-    Raises:
-        InvalidInput: if the task has no number.
-    """
+    """Return the id of a task's row: the one that it was acquired under, or one of its own."""
     data = task.get("data") if isinstance(task, dict) else None
     given = data.get(ID) if isinstance(data, dict) else None
     if isinstance(given, str):

@@ -143,7 +143,6 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
 
 
 def model_version(served: Served) -> str:
-    """Return what predictions are marked with, and a project filters them by."""
     return f"{served.name}:{served.version}"
 
 

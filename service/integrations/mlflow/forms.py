@@ -31,12 +31,7 @@ _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTA
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: Call
 ) -> tuple[PredictRequest, str, Any]:
-    """Return the envelope of a request, which form its rows have, and these as they came.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge, Overloaded: before it takes more memory than it may.
-    """
+    """Return the envelope of a request, which form its rows have, and these as they came."""
     if b"NaN" in body:
         call.reservation.acquire(len(body))
         body = _without_nan(body, call)
@@ -72,12 +67,7 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
 
 def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
     """Return the rows of a request as `/predict` takes them. Columns that the model does not take
-    are passed over.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge: if there are more rows than there may be.
-    """
+    are passed over."""
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)
@@ -187,7 +177,6 @@ def _place(name: str, names: list[Any], field: str) -> int:
 
 
 def _is_row(data: list[list[Any]]) -> bool:
-    """Whether the only cell of a row is the row itself: a text, a file, or an array."""
     return bool(data) and isinstance(data[0][0], str | list)
 
 

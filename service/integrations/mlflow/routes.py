@@ -29,14 +29,12 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/ping")
 async def get_ping(request: Request) -> Response:
-    """Say that there is a model to predict with."""
     refuse_unready(context_of(request))
     return Response(b"\n", media_type="text/plain")
 
 
 @router.get("/version")
 async def get_version() -> Response:
-    """Say which version of Dubito this is."""
     return Response(VERSION.encode(), media_type="text/plain")
 
 
@@ -53,7 +51,6 @@ async def post_invocations(request: Request) -> Response:
 
 
 async def _read(context: Context, call: Call) -> ToPredict:
-    """Return what a request asks; its body goes with its rows."""
     settings, media_type = context.settings, request_media_type(call.request)
     if media_type == CSV:
         return await _read_csv(context, call)
@@ -74,7 +71,6 @@ async def _read(context: Context, call: Call) -> ToPredict:
 
 
 async def _read_csv(context: Context, call: Call) -> ToPredict:
-    """Return what a request asks whose body is a CSV file."""
     settings = context.settings
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     call.reservation.reserve(CSV_BYTES * len(body), "body")

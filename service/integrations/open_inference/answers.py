@@ -66,17 +66,11 @@ class TensorEncoder:
     are bytes."""
 
     def __init__(self, asked: InferRequest, request_id: str) -> None:
-        """Begin; an answer has the id of its request, or `request_id` where that has none."""
         self.asked = asked
         self.request_id = asked.id or request_id
         self.header_length: int | None = None
 
     def __call__(self, answer: Answer, pause: Pause) -> list[bytes]:
-        """Return an answer.
-
-        Raises:
-            InvalidInput: naming an output that there is none of.
-        """
         manifest, arrays = answer.results.manifest, answer.arrays()
         if manifest.classes is not None and self._wants(CLASSES):
             arrays[CLASSES] = np.array(manifest.classes)
@@ -112,7 +106,6 @@ class TensorEncoder:
         outputs: dict[str, tuple[np.ndarray, bool | None]],
         pause: Pause,
     ) -> list[bytes]:
-        """Return an answer in parts: its JSON, and then the tensors that are wanted as bytes."""
         text = [orjson.dumps(head)[:-1], b',"outputs":[']
         contents: list[bytes] = []
         has_bytes = False
@@ -150,7 +143,6 @@ class TensorEncoder:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of an answer that was written."""
         return {} if self.header_length is None else {HEADER_LENGTH: str(self.header_length)}
 
 
@@ -180,7 +172,6 @@ def _json_items(flat: np.ndarray) -> bytes:
 
 
 def tensor(name: str, datatype: str, *shape: int) -> Described:
-    """Return the description of a tensor with a row for each of the request's."""
     return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
 
@@ -203,7 +194,6 @@ def model_inputs(manifest: Manifest) -> list[Described]:
 
 
 def model_outputs(manifest: Manifest) -> list[Described]:
-    """Return the tensors that a model gives, those that it gives on request at the end."""
     last = len(DESCRIBED)
     order = {name: place for place, name in enumerate(DESCRIBED)}
     fields = sorted(BY_TASK[manifest.task], key=lambda field: order.get(field.name, last))
@@ -218,7 +208,6 @@ def model_outputs(manifest: Manifest) -> list[Described]:
 
 
 def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
-    """Return a model's description: what the protocol has, and its classes or its target."""
     about = (
         {"target": manifest.target} if manifest.classes is None else {"classes": manifest.classes}
     )
@@ -234,8 +223,6 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Return the same as Triton's configuration of a model, which has no axis of rows."""
-
     def triton(described: Described, type_field: str = "data_type") -> Described:
         datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
         return {

@@ -55,8 +55,6 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """A request as it was read."""
-
     id: str | None
     fields: dict[str, Any]  # of the envelope of /predict
     tensors: list[Tensor]
@@ -68,11 +66,7 @@ class InferRequest:
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Return how many bytes of a body are JSON; None without the header: all.
-
-    Raises:
-        InvalidInput: if it is no length, or longer than the body.
-    """
+    """Return how many bytes of a body are JSON; None without the header: all."""
     given = headers.get(HEADER_LENGTH)
     if given is None:
         return None
@@ -84,12 +78,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 def read_infer(
     body: bytes | bytearray, length: int | None, max_json: int, call: Call
 ) -> InferRequest:
-    """Return a request as it was read, given how many bytes of it are JSON, None if all.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge, Overloaded: before it takes more memory than it may.
-    """
+    """Return a request as it was read, given how many bytes of it are JSON, None if all."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         raise TooLarge(
@@ -146,7 +135,6 @@ def _id(given: Any) -> str | None:
 
 
 def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tensor]:
-    """Return the tensors of a request, whose bytes follow each other in `after`."""
     if not isinstance(given, list) or not given:
         raise InvalidInput(
             where, "an array of at least one tensor", "none" if not given else kind_of(given)
@@ -171,7 +159,6 @@ def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tens
 
 
 def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tensor, memoryview]:
-    """Return a tensor, and the bytes after its own."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
     if not item.keys() <= TENSOR_FIELDS:
@@ -285,12 +272,7 @@ def rows_of(
 ) -> tuple[Rows, list[str] | None]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
-    Of an answer that is passed on, tensors that the model does not take are passed over.
-
-    Raises:
-        InvalidInput: naming the tensor that is absent, of the wrong shape or not of the model's.
-        TooLarge: if there are more rows than there may be.
-    """
+    Of an answer that is passed on, tensors that the model does not take are passed over."""
     tensors, groups = _without_groups(tensors, manifest, call)
     spec = manifest.input
     if spec.columns:
@@ -312,7 +294,6 @@ def is_by_group(manifest: Manifest) -> bool:
 def _without_groups(
     tensors: list[Tensor], manifest: Manifest, call: Call
 ) -> tuple[list[Tensor], list[str] | None]:
-    """Return the tensors of rows, and the groups."""
     given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
     if given is None or not is_by_group(manifest):
         return tensors, None
@@ -326,7 +307,6 @@ def _without_groups(
 
 
 def _only(tensors: list[Tensor], is_passed_on: bool) -> Tensor:
-    """Return the tensor of a model that takes one, by whatever name."""
     if len(tensors) == 1:
         return tensors[0]
     named = [tensor for tensor in tensors if tensor.name == INPUT]
@@ -359,7 +339,6 @@ def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
 
 
 def _refuse_base64(tensor: Tensor) -> None:
-    """Raise InvalidInput for texts that would be predicted as they are packed."""
     if tensor.is_base64:
         raise InvalidInput(
             f"{tensor.place}.parameters.content_type", "text as it is (str), or none", "base64"
@@ -367,7 +346,6 @@ def _refuse_base64(tensor: Tensor) -> None:
 
 
 def _check_one_each(tensor: Tensor) -> None:
-    """Raise InvalidInput unless a tensor has an element for each row."""
     if len(tensor.shape) > 2 or tensor.size != tensor.shape[0]:
         raise InvalidInput(
             f"{tensor.place}.shape",
@@ -379,7 +357,6 @@ def _check_one_each(tensor: Tensor) -> None:
 def _cells(
     tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: Call
 ) -> Cells:
-    """Return the cells of a table."""
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
     absent = next((name for name in names if name not in by_name), None)
@@ -432,7 +409,6 @@ def _numbers(tensor: Tensor, column: Any) -> list[Any] | np.ndarray:
 
 
 def _text(value: str | bytes, place: str) -> str:
-    """Return an element of BYTES as text."""
     if isinstance(value, str):
         return value
     try:

@@ -55,33 +55,28 @@ def _json(content: Any) -> Response:
 
 @router.get("")
 async def get_server() -> Response:
-    """Say what serves, and which extensions of the protocol it has."""
     return _json({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
 
 
 @router.get("/health/live")
 async def get_live() -> Response:
-    """Say that the process answers."""
     return _json({"live": True})
 
 
 @router.get("/health/ready")
 async def get_ready(request: Request) -> Response:
-    """Say whether there is a model to predict with."""
     refuse_unready(context_of(request))
     return _json({"ready": True})
 
 
 @router.get("/models")
 async def get_models(request: Request) -> Response:
-    """List the models."""
     return _json({"models": context_of(request).models.names()})
 
 
 @router.get("/models/{name}")
 @router.get("/models/{name}/versions/{version}")
 async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
-    """Describe the tensors that a model takes and gives."""
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     versions = await context.threads.files(partial(context.models.store.versions, name))
@@ -91,7 +86,6 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
 async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
-    """Give the same as Triton's configuration of a model."""
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     return _json(triton_config(manifest, context.settings.max_rows))
@@ -100,7 +94,6 @@ async def get_config(request: Request, name: str, version: str = LATEST) -> Resp
 @router.get("/models/{name}/ready")
 @router.get("/models/{name}/versions/{version}/ready")
 async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
-    """Say whether a model, or one of its versions, answers."""
     context = context_of(request)
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
     return _json({"name": name, "ready": True})
@@ -108,7 +101,6 @@ async def get_model_ready(request: Request, name: str, version: str = LATEST) ->
 
 @router.post("/repository/index")
 async def post_index(request: Request) -> Response:
-    """List all versions, and what is wrong with those that cannot be served."""
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
@@ -123,7 +115,6 @@ async def post_index(request: Request) -> Response:
 @router.post("/models/{name}/infer")
 @router.post("/models/{name}/versions/{version}/infer")
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
-    """Predict rows, as `POST /predict` does."""
     context = context_of(request)
     call = context.begin(request)
     asked, infer = await _read(context, call, name, version)
@@ -177,7 +168,6 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
 async def _read(
     context: Context, call: Call, name: str, version: str
 ) -> tuple[ToPredict, InferRequest]:
-    """Return what a request asks, and how it wants its answer; its body goes with its rows."""
     settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")

@@ -131,8 +131,6 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def application(args: Mapping[str, Any], **options: Any) -> Application:
-    """Return the application with these settings, as `build` does, and options of the
-    deployment."""
     given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
     for name in given:
         if name in SECRETS:
@@ -158,7 +156,6 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
 
 
 def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
-    """Return the deployment's options for this number of replicas, and of processors for each."""
     options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
     if most == least:
         return options | {"num_replicas": least}

@@ -25,11 +25,7 @@ LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose a
 
 
 def run(arguments: list[str], settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start.
-
-    Raises:
-        InvalidInput: naming the option or setting that is wrong.
-    """
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
     options = _options(arguments)
     is_here = options.ray is None
     port = (settings.port if options.port is None else options.port) or _free_port()
@@ -146,11 +142,7 @@ def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
     """Return the settings of replicas, files by their absolute paths.
 
     On this machine they have the same environment, secrets among it; on others nothing but what
-    they are given.
-
-    Raises:
-        InvalidInput: for a secret that would travel, and be shown.
-    """
+    they are given."""
     given: dict[str, Any] = {}
     for name in {*settings.model_fields_set, "store", "cache"}:
         value = getattr(settings, name)
