@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
@@ -20,7 +19,6 @@ from service.api.options import num_samples_of, priors_of
 from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
-    JSON,
     envelope_of_query,
     pool_numbers,
     read_body,
@@ -28,7 +26,7 @@ from service.api.requests import (
     request_media_type,
     row_numbers,
 )
-from service.api.responses import acquire_answer
+from service.api.responses import acquire_answer, json_response
 from service.api.rows import Rows
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.call import Call
@@ -71,7 +69,7 @@ async def post_acquire(request: Request) -> Response:
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     encoding = served.model.encoding_draws
-    pool = None if rows is not None else await _opened(call, context, envelope, served, body)
+    pool = None if rows is not None else await _open(call, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         reservation = call.reservation
@@ -140,7 +138,7 @@ async def post_acquire(request: Request) -> Response:
         unknown_categories=unknown,
         ranking=answered,
     )
-    return Response(orjson.dumps(answer), media_type=JSON)
+    return json_response(answer)
 
 
 async def _read(
@@ -153,7 +151,7 @@ async def _read(
     return envelope, None if envelope.pool_file is not None else rows
 
 
-async def _opened(
+async def _open(
     call: Call,
     context: Context,
     envelope: AcquireRequest,
@@ -161,22 +159,19 @@ async def _opened(
     body: bytes | bytearray,
 ) -> RowFile:
     """Open the file that is a request's body, or that it names."""
-    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(call.request))
+    spec, settings = served.model.manifest.input, context.settings
 
     def work() -> RowFile:
         if envelope.pool_file is None:
+            ending = FILE_ENDINGS.get(request_media_type(call.request))
             return open_rows(body, spec, "pool", ending)
-        return open_rows(
-            path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
-        )
+        path = path_in(settings.pools, envelope.pool_file, "pool_file")
+        return open_rows(path, spec, "pool_file")
 
-    pool = await context.threads.state(work)
-    if pool.rows > context.settings.max_pool_rows:
-        most = context.settings.max_pool_rows
-        raise TooLarge(
-            f"{pool.field}: expected at most {most} rows, got {pool.rows} (/acquire/jobs takes "
-            "more)"
-        )
+    pool, most = await context.threads.state(work), settings.max_pool_rows
+    if pool.rows > most:
+        got = f"got {pool.rows} (/acquire/jobs takes more)"
+        raise TooLarge(f"{pool.field}: expected at most {most} rows, {got}")
     return pool
 
 
@@ -209,9 +204,8 @@ async def _selected(
 
     def work() -> Selection:
         check_keeping(envelope.keep, envelope.control, ids, are_named)
-        known = (
-            context.labelled(model, ids) if are_named and envelope.exclude_labelled else set[str]()
-        )
+        is_excluding = are_named and envelope.exclude_labelled
+        known = context.labelled(model, ids) if is_excluding else set[str]()
         return select(ids, known, envelope.control, envelope.k, seed)
 
     return await context.threads.state(work)

@@ -25,7 +25,10 @@ NO_TERMS = (
 OF_IDS = (
     "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 )
-NO_ROWS = "this version was published without training rows (serving.nearest_rows of its recipe), or before there were"
+NO_ROWS = (
+    "this version was published without training rows (serving.nearest_rows of its recipe), or "
+    "before there were"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +43,17 @@ class Explained:
         return len(self.explanation.flag.statistic)
 
     def take(self, rows: slice) -> "Explained":
-        """Return that of some rows."""
         whole, flag = self.explanation, self.explanation.flag
 
         def part(values: Any) -> Any:
             return None if values is None else values[rows]
 
-        part_of_flag = DividedFlag(
+        flag = DividedFlag(
             flag.statistic[rows],
             {name: share[rows] for name, share in flag.share.items()},
             {name: is_low[rows] for name, is_low in flag.is_low.items()},
         )
-        explanation = Explanation(
-            part_of_flag, part(whole.falls), part(whole.shares), part(whole.nearest)
-        )
+        explanation = Explanation(flag, part(whole.falls), part(whole.shares), part(whole.nearest))
         return Explained(self.manifest, explanation, part(self.cells))
 
 
@@ -95,10 +95,11 @@ def _detectors(explained: Explained) -> dict[str, dict[str, np.ndarray]]:
     return {name: {"share": s, "low": flag.is_low[name]} for name, s in flag.share.items()}
 
 
-def _falls(explained: Explained) -> list[Any]:
+def _falls(explained: Explained) -> list[Any] | None:
+    """Return each row's columns, those first that add most to the statistic."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
-        return [None] * len(explained)
+        return None
     order = np.argsort(-falls, axis=1, kind="stable").tolist()
     return [
         [{"column": names[i], "fall": of_row[i]} for i in by_fall]
@@ -117,25 +118,22 @@ def _map(explained: Explained) -> np.ndarray | None:
 
 
 def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
+    """Return which columns are `unseen` or `missing` in each row."""
     if explained.cells is None:
         return None
     names = _columns(explained)
     return np.array([[name in getattr(cell, kind) for name in names] for cell in explained.cells])
 
 
-def _unseen(explained: Explained) -> list[Any]:
-    if explained.cells is None:
-        return [None] * len(explained)
-    return [
+def _unseen(explained: Explained) -> list[Any] | None:
+    return explained.cells and [
         [{"column": name, "value": value[:SHOWN]} for name, value in cells.unseen.items()]
         for cells in explained.cells
     ]
 
 
-def _missing(explained: Explained) -> list[Any]:
-    if explained.cells is None:
-        return [None] * len(explained)
-    return [cells.missing for cells in explained.cells]
+def _missing(explained: Explained) -> list[Any] | None:
+    return explained.cells and [cells.missing for cells in explained.cells]
 
 
 def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
@@ -146,10 +144,10 @@ def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
     return {"id": np.array(ids), "distance": np.array(distances)}
 
 
-def _nearest(explained: Explained) -> list[Any]:
+def _nearest(explained: Explained) -> list[Any] | None:
     nearest = explained.explanation.nearest
     if nearest is None:
-        return [None] * len(explained)
+        return None
     return [
         [{"id": i, "distance": d} for i, d in zip(ids, distances.tolist(), strict=True)]
         for ids, distances in nearest

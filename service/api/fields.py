@@ -31,7 +31,7 @@ class Field:
     type: Any  # of its value in JSON
     words: str  # its meaning, in the reference
     values: Callable[[Any], Values]  # of the results: a row each
-    json: Callable[[Any], list[Any]] | None = None  # its values in JSON, where these are others
+    json: Callable[[Any], list[Any] | None] | None = None  # where these are others in JSON
     unit: str = ""
     task: Task | None = None  # None: of both
     datatype: Datatype | None = "FP64"  # None: it is no tensor

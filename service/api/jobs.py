@@ -29,7 +29,6 @@ from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import path_in
 from service.api.requests import (
     FILE_ENDINGS,
-    JSON,
     NPY,
     NPZ,
     PARQUET,
@@ -39,6 +38,7 @@ from service.api.requests import (
     request_media_type,
     row_numbers,
 )
+from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.auth.keys import key_name
 from service.batch.computation import request_fields
@@ -46,6 +46,7 @@ from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobR
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.pool_ranking import check_keeping
+from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -93,7 +94,7 @@ async def get_jobs(request: Request) -> Response:
     context, owner = context_of(request), key_name(request.scope) or ""
     jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
     content = {"jobs": [_job_json(context, job) for job in jobs]}
-    return Response(orjson.dumps(content), media_type=JSON)
+    return json_response(content)
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
@@ -334,7 +335,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
 def _answer(
     context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return Response(orjson.dumps(_job_json(context, job)), status, headers, media_type=JSON)
+    return json_response(_job_json(context, job), status, headers)
 
 
 def _job_json(context: Context, job: Job) -> dict[str, Any]:

@@ -3,9 +3,9 @@ have."""
 
 from typing import Any
 
-from service.api.requests import FILE_ENDINGS, FORM, JSON, NPY
+from service.api.requests import FILE_ENDINGS, FORM, NPY
 from service.api.schemas import Envelope, Problem
-from service.error_forms import PROBLEM_JSON
+from service.error_forms import JSON, PROBLEM_JSON
 
 
 def problem_content() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
@@ -18,12 +17,12 @@ from service.api.openapi import ERRORS, file_body
 from service.api.options import validate
 from service.api.requests import (
     FILE_ENDINGS,
-    JSON,
     NPY,
     read_body,
     request_media_type,
     text_fields,
 )
+from service.api.responses import json_response
 from service.api.schemas import PreviewAnswer, PreviewRequest
 from service.context import context_of
 from service.errors import Unsupported
@@ -42,7 +41,7 @@ router = APIRouter()
     responses={200: {"model": PreviewAnswer}, **ERRORS},
     openapi_extra=file_body(PreviewRequest, list(ENDINGS)),
 )
-async def postpreview_rows(request: Request) -> Response:
+async def post_preview(request: Request) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     context = context_of(request)
     settings = context.settings
@@ -68,7 +67,7 @@ async def postpreview_rows(request: Request) -> Response:
         "ignored_columns": pool.ignored,
         "preview": await context.threads.state(reading),
     }
-    return Response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), media_type=JSON)
+    return json_response(answer)
 
 
 def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ from service.api.options import (
 )
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
-    JSON,
     NPZ,
     SMALL_JSON_BYTES,
     find_odd_cells,
@@ -61,6 +60,7 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
+from service.error_forms import JSON
 from service.models.models import Served
 
 T = TypeVar("T")

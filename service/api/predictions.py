@@ -1,6 +1,6 @@
 """What an answer says of a row: the fields of a prediction, in the order of JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -82,26 +82,25 @@ def reported(scores: AnyScores) -> AnyScores:
 
 def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[dict[str, Any]]:
     """Return an object for each row, with the fields in their order; null is what there is not."""
-    columns = {
-        field.name: field.json(results) if field.json else json_values(field.values(results), count)
-        for field in fields
-    }
-    return _rows(columns, count)
+    return _rows({field.name: (field.json or field.values)(results) for field in fields}, count)
 
 
-def json_values(values: Values, count: int) -> list[Any]:
+def _items(values: list[Any] | Values, count: int) -> list[Any]:
     if values is None:
         return [None] * count
+    if isinstance(values, list):
+        return values
     if isinstance(values, np.ndarray):
         items: list[Any] = values.tolist()
         return items
-    return _rows({name: json_values(part, count) for name, part in values.items()}, count)
+    return _rows(values, count)
 
 
-def _rows(columns: dict[str, list[Any]], count: int) -> list[dict[str, Any]]:
+def _rows(columns: Mapping[str, list[Any] | Values], count: int) -> list[dict[str, Any]]:
     if not columns:
         return [{} for _ in range(count)]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = zip(*(_items(column, count) for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 class DetectorAnswer(BaseModel):
@@ -137,10 +136,10 @@ def _category_names(results: Results) -> np.ndarray | None:
     return None if spec is None or categories is None else np.array([*spec.names, ""])[categories]
 
 
-def _categories(results: Results) -> list[dict[str, Any] | None]:
+def _categories(results: Results) -> list[dict[str, Any]] | None:
     spec, categories = results.manifest.categories, results.decision.categories
     if spec is None or categories is None:
-        return [None] * len(results)
+        return None
     judged = spec.judged_rows
     known = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
     most_cautious = {"name": None, "rows": min(judged)}

@@ -17,6 +17,7 @@ from model_store.inference.prediction import Decision, DecisionOptions, Predicti
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause
 from service.api.predictions import Results
+from service.error_forms import JSON
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
 CLASS_BYTES = 200  # of a class's name in an array
@@ -53,6 +54,13 @@ def response(
     if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
         return Response(parts[0], media_type=media_type, headers=headers)
     return PartsResponse(parts, media_type, headers or {})
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers, media_type=JSON)
 
 
 @dataclass(frozen=True, eq=False)

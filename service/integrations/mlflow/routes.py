@@ -14,10 +14,11 @@ from model_store.sources.files import open_rows
 from service import VERSION
 from service.api.health import refuse_unready
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import JSON, read_body, request_media_type
+from service.api.requests import read_body, request_media_type
 from service.api.responses import predict_json, response
 from service.call import Call
 from service.context import Context, context_of
+from service.error_forms import JSON
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 

@@ -11,7 +11,6 @@ import zlib
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
@@ -21,10 +20,11 @@ from service import VERSION
 from service.api.health import refuse_unready
 from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import JSON, body_parts, header, parse_json, read_body
-from service.api.responses import response
+from service.api.requests import body_parts, header, parse_json, read_body
+from service.api.responses import json_response, response
 from service.call import Call
 from service.context import Context, context_of
+from service.error_forms import JSON
 from service.errors import NotReady, TooLarge, Unsupported
 from service.integrations.open_inference.answers import (
     TensorEncoder,
@@ -49,29 +49,25 @@ INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 router = APIRouter(prefix="/v2", include_in_schema=False)
 
 
-def _json(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type=JSON)
-
-
 @router.get("")
 async def get_server() -> Response:
-    return _json({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
+    return json_response({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
 
 
 @router.get("/health/live")
 async def get_live() -> Response:
-    return _json({"live": True})
+    return json_response({"live": True})
 
 
 @router.get("/health/ready")
 async def get_ready(request: Request) -> Response:
     refuse_unready(context_of(request))
-    return _json({"ready": True})
+    return json_response({"ready": True})
 
 
 @router.get("/models")
 async def get_models(request: Request) -> Response:
-    return _json({"models": context_of(request).models.names()})
+    return json_response({"models": context_of(request).models.names()})
 
 
 @router.get("/models/{name}")
@@ -80,7 +76,7 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     versions = await context.threads.files(partial(context.models.store.versions, name))
-    return _json(model_metadata(manifest, versions))
+    return json_response(model_metadata(manifest, versions))
 
 
 @router.get("/models/{name}/config")
@@ -88,7 +84,7 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
 async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
-    return _json(triton_config(manifest, context.settings.max_rows))
+    return json_response(triton_config(manifest, context.settings.max_rows))
 
 
 @router.get("/models/{name}/ready")
@@ -96,7 +92,7 @@ async def get_config(request: Request, name: str, version: str = LATEST) -> Resp
 async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
-    return _json({"name": name, "ready": True})
+    return json_response({"name": name, "ready": True})
 
 
 @router.post("/repository/index")
@@ -109,7 +105,7 @@ async def post_index(request: Request) -> Response:
     if content.keys() - {"ready"} or type(only_ready) is not bool:
         raise InvalidInput("body", "nothing, or an object of ready, true or false", "another")
     index = await context.threads.files(partial(_index, context.models))
-    return _json([entry for entry in index if not only_ready or entry["state"] == "READY"])
+    return json_response([entry for entry in index if not only_ready or entry["state"] == "READY"])
 
 
 @router.post("/models/{name}/infer")
