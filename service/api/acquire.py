@@ -152,11 +152,7 @@ async def _read(
 
 
 async def _open(
-    call: Call,
-    context: Context,
-    envelope: AcquireRequest,
-    served: Served,
-    body: bytes | bytearray,
+    call: Call, context: Context, envelope: AcquireRequest, served: Served, body: bytes | bytearray
 ) -> RowFile:
     """Open the file that is a request's body, or that it names."""
     spec, settings = served.model.manifest.input, context.settings

@@ -15,13 +15,7 @@ from model_store.sources.files import open_rows
 from model_store.sources.row_file import Part, RowFile
 from service.api.openapi import ERRORS, file_body
 from service.api.options import validate
-from service.api.requests import (
-    FILE_ENDINGS,
-    NPY,
-    read_body,
-    request_media_type,
-    text_fields,
-)
+from service.api.requests import FILE_ENDINGS, NPY, read_body, request_media_type, text_fields
 from service.api.responses import json_response
 from service.api.schemas import PreviewAnswer, PreviewRequest
 from service.context import context_of

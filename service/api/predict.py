@@ -17,12 +17,7 @@ from jaxtyping import Float64, Int64
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import explain, rows_as_usual
-from model_store.inference.prediction import (
-    DecisionOptions,
-    Prediction,
-    check_computed,
-    decide,
-)
+from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause

@@ -149,7 +149,7 @@ class AcquireRequest(Envelope):
                     "ids": ["a three", "noise"],
                     "k": 1,
                     "seed": 7,
-                },
+                }
             ]
         }
     )

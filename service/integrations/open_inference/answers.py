@@ -101,10 +101,7 @@ class TensorEncoder:
         return self.asked.outputs is not None and name in self.asked.outputs
 
     def _parts(
-        self,
-        head: dict[str, Any],
-        outputs: dict[str, tuple[np.ndarray, bool | None]],
-        pause: Pause,
+        self, head: dict[str, Any], outputs: dict[str, tuple[np.ndarray, bool | None]], pause: Pause
     ) -> list[bytes]:
         text = [orjson.dumps(head)[:-1], b',"outputs":[']
         contents: list[bytes] = []

@@ -26,11 +26,7 @@ from service.call import Call
 from service.context import Context, context_of
 from service.error_forms import JSON
 from service.errors import NotReady, TooLarge, Unsupported
-from service.integrations.open_inference.answers import (
-    TensorEncoder,
-    model_metadata,
-    triton_config,
-)
+from service.integrations.open_inference.answers import TensorEncoder, model_metadata, triton_config
 from service.integrations.open_inference.requests import (
     HEADER_LENGTH,
     InferRequest,
