@@ -123,9 +123,8 @@ def check_store(settings: Settings, is_first: bool) -> None:
             bucket.names()
         except StoreUnreachable as error:
             if error.is_refused:
-                raise InvalidInput(
-                    "DUBITO_STORE", "a bucket that can be read", str(error)
-                ) from None
+                expected = "a bucket that can be read"
+                raise InvalidInput("DUBITO_STORE", expected, str(error)) from None
 
 
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:

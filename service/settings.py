@@ -208,17 +208,15 @@ class Settings(BaseSettings):
         """Return the token of Label Studio, of the setting or the file."""
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both"
-            )
+            expected = "none beside DUBITO_LABEL_STUDIO_TOKEN"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "both")
         if file is None:
             return None if given is None else given.get_secret_value()
         try:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another"
-            ) from None
+            expected = "a file that can be read"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "another") from None
 
     @property
     def worker_threads(self) -> int:
@@ -267,6 +265,5 @@ def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
         what = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
             raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
-        raise InvalidInput(
-            what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])
-        ) from None
+        expected = str(first["msg"]).removeprefix("Input should be ")
+        raise InvalidInput(what, expected, repr(first["input"])) from None

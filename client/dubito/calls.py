@@ -318,9 +318,8 @@ def _posted(
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
-            raise InvalidInput(
-                field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}"
-            )
+            expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
+            raise InvalidInput(field, expected, f"one in {rows.suffix!r}")
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return request_of(path, field, rows_of(rows, field), options, {})
 

@@ -284,9 +284,8 @@ def _file(row: Any, field: str) -> bytes:
     try:
         row.save(file, "PNG")
     except (OSError, ValueError):
-        raise InvalidInput(
-            field, "an image that PNG can hold (Image.convert)", f"one of mode {row.mode}"
-        ) from None
+        expected = "an image that PNG can hold (Image.convert)"
+        raise InvalidInput(field, expected, f"one of mode {row.mode}") from None
     return file.getvalue()
 
 

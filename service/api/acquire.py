@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
@@ -13,7 +12,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.row_file import RowFile
-from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
+from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
 from service.api.pool_files import path_in, with_id
@@ -89,7 +88,8 @@ async def post_acquire(request: Request) -> Response:
         whole, are_named = x, names is not None
         ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
+        find = partial(select_rows, context, envelope, served.name, ids, are_named, seed or 0)
+        chosen = await context.threads.state(find)
         if len(chosen.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
@@ -185,7 +185,7 @@ def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[st
     return names
 
 
-async def _selected(
+def select_rows(
     context: Context,
     envelope: AcquireRequest,
     model: str,
@@ -194,14 +194,7 @@ async def _selected(
     seed: int,
 ) -> Selection:
     """Return what becomes of the pool's rows: which are ranked, and which set aside."""
-    if not envelope.keep and not (are_named and has_state(context.settings.state)):
-        check_keeping(False, envelope.control, ids, are_named)
-        return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)
-
-    def work() -> Selection:
-        check_keeping(envelope.keep, envelope.control, ids, are_named)
-        is_excluding = are_named and envelope.exclude_labelled
-        known = context.labelled(model, ids) if is_excluding else set[str]()
-        return select(ids, known, envelope.control, envelope.k, seed)
-
-    return await context.threads.state(work)
+    check_keeping(envelope.keep, envelope.control, ids, are_named)
+    is_excluding = are_named and envelope.exclude_labelled
+    known = context.labelled(model, ids) if is_excluding else set[str]()
+    return select(ids, known, envelope.control, envelope.k, seed)

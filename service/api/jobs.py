@@ -18,18 +18,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from model_store.acquisition.choice import most_candidates
-from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from service.api.acquire import select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
 from service.api.options import groups_of, num_samples_of
-from service.api.pool_files import path_in
+from service.api.pool_files import ENDINGS, path_in
 from service.api.requests import (
-    FILE_ENDINGS,
-    NPY,
     NPZ,
     PARQUET,
     envelope_of_query,
@@ -45,7 +43,6 @@ from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.pool_ranking import check_keeping
 from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
@@ -193,15 +190,12 @@ async def _read(
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
     call.deadline = call.begun + settings.deadline_s
-    ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
+    ending = ENDINGS.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_options(envelope)
-        return (
-            envelope,
-            await context.served(call, envelope),
-            _Rows(field, f"{field}{ending}", body),
-        )
+        served = await context.served(call, envelope)
+        return envelope, served, _Rows(field, f"{field}{ending}", body)
     envelope, inline = await read_rows(
         context, call, body, kind, field, settings.max_pool_rows, file_field
     )
@@ -246,8 +240,8 @@ def _job_request(
     seed = fresh_seed() if envelope.seed is None else envelope.seed
     fields = request_fields(envelope, served, num_samples, settings.settle)
     if isinstance(envelope, AcquireRequest):
-        names = None if ids is None else list(ids)
-        selection = _select(context, envelope, served, names, pool.rows, seed)
+        names = [str(i) for i in range(pool.rows)] if ids is None else list(ids)
+        selection = select_rows(context, envelope, served.name, names, ids is not None, seed)
         selected = len(selection.ranked) < pool.rows
         if selected:
             file = io.BytesIO()
@@ -276,21 +270,6 @@ def _job_request(
         ignored=pool.ignored,
         **fields,
     )
-
-
-def _select(
-    context: Context,
-    envelope: AcquireRequest,
-    served: Served,
-    ids: list[str] | None,
-    rows: int,
-    seed: int,
-) -> Selection:
-    names = [str(i) for i in range(rows)] if ids is None else ids
-    check_keeping(envelope.keep, envelope.control, names, ids is not None)
-    is_excluding = ids is not None and envelope.exclude_labelled
-    labelled = context.labelled(served.name, names) if is_excluding else set[str]()
-    return select(names, labelled, envelope.control, envelope.k, seed)
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:

@@ -144,26 +144,23 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     missing = [name for name in manifest.classes if name not in priors]
     if missing or len(priors) > len(manifest.classes):
         got = f"none of {missing[0]!r}"[:100] if missing else "others too"
-        raise InvalidInput(
-            "priors", f"a share of each of the {len(manifest.classes)} classes and of no other", got
-        )
+        expected = f"a share of each of the {len(manifest.classes)} classes and of no other"
+        raise InvalidInput("priors", expected, got)
     shares = tuple(priors[name] for name in manifest.classes)
     for name, share in zip(manifest.classes, shares, strict=True):
         if not 0.0 <= share <= 1.0:
             raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
     for name, share, known in zip(manifest.classes, shares, manifest.priors, strict=True):
         if share > 0 and known == 0:
-            raise InvalidInput(
-                f"priors.{name}"[:100], "0, since no training row is of this class", f"{share:g}"
-            )
+            expected = "0, since no training row is of this class"
+            raise InvalidInput(f"priors.{name}"[:100], expected, f"{share:g}")
     if abs(sum(shares) - 1.0) > SUMS_TO_1:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
     unknown = label_shift.unknown(np.array(shares))
     if len(unknown):
         name = manifest.classes[int(unknown[0])]
-        raise InvalidInput(
-            f"priors.{name}"[:100], "0, since no row of this class calibrated", f"{priors[name]:g}"
-        )
+        expected = "0, since no row of this class calibrated"
+        raise InvalidInput(f"priors.{name}"[:100], expected, f"{priors[name]:g}")
     return shares
 
 
@@ -173,9 +170,8 @@ def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.nd
     spec = served.model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"
     if envelope.groups is not None and not is_by_group:
-        raise InvalidInput(
-            "groups", f"none, since {served.name} is not calibrated by group", "some"
-        )
+        expected = f"none, since {served.name} is not calibrated by group"
+        raise InvalidInput("groups", expected, "some")
     if spec is None or not is_by_group:
         return None
     if envelope.groups is None:
@@ -203,9 +199,8 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
     all."""
     if "settle" in envelope.model_fields_set:
         if envelope.settle is not None and envelope.return_samples:
-            raise InvalidInput(
-                "settle", "none beside return_samples, whose rows have as many draws each", "both"
-            )
+            expected = "none beside return_samples, whose rows have as many draws each"
+            raise InvalidInput("settle", expected, "both")
         return None if envelope.settle is None else StoppingRule(fpr, envelope.settle)
     return None if settle is None or envelope.return_samples else StoppingRule(fpr, settle)
 
@@ -217,19 +212,15 @@ def _risk(
     if wanted is None:
         return None if spec is None else spec.risk
     if spec is None:
-        raise InvalidInput(
-            "risk",
-            f"none, since {served.name} is a regression: no answer is right or wrong",
-            f"{wanted}",
-        )
+        expected = f"none, since {served.name} is a regression: no answer is right or wrong"
+        raise InvalidInput("risk", expected, f"{wanted}")
     draws = calibration.draws_used(num_samples)
     rank_tables = calibration.rank_tables(draws, rule)
     if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)
         known = f"at least {smallest:g}" if smallest < 1.0 else "none"
-        raise InvalidInput(
-            "risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}"
-        )
+        expected = f"{known}, which {served.name} can certify with {draws} draws"
+        raise InvalidInput("risk", expected, f"{wanted}")
     return wanted
 
 
@@ -240,16 +231,14 @@ def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
     for name, value in parameters.items():
         if name not in KNOWN:
             place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            raise InvalidInput(
-                place, f"one of {', '.join(sorted((*KNOWN, *also)))}", "an unknown one"
-            )
+            expected = f"one of {', '.join(sorted((*KNOWN, *also)))}"
+            raise InvalidInput(place, expected, "an unknown one")
         if isinstance(value, str):
             try:
                 value = orjson.loads(value.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
-                raise InvalidInput(
-                    f"{where}.{name}", "a number, or one as a string", "another string"
-                ) from None
+                expected = "a number, or one as a string"
+                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
         fields[name] = value
     return fields
 

@@ -154,9 +154,8 @@ def _read(
     request, rows = call.request, list[Any]()
     if media_type == JSON:
         if request.query_params:  # else a seed put there would be passed over in silence
-            raise InvalidInput(
-                "query", "nothing, since a JSON body holds every field", "parameters"
-            )
+            expected = "nothing, since a JSON body holds every field"
+            raise InvalidInput("query", expected, "parameters")
         if len(body) > SMALL_JSON_BYTES:
             reserve_json(body, rows_field, max_rows, call)
             content, found = take_apart(body, rows_field, max_rows, call.pause)
@@ -346,9 +345,8 @@ def parse_form(
             pause()
         parser.finalize()
     except FormParserError:
-        raise InvalidInput(
-            "body", "multipart/form-data with the boundary of its Content-Type", "another"
-        ) from None
+        expected = "multipart/form-data with the boundary of its Content-Type"
+        raise InvalidInput("body", expected, "another") from None
     if not form.ended:
         raise InvalidInput("body", "a whole form", "one without its end")
     if not all(part.name for part in form.parts):

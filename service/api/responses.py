@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from starlette.types import Receive, Scope, Send
 
 from model_store.artifacts.manifest import Manifest
-from model_store.inference.prediction import Decision, DecisionOptions, Prediction
+from model_store.inference.prediction import DecisionOptions
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause
 from service.api.predictions import Results
@@ -112,7 +112,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     manifest = answer.results.manifest
-    arrays = dict(about_arrays(manifest, answer.seed, answer.options))
+    arrays = about_arrays(manifest, answer.seed, answer.options)
     if manifest.input.columns:
         counts = [answer.unknown.get(column.name, 0) for column in manifest.input.columns]
         arrays["unknown_categories"] = np.array(counts)
@@ -148,14 +148,15 @@ def acquire_answer(
     **about: Any,
 ) -> dict[str, Any]:
     is_sampled = acquisition in PREDICTIVES[manifest.task].sampled
-    head = {
+    return {
         "model": manifest.name,
         "version": manifest.version,
         "acquisition": acquisition,
         **about,
+        "beta": beta if is_sampled else None,
+        "priors": _stated_priors(manifest, priors),
+        "ranking": ranking,
     }
-    head["beta"] = beta if is_sampled else None
-    return {**head, "priors": _stated_priors(manifest, priors), "ranking": ranking}
 
 
 def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict[str, float] | None:
@@ -167,22 +168,13 @@ def judged_by(options: DecisionOptions) -> dict[str, float | None]:
     return {name: getattr(options, name) for name in names}
 
 
-def about_arrays(
-    manifest: Manifest, seed: int, options: DecisionOptions
-) -> Iterator[tuple[str, np.ndarray]]:
-    yield "model", np.array(manifest.name)
-    yield "version", np.array(manifest.version)
-    yield "seed", np.array(seed)
-    for name, rate in judged_by(options).items():
-        if rate is not None:
-            yield name, np.array(rate)
-    if options.priors is not None:
-        yield "priors", np.array(options.priors)
-    if manifest.classes is not None:
-        yield "classes", np.array(manifest.classes)
-
-
-def row_arrays(
-    manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
-) -> dict[str, np.ndarray]:
-    return Results(manifest, num_samples, prediction, decision).arrays
+def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> dict[str, np.ndarray]:
+    said = {
+        "model": manifest.name,
+        "version": manifest.version,
+        "seed": seed,
+        **judged_by(options),
+        "priors": options.priors,
+        "classes": manifest.classes,
+    }
+    return {name: np.array(value) for name, value in said.items() if value is not None}

@@ -76,9 +76,8 @@ def rows_array(
         return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
-            raise InvalidInput(
-                field, f"an array of shape {shapes_of(shape)}", f"shape {rows.shape}"
-            )
+            expected = f"an array of shape {shapes_of(shape)}"
+            raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
             _check_ids(flat, spec, field, first_row)
@@ -202,9 +201,8 @@ class _Reader:
             try:
                 return self.encoder.row(row)
             except ValueError:
-                raise InvalidInput(
-                    field, "text that the version's tokenizer takes", "other text"
-                ) from None
+                expected = "text that the version's tokenizer takes"
+                raise InvalidInput(field, expected, "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return an image, the bytes of a file or base64 of them, as a flat row of pixels."""
@@ -226,9 +224,8 @@ def _only(row: dict[str, Any], name: str, field: str) -> Any:
         raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
     unknown = next((key for key in row if key != name), None)
     if unknown is not None:
-        raise InvalidInput(
-            f"{field}.{unknown[:80]}", f"no column but {name[:80]}", "an unknown one"
-        )
+        expected = f"no column but {name[:80]}"
+        raise InvalidInput(f"{field}.{unknown[:80]}", expected, "an unknown one")
     return row[name]
 
 
@@ -240,9 +237,8 @@ def _content(row: Any, field: str) -> bytes:
     try:
         return base64.b64decode(row, validate=True)
     except (binascii.Error, ValueError):  # the latter of text beyond ASCII
-        raise InvalidInput(
-            field, "base64 of an image file", f"{kind_of(row)} that is not base64"
-        ) from None
+        expected = "base64 of an image file"
+        raise InvalidInput(field, expected, f"{kind_of(row)} that is not base64") from None
 
 
 def _block(

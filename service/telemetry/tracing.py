@@ -40,16 +40,14 @@ def check_tracing(settings: Settings) -> None:
     except ValueError:
         is_http = False
     if not is_http:
-        raise InvalidInput(
-            VARIABLE, "a URL such as http://collector:4318, without a user", "another text"
-        )
+        expected = "a URL such as http://collector:4318, without a user"
+        raise InvalidInput(VARIABLE, expected, "another text")
     try:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        raise InvalidInput(
-            VARIABLE, "the packages of the extra `otel` installed with it", "none of them"
-        ) from None
+        expected = "the packages of the extra `otel` installed with it"
+        raise InvalidInput(VARIABLE, expected, "none of them") from None
 
 
 class Tracing:

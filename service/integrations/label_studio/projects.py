@@ -50,26 +50,21 @@ def label_config(text: Any, manifest: Manifest) -> LabelConfig:
     tag = "Choices" if isinstance(manifest.output, ClassSpec) else "Number"
     control = next((element for element in root.iter(tag) if element.get("toName")), None)
     if control is None:
-        raise InvalidInput(
-            "label_config", f"<{tag} name=... toName=...>, for a model of {manifest.task}", "none"
-        )
+        expected = f"<{tag} name=... toName=...>, for a model of {manifest.task}"
+        raise InvalidInput("label_config", expected, "none")
     to = str(control.get("toName"))
     shown = next(
         (e for e in root.iter() if e.get("name") == to and str(e.get("value")).startswith("$")),
         None,
     )
     if shown is None:
-        raise InvalidInput(
-            "label_config", 'an object of the name in toName, with value="$FIELD"', "none"
-        )
+        expected = 'an object of the name in toName, with value="$FIELD"'
+        raise InvalidInput("label_config", expected, "none")
     choices = tuple(str(e.get("alias") or e.get("value")) for e in control.iter("Choice"))
     missing = [name for name in manifest.classes or () if name not in choices]
     if missing:
-        raise InvalidInput(
-            "label_config",
-            f"a <Choice> for each of the model's classes, {missing[:20]} too",
-            "none",
-        )
+        expected = f"a <Choice> for each of the model's classes, {missing[:20]} too"
+        raise InvalidInput("label_config", expected, "none")
     return LabelConfig(
         str(control.get("name")), to, tag.lower(), str(shown.get("value"))[1:], choices
     )

@@ -94,9 +94,8 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         "data",
         "index",
     }:
-        raise InvalidInput(
-            SPLIT, "an object of columns and data, and perhaps index", kind_of(given)
-        )
+        expected = "an object of columns and data, and perhaps index"
+        raise InvalidInput(SPLIT, expected, kind_of(given))
     names, data = given["columns"], given["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
         raise InvalidInput(f"{SPLIT}.columns", "an array of different names", kind_of(names))
@@ -104,9 +103,8 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
     for n, row in enumerate(data):
         if not isinstance(row, list) or len(row) != len(names):
-            raise InvalidInput(
-                f"{SPLIT}.data.{n}", f"an array of {len(names)}, as there are columns", kind_of(row)
-            )
+            expected = f"an array of {len(names)}, as there are columns"
+            raise InvalidInput(f"{SPLIT}.data.{n}", expected, kind_of(row))
     wanted = _wanted(spec)
     if wanted is not None and (spec.columns or len(names) > 1):
         places = {name: _place(name, names, f"{SPLIT}.columns") for name in wanted}
@@ -154,9 +152,8 @@ def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
             else given[wanted[0]]
         )
     if len(given) != 1:
-        raise InvalidInput(
-            INPUTS, "one array of rows, since the model takes no columns", f"{len(given)} arrays"
-        )
+        expected = "one array of rows, since the model takes no columns"
+        raise InvalidInput(INPUTS, expected, f"{len(given)} arrays")
     rows: list[Any] = columns[0]
     return rows
 

@@ -115,13 +115,11 @@ def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
     if len(shape) > 1 and level and isinstance(level[0], list):
         for axis, length in enumerate(shape):
             if axis and not all(type(part) is list and len(part) == length for part in level):
-                raise InvalidInput(
-                    f"{place}.data", "elements flat, or nested as the shape says", "others"
-                )
+                expected = "elements flat, or nested as the shape says"
+                raise InvalidInput(f"{place}.data", expected, "others")
             if axis == 0 and len(level) != length:
-                raise InvalidInput(
-                    f"{place}.data", f"an array of {length}, as the shape says", kind_of(level)
-                )
+                expected = f"an array of {length}, as the shape says"
+                raise InvalidInput(f"{place}.data", expected, kind_of(level))
             level = level if axis == 0 else list(chain.from_iterable(level))
     if len(level) != size:
         raise InvalidInput(f"{place}.data", f"{size} elements, as the shape says", f"{len(level)}")
@@ -131,9 +129,8 @@ def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
 def array_of_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> np.ndarray:
     """Return the array of JSON data; null among floating-point numbers is NaN, a missing value."""
     if datatype == FP16:
-        raise InvalidInput(
-            f"{place}.data", "binary data, since FP16 has no form in JSON", "data in JSON"
-        )
+        expected = "binary data, since FP16 has no form in JSON"
+        raise InvalidInput(f"{place}.data", expected, "data in JSON")
     level = flat_data(data, shape, place)
     kinds = set(map(type, level))
     floats = datatype.startswith("FP")
@@ -158,9 +155,8 @@ def array_of_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) 
                 else np.array(level, NUMPY[datatype])
             )
     except OverflowError:
-        raise InvalidInput(
-            f"{place}.data", f"numbers in the range of {datatype}", "one that is not"
-        ) from None
+        expected = f"numbers in the range of {datatype}"
+        raise InvalidInput(f"{place}.data", expected, "one that is not") from None
     return array.reshape(shape)
 
 

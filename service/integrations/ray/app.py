@@ -134,20 +134,14 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
     given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
     for name in given:
         if name in SECRETS:
-            raise InvalidInput(
-                f"args.{name}",
-                f"a file of secrets, as {name}_file, on each node",
-                "the secret itself",
-            )
+            expected = f"a file of secrets, as {name}_file, on each node"
+            raise InvalidInput(f"args.{name}", expected, "the secret itself")
     # on the disk of one machine, unless a setting says that there is one
     given.setdefault("state", "")
     settings = settings_of(given, "args.")
     if settings.workers != 1:
-        raise InvalidInput(
-            "args.workers",
-            "1, since replicas are the processes (num_replicas)",
-            f"{settings.workers}",
-        )
+        expected = "1, since replicas are the processes (num_replicas)"
+        raise InvalidInput("args.workers", expected, f"{settings.workers}")
     limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
         "max_ongoing_requests": settings.max_connections,
         "graceful_shutdown_timeout_s": settings.drain_s,

@@ -38,9 +38,8 @@ def run(arguments: list[str], settings: Settings) -> int:
         import ray
         from ray import serve
     except ImportError:
-        raise InvalidInput(
-            "cluster", "the packages of the extra `scale`, Ray among them", "none of them"
-        ) from None
+        expected = "the packages of the extra `scale`, Ray among them"
+        raise InvalidInput("cluster", expected, "none of them") from None
     from service.integrations.ray.app import APP, application, replicas
 
     configure(settings)
@@ -148,11 +147,8 @@ def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
         value = getattr(settings, name)
         if name in SECRETS:
             if not is_here:
-                raise InvalidInput(
-                    f"{PREFIX}{name.upper()}",
-                    "a file of it on each node, ..._FILE",
-                    "the secret itself",
-                )
+                expected = "a file of it on each node, ..._FILE"
+                raise InvalidInput(f"{PREFIX}{name.upper()}", expected, "the secret itself")
         else:
             given[name] = str(value.absolute()) if isinstance(value, Path) else value
     if is_here and settings.state is not None:
