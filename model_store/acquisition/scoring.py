@@ -7,9 +7,8 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-Priors = tuple[
-    float, ...
-]  # shares of the classes among the rows, if not those of the training data
+# Shares of the classes among the rows, if not those of the training data
+Priors = tuple[float, ...]
 
 
 def pool_scores(

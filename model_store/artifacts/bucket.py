@@ -45,9 +45,8 @@ PROBE = ".probe-"  # with something of a writer's own
 MAX_ALIAS_BYTES = 1 << 10
 LOOKS = 3  # at a bucket that changes meanwhile
 ABANDONED = timedelta(days=1)  # after which what is no version is what a killed writer left
-PUBLICATION = timedelta(
-    hours=12
-)  # in which a writer must be done, so that none loses what it has written so far
+# In which a writer must be done, so that none loses what it has written so far
+PUBLICATION = timedelta(hours=12)
 REMEMBERED_BYTES = 1 << 18  # largest object that is kept in memory
 REMEMBERED = 64  # objects
 
@@ -60,9 +59,8 @@ class Bucket(Storage):
         self.cache = cache
         self._lists: Lists | None = None  # of the last look
         self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by path and tag
-        self._dangling: set[tuple[str, str]] = (
-            set()
-        )  # aliases, by path and tag, that name no version
+        # aliases, by path and tag, that name no version
+        self._dangling: set[tuple[str, str]] = set()
         self._is_writable = False
         self._lock = threading.Lock()  # of what is remembered, held for moments
 
@@ -122,9 +120,8 @@ class Bucket(Storage):
                     text = "" if found is None else _text(found.content)
                 lists.texts.setdefault(name, {})[alias] = text
                 if text not in lists.versions.get(name, ()) and (path, tag) not in self._dangling:
-                    self._dangling.add(
-                        (path, tag)
-                    )  # published since the first objects were listed, or deleted
+                    # Published since the first objects were listed, or deleted
+                    self._dangling.add((path, tag))
                     goes_together = False
         return goes_together
 
@@ -209,9 +206,8 @@ class Bucket(Storage):
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(
-            path
-        )  # a server that makes a bucket for whoever writes says here that there is none
+        # A server that makes a bucket for whoever writes says here that there is none
+        self.objects.entries(path)
         try:
             created = self.objects.create(path, b"1")
             again = self.objects.create(path, b"2")
@@ -304,10 +300,11 @@ class Bucket(Storage):
                 )
             sealed = files[seal]
             assert isinstance(sealed, bytes)
+            # Where no answer comes it may be sealed, and then needs its files
             unsealed, written = (
                 written,
                 [],
-            )  # where no answer comes it may be sealed, and then needs its files
+            )
             is_ours = self.objects.create(f"{path}/{seal}", sealed) or self._is(
                 f"{path}/{seal}", sealed
             )
@@ -372,13 +369,11 @@ class Lists:
     def __init__(self) -> None:
         self.versions: dict[str, list[str]] = {}  # by model, those that have a manifest
         self.aliases: dict[str, dict[str, str]] = {}  # by model the tag of each
-        self.texts: dict[
-            str, dict[str, str]
-        ] = {}  # by model what each alias says, where it was read
+        # By model what each alias says, where it was read
+        self.texts: dict[str, dict[str, str]] = {}
         self.reports: dict[tuple[str, str], list[int]] = {}  # by model and version
-        self.numbers: dict[
-            str, set[int]
-        ] = {}  # by model, or path of reports: all of which there is anything
+        # By model, or path of reports: all of which there is anything
+        self.numbers: dict[str, set[int]] = {}
         self.tags: dict[str, str] = {}  # by path
         self.is_kept = False  # of an earlier process
 

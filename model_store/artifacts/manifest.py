@@ -122,14 +122,16 @@ class CategoricalColumn(Record):
     usual: str | None = None
 
 
+# What of columns tells of the data, and is no part of how rows are read
 DESCRIBING: set[str] = {
     "usual",
     "mostly",
-}  # what of columns tells of the data, and is no part of how rows are read
+}
+# What of an input tells how files of rows are read
 OF_FILES: set[str] = {
     "missing_values",
     "id_column",
-}  # what of an input tells how files of rows are read
+}
 Cycle = Literal["year", "week", "day"]
 
 
@@ -292,9 +294,8 @@ class DetectorSpec(Record):
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
-    attributed: tuple[
-        str, ...
-    ] = ()  # whose scores network.onnx divides among the numbers of a row, in its order
+    # Whose scores network.onnx divides among the numbers of a row, in its order
+    attributed: tuple[str, ...] = ()
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -353,9 +354,8 @@ class AbstentionSpec(Record):
     `model_store.conformal.abstention`."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    smallest_risk: Annotated[
-        float, Field(gt=0, le=1)
-    ]  # at the default draws and a false-positive rate of .05
+    # At the default draws and a false-positive rate of .05
+    smallest_risk: Annotated[float, Field(gt=0, le=1)]
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
 
 

@@ -52,11 +52,12 @@ if TYPE_CHECKING:
     )
 
 MAX_MANIFEST_BYTES = 1 << 20
+# Not the encoder, which may be large: it is loaded from its file
 KEPT = (
     *FILES,
     TRAINING_ROWS,
     TOKENIZER,
-)  # not the encoder, which may be large: it is loaded from its file
+)
 LATEST = "latest"
 
 
@@ -95,13 +96,11 @@ class ModelStore:
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version that each alias names. `latest` is the newest version unless it was
         moved."""
-        named = self.storage.aliases(
-            name
-        )  # before the versions: what is published later is listed there
+        # Before the versions: what is published later is listed there
+        named = self.storage.aliases(name)
         versions = self.versions(name)
-        if not {*named.values()} <= {
-            *versions
-        }:  # moved and deleted between the two looks, or it names nothing
+        # Moved and deleted between the two looks, or it names nothing
+        if not {*named.values()} <= {*versions}:
             named = self.storage.aliases(name)
             versions = self.versions(name)
         newest = {LATEST: versions[-1]} if versions else {}
@@ -143,15 +142,15 @@ class ModelStore:
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
             content = json.loads(text)
-            orjson.dumps(
-                content
-            )  # so that it can be given on: integers of 64 bits, no lone surrogates
+            # So that it can be given on: integers of 64 bits, no lone surrogates
+            orjson.dumps(content)
+        # The last: arrays in arrays without end
         except (
             OSError,
             ValueError,
             TypeError,
             RecursionError,
-        ) as error:  # the last: arrays in arrays without end
+        ) as error:
             raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:
@@ -411,9 +410,8 @@ class ModelStore:
             for alias in named:
                 if alias != LATEST:
                     self.storage.drop_alias(name, alias)
-            for found in sorted(
-                gone, key=lambda found: found == aliases[LATEST]
-            ):  # it is served to the last
+            # It is served to the last
+            for found in sorted(gone, key=lambda found: found == aliases[LATEST]):
                 self.storage.delete(f"{name}/{found}")
         return gone
 

@@ -46,12 +46,13 @@ CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
 DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
 LARGEST = float(np.finfo(np.float32).max)
+# The last two where a version has them
 NEEDED = (
     *GRAPHS,
     CALIBRATION_FILE,
     TRAINING_ROWS,
     TOKENIZER,
-)  # the last two where a version has them
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +165,10 @@ class Model:
             raise broken(TRAINING_ROWS, str(error)) from None
         text_encoder = None
         if manifest.input.text is not None:
+            # A library that other models do not need
             from model_store.sources.text import (
                 TextEncoder,
-            )  # a library that other models do not need
+            )
 
             try:
                 text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)

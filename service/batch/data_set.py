@@ -23,10 +23,11 @@ from service.call import Call
 
 FORMAT = 1
 PLAN = "job.json"
+# In the order of the file
 REQUEST_KEYS = (
     *("kind", "model", "version", "manifest", "num_samples", "seed", "shard_rows", "priors"),
     *("options", "acquisition", "k", "beta", "exclude"),
-)  # in the order of the file
+)
 REJECTS = "rejects"
 MOST_ROWS = 1 << 15  # of a shard
 MOST_NUMBERS = 1 << 26  # of a shard's rows

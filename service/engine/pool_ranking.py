@@ -117,9 +117,8 @@ def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: boo
 
 def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
     """Return what is kept of the predictions of rows that are set aside."""
-    if (
-        manifest.categories is not None and manifest.categories.kind == "group"
-    ):  # which is not known
+    # Which is not known
+    if manifest.categories is not None and manifest.categories.kind == "group":
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     return said_of(prediction, manifest.classes)
 

@@ -305,9 +305,8 @@ class SharedDrift:
     def __init__(self, watched: Watched, evidence: Evidence) -> None:
         self.watched = watched
         self._evidence = evidence
-        self._own = Drift(
-            watched, logs=False
-        )  # of rows that this process answered, for its metrics
+        # Of rows that this process answered, for its metrics
+        self._own = Drift(watched, logs=False)
         self._lock = threading.Lock()
         self._waiting: list[LiveRows] = []
 

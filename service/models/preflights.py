@@ -52,9 +52,8 @@ class Preflights:
         self._folder = folder
         self._pool = ThreadPoolExecutor(AT_ONCE, "preflights")
         self._lock = threading.Lock()  # of these, held for moments
-        self._known: dict[
-            str, tuple[float, Future[Failure | None]]
-        ] = {}  # by digest, and since when
+        # By digest, and since when
+        self._known: dict[str, tuple[float, Future[Failure | None]]] = {}
         self._idle = [] if spare is None else [spare]
         self._wanted = 0  # preflights that are not over
 
