@@ -52,8 +52,6 @@ REMEMBERED = 64  # objects
 
 
 class Bucket(Storage):
-    """The `Storage` of a bucket."""
-
     def __init__(self, objects: Objects, cache: Cache) -> None:
         self.objects = objects
         self.cache = cache
@@ -75,7 +73,6 @@ class Bucket(Storage):
 
     @property
     def was_seen(self) -> bool:
-        """Whether there was a look at the bucket, in this process or an earlier one."""
         return self._lists is not None
 
     def look(self) -> None:
@@ -400,7 +397,6 @@ class Lists:
 
     @classmethod
     def kept(cls, kept: CachedLists) -> "Lists":
-        """Return what was kept of an earlier look: versions that are in the cache, and aliases."""
         lists = cls()
         lists.versions, lists.texts = kept
         lists.is_kept = True

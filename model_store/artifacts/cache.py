@@ -215,7 +215,6 @@ class Cache:
         return HeldLease(self.root, folder, discard)
 
     def keep_lists(self, lists: CachedLists) -> None:
-        """Keep what a look at the bucket said, for a start without it."""
         text = json.dumps({"versions": lists.versions, "aliases": lists.aliases}, sort_keys=True)
         if text == self._kept:
             return
@@ -278,7 +277,6 @@ class Cache:
         return found
 
     def _delete(self, folder: Path, even_held: bool = False) -> bool:
-        """Delete a copy, unless somebody holds it; return whether it is gone."""
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:

@@ -41,8 +41,6 @@ MAX_ALIAS_BYTES = 1 << 10
 
 
 class Folder(Storage):
-    """The `Storage` of a folder."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -185,7 +183,6 @@ class Folder(Storage):
         return Written(text.strip(), text)
 
     def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        """Write an alias by renaming, if it is as it was `before`."""
         if self.written(name, alias) != before:
             return False
         aliases = self.folder(name) / ALIASES

@@ -229,7 +229,6 @@ class InputSpec(Record):
 
 
 def column_width(column: AnyColumn) -> int:
-    """Return how many numbers of a row a column is encoded to."""
     if isinstance(column, CategoricalColumn):
         return len(column.categories) + 1
     cycles = column.cycles if isinstance(column, TimeColumn) else ()
@@ -405,7 +404,6 @@ class Description(Record):
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:
-        """Labels, in the order of the network's outputs; None of a regression."""
         return self.output.classes if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -416,12 +414,10 @@ class Description(Record):
 
     @cached_property
     def target(self) -> str | None:
-        """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
 
     @cached_property
     def transform(self) -> Transform | None:
-        """By what a regression's target was transformed, if it was."""
         return self.output.transform if isinstance(self.output, TargetSpec) else None
 
     @cached_property

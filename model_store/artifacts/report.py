@@ -20,8 +20,6 @@ MAX_FILE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """A report: its content, and where it and the files of its list are."""
-
     name: str
     version: str
     report: dict[str, Any]

@@ -80,7 +80,6 @@ class ModelStore:
 
     @property
     def root(self) -> Path:
-        """The folder, of a store in one."""
         assert isinstance(self.storage, Folder)
         return self.storage.root
 
@@ -454,7 +453,6 @@ def _and(aliases: list[str]) -> str:
 
 
 def _spec(content: bytes | Path) -> FileSpec:
-    """Return the size and digest of a file's content, given whole or by its path."""
     if isinstance(content, bytes):
         return FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
     size, sha256 = digest(content, content.stat().st_size)

@@ -182,7 +182,6 @@ class Model:
 
     @cached_property
     def predictive(self) -> Predictive:
-        """What depends on the model's task."""
         return predictive_of(self.manifest.task, self.manifest.transform)
 
     @cached_property
@@ -227,7 +226,6 @@ class Model:
     def predict(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]
     ) -> Prediction:
-        """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
     def prediction(
@@ -347,7 +345,6 @@ class Model:
         draws: int,
         rank_tables: RankTables | WeightedRows,
     ) -> Prediction:
-        """Predict rows by the scores of a calibrated number of draws."""
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
         statistic = flag_statistic(surprisals, self.calibration.combined)

@@ -71,8 +71,6 @@ def _shown(name: str) -> str:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield a message and all messages in it: initialisers, constants, subgraphs and functions
-    alike."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

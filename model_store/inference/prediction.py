@@ -112,7 +112,6 @@ class Prediction:
 
     @property
     def categories(self) -> Int64[np.ndarray, "N"] | None:
-        """The rows' categories; None where there are none."""
         return None if self.ranked is None else self.ranked.categories
 
     @cached_property
@@ -222,7 +221,6 @@ class Decision:
     abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
 
     def take(self, rows: slice) -> "Decision":
-        """Return what is decided of some rows."""
         return Decision(
             self.p_values.take(rows),
             None if self.categories is None else self.categories[rows],

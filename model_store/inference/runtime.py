@@ -148,11 +148,9 @@ class Runtime:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
-        """Return theta of each row of noise."""
         return self._sampler.run(["theta"], {"eps": eps})[0]
 
     def set_bytes(self, num_draws: int) -> int:
-        """Return the size of a draw set's theta."""
         return num_draws * self.theta_dimension * 4
 
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
@@ -211,12 +209,10 @@ class Runtime:
         )
 
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Return rows as the network takes them: those of the encoder, if there is one."""
         return x if self.encoder is None else self.encoder(x)
 
     @property
     def has_terms(self) -> bool:
-        """Whether the network says what each number of a row adds to density scores."""
         return self.terms_shape is not None
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:

@@ -129,7 +129,6 @@ def _limit_memory(more: int) -> None:
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, is that there was no memory left."""
     while error is not None:
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             return True

@@ -34,7 +34,6 @@ class Failure:
     is_read: bool = True  # else the files are not those of the manifest, which every reader is told
 
     def __str__(self) -> str:
-        """Return both."""
         return f"{self.file}: {self.reason}"
 
 
@@ -99,11 +98,9 @@ class TrialProcess:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, whatever it does."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

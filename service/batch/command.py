@@ -48,8 +48,6 @@ REPORT_SELDOM_S = 10.0  # elsewhere
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, as options of requests take it."""
-
     model: Model
 
     @property
@@ -189,7 +187,6 @@ def _request(
     loaded: Loaded,
     excluded: list[str],
 ) -> DataSetRequest:
-    """Return what is asked, checked as a request is."""
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     given: dict[str, Any] = {"inputs": []} if command == "score" else {}
@@ -229,7 +226,6 @@ def _json(text: str) -> Any:
 
 
 def _excluded(file: Path | None) -> list[str]:
-    """Return the ids of a file, one a line, each once."""
     if file is None:
         return []
     try:
@@ -242,7 +238,6 @@ def _excluded(file: Path | None) -> list[str]:
 
 
 def _refuse_overlap(source: str, out: str) -> None:
-    """Raise InvalidInput if the output would be among the data."""
     if is_url(source) != is_url(out):
         return
     inner, outer = (whole_path(place).rstrip("/") + "/" for place in (out, source))
@@ -377,7 +372,6 @@ class Progress:
         return f"{self.row_draws:,} rows x draws, {self.cpu_s:,.0f} processor seconds"
 
     def end(self) -> None:
-        """Leave the last line."""
         if not self._quiet and sys.stderr.isatty() and self._printed:
             sys.stderr.write(f"\r\x1b[K{self.line()}\n")
             sys.stderr.flush()

@@ -96,7 +96,6 @@ class StorePlace:
 
     @classmethod
     def of(cls, settings: Settings) -> "StorePlace":
-        """Return the place that the settings name, as every process finds it."""
         key = settings.verify_key_file
         return cls(
             whole_path(str(settings.store)),
@@ -106,7 +105,6 @@ class StorePlace:
         )
 
     def open(self) -> ModelStore:
-        """Return the store."""
         key = self.verify_key_file
         trusted = None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE)
         return open_store(self.store, trusted, Path(self.cache), self.cache_bytes)
@@ -125,7 +123,6 @@ class Computation:
         self.manifest = model.manifest
 
     def draws(self, num_samples: int | None = None) -> DrawSet:
-        """Return the first draws; by default all."""
         number = num_samples or self.request.num_samples
         return self.model.runtime.draw_set(self.request.seed, number)
 
@@ -163,7 +160,6 @@ class Computation:
         return self.manifest.categories is not None and self.manifest.categories.kind == "group"
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
-        """Return what holds of all predictions, given how many unknown categories there were."""
         assert self.request.options is not None
         about = dict(about_arrays(self.manifest, self.request.seed, self.request.options))
         if columns := self.manifest.input.columns:
@@ -179,7 +175,6 @@ class Computation:
         race: float | None = None,
         finalists: int | None = None,
     ) -> dict[str, Any]:
-        """Return the answer of /acquire."""
         return acquire_answer(
             self.manifest,
             acquisition=self.request.acquisition,

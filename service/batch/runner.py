@@ -56,7 +56,6 @@ class JobRunner:
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for jobs."""
         self._thread.start()
 
     def wake(self) -> None:

@@ -168,7 +168,6 @@ class Worker:
                 report(done)
 
     def _score(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
-        """Return a table of predictions, and how many draws of rows were taken."""
         computation, manifest = self.computation, self.model.manifest
         ids: list[str] = []
         parts: list[dict[str, np.ndarray]] = []
@@ -250,7 +249,6 @@ class Worker:
 
 
 def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
-    """Return the rows that were computed; the others are rejects."""
     for i in np.flatnonzero(~computed):
         rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
     return rows if computed.all() else rows.take(computed)
@@ -307,7 +305,6 @@ class _Processes:
         self._children |= set(multiprocessing.active_children()) - self._others
 
     def close(self) -> None:
-        """End all processes."""
         for child in self._children:
             child.kill()
         self._executor.shutdown(cancel_futures=True)
@@ -372,7 +369,6 @@ def run_here(
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

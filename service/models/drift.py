@@ -111,7 +111,6 @@ class Drift:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all rows."""
         with self._lock:
             self._all = Martingale(self._gaps)
             self._without: dict[int, Martingale] = {}  # by group of clients, of all rows but theirs
@@ -316,7 +315,6 @@ class SharedDrift:
         digests: UInt64[np.ndarray, "n"] | None = None,
         client: Hashable = None,
     ) -> None:
-        """Take in the p-values of a client's request; as `Drift.watch`."""
         rows = live_rows(p_values, digests, client)
         self._own.take(rows)
         with self._lock:

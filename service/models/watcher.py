@@ -47,7 +47,6 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; `ending` is set."""
         self.store.storage.close()
         self._news.set()
         self._thread.join()
