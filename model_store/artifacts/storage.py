@@ -32,6 +32,13 @@ class Original:
     spec: FileSpec
     alike: tuple[str, ...] = ()
 
+    def check(self, name: str, size: int, sha256: str) -> None:
+        """Raise InvalidInput if what was copied is not what was announced."""
+        if self.spec.difference(size, sha256):
+            raise InvalidInput(
+                "files", f"a {name} that stays as it is", "one that changed meanwhile"
+            )
+
 
 @dataclass(frozen=True)
 class Written:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from model_store.acquisition.choice import most_candidates
-from model_store.artifacts.place import is_url
+from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from service.api.options import num_samples_of
 from service.api.schemas import AcquireRequest, PredictRequest, validate
-from service.batch.computation import StorePlace, request_fields, whole_path
+from service.batch.computation import request_fields
 from service.batch.data_set import (
     OUT,
     REJECTS,
@@ -151,7 +151,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
         spec = loaded.model.manifest.input
         plan = begin(out, source, request, options.seed is not None, spec, check_rows)
         to_workers = WorkerOptions(
-            whole_path(options.source), whole_path(place), StorePlace.of(settings), tuple(excluded)
+            whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
         progress = _work(plan, out, to_workers, options)
         if command == "acquire":
@@ -168,7 +168,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
-    store = StorePlace.of(settings).open()
+    store = open_store(**settings.store_options())
     name = options.model or settings.default_model
     if name is None:
         names = store.names()

@@ -31,6 +31,7 @@ from model_store.acquisition.ranking import (
     rank_now,
 )
 from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.mondrian import UNKNOWN
@@ -46,7 +47,7 @@ from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
 from service.api.rows import rows_array
-from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
+from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request
 from service.batch.output import (
     ColumnFiles,
     table_columns,
@@ -417,7 +418,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too
     database = Database(Path(options["state"]))
-    jobs, store = Jobs(database), StorePlace(**options["store"]).open()
+    jobs, store = Jobs(database), open_store(**options["store"])
     try:
         job = jobs.get(options["job"])
         return run(jobs, job, store, options["threads"], ending, partial(keep_acquired, database))

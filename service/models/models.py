@@ -31,7 +31,7 @@ from model_store.errors import (
 )
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
-from model_store.inference.trials import Failure
+from model_store.inference.preflight_process import Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
 from service.models.drift import AnyDrift, Drift, Evidence, SharedDrift, Watched, row_digests
 from service.models.preflights import Preflights
