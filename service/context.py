@@ -11,7 +11,7 @@ from fastapi import Request
 from prometheus_client import generate_latest
 
 from model_store.errors import StateUnusable
-from model_store.inference.trials import TrialProcess
+from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
 from service.api.schemas import Envelope
@@ -43,7 +43,7 @@ class Context:
         key_ring: KeyRing,
         backend: StateBackend | None = None,
         preflights: Path | None = None,
-        spare: TrialProcess | None = None,
+        spare: PreflightProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring
