@@ -16,7 +16,6 @@ ROUNDS, CALLS = 3, 50
 
 
 def main() -> None:
-    """Publish a model of the size and measure it."""
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
         publish_untrained(store)

@@ -49,18 +49,15 @@ def add_splits(parser: argparse.ArgumentParser, splits: int = 200) -> None:
 
 
 def data_root() -> Path:
-    """Return the folder of data, DUBITO_DATA."""
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
 
 def open_model(options: argparse.Namespace) -> Model:
-    """Return the newest version of the model that is named."""
     store = ModelStore(options.store)
     return Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
 
 
 def splits_of(model: Model) -> Splits:
-    """Return the splits that a model was fitted and calibrated on."""
     recipe = recipe_of(model.manifest, "name")
     return split(load(recipe, data_root(), model.manifest.input.columns), split_sizes(recipe))
 
@@ -105,7 +102,6 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
 
 
 def torch_model(store: ModelStore, name: str) -> BayesianModel:
-    """Return the torch model of a published version, from its recipe and its weights."""
     artifact = store.open(name, store.resolve(name), wanted=("weights.safetensors",))
     manifest = artifact.manifest
     recipe = recipes.Recipe.model_validate(manifest.training["recipe"])

@@ -67,7 +67,6 @@ class Measured:
 def changed(
     recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]
 ) -> Recipe:
-    """Return a recipe whose spread starts elsewhere, and which takes longer."""
     posterior = (
         recipe.posterior
         if start is None
@@ -80,7 +79,6 @@ def changed(
 
 
 def measure(recipe: Recipe, data: Dataset) -> Measured:
-    """Fit, and return what is tabulated."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
@@ -119,7 +117,6 @@ def mean_bald(model: BayesianModel, x: torch.Tensor, eps: torch.Tensor) -> float
 
 
 def row(name: str, seed: int, got: Measured) -> str:
-    """Return a row of the table."""
     bald = [f"{got.bald[kind]:.3f}" if kind in got.bald else "" for kind in ("noise", "letters")]
     cells = [
         name,
@@ -140,8 +137,6 @@ def row(name: str, seed: int, got: Measured) -> str:
 
 
 def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> str:
-    """Return how far bounds are above the longest fit's, and by how much BALD moves with the start
-    and the epochs."""
     longest = max(of_epochs, key=lambda got: got.epochs)
     parts = [
         f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}"
@@ -162,7 +157,6 @@ def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> 
 
 
 def main() -> None:
-    """Fit, print the table, and with `--write` draw it beside docs/results/convergence.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -208,7 +202,6 @@ def main() -> None:
 
 
 def plot(found: dict[str, list[Measured]], path: Path) -> None:
-    """Draw mean BALD on noise against the start; longer fits as crosses."""
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for i, (name, fits) in enumerate(found.items()):

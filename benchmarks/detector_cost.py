@@ -31,7 +31,6 @@ WHOLE, BARE = "whole", "bare"
 
 
 def without_detectors(network: bytes) -> bytes:
-    """Return the graph with a density of no columns, and nothing that led to the others."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     wanted = {output.name for output in graph.output if output.name != "density"}
@@ -53,7 +52,6 @@ def without_detectors(network: bytes) -> bytes:
 
 
 def without_densities(calibration: Calibration) -> Calibration:
-    """Return a calibration of the posterior's scores, whose flag goes by entropy."""
     scores = [name for name in calibration.reference if name not in calibration.standards]
     return replace(
         calibration,
@@ -66,7 +64,6 @@ def without_densities(calibration: Calibration) -> Calibration:
 
 
 def milliseconds(predict: Callable[[], object]) -> float:
-    """Return the mean time of a call."""
     start = time.perf_counter()
     for _ in range(CALLS):
         predict()
@@ -74,7 +71,6 @@ def milliseconds(predict: Callable[[], object]) -> float:
 
 
 def measure(store: ModelStore, name: str) -> str:
-    """Measure a published model and return the result as Markdown."""
     artifact = store.open(name, store.resolve(name), wanted=FILES)
     whole, noise = Model.load(artifact), artifact.manifest.noise
     small = without_detectors(artifact.files["network.onnx"])
@@ -131,7 +127,6 @@ def measure(store: ModelStore, name: str) -> str:
 
 
 def rounds_of(whole: Callable[[], object], bare: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return the milliseconds of both in alternating rounds."""
     for _ in range(CALLS):  # until both are warm
         whole()
         bare()
@@ -147,7 +142,6 @@ def line(times: list[tuple[float, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and with `--write` keep it in docs/results."""
     parser = parser_of(__doc__, "detector-cost-NAME.md")
     options = parser.parse_args()
     text = measure(ModelStore(options.store), options.name)

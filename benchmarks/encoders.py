@@ -36,7 +36,6 @@ MANY_ALONE, MANY = "the encoder alone, many rows", f"POST /predict, {CONNECTIONS
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +77,6 @@ def main() -> None:
 def measured(
     store: Path, encoder: Encoder, x: Float32[np.ndarray, "1 I"], body: bytes, rounds: int
 ) -> dict[str, list[float]]:
-    """Return, by what was timed, seconds a row in each round: medians of a round's calls."""
     many = x.repeat(CONNECTIONS, axis=0)
     calls = max(5, min(50, int(1.0 / encoder.row_s)))
     found: dict[str, list[float]] = {name: [] for name in (ALONE, SERVED, MANY_ALONE, MANY)}
@@ -131,7 +129,6 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
 
 
 def plot(times: dict[str, list[float]], path: Path) -> None:
-    """Draw the medians with their ranges."""
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     for i, of_rounds in enumerate(times.values()):
         ms = sorted(1e3 * s for s in of_rounds)

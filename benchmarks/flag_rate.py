@@ -80,7 +80,6 @@ def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "flag-rate-NAME.{md,png}")
     add_splits(parser)
     parser.add_argument(

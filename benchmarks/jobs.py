@@ -44,7 +44,6 @@ RUN = "service.batch.job_process"
 
 
 def main() -> None:
-    """Measure each precision and print a table; with `--write` keep it and a plot."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +70,6 @@ def main() -> None:
 
 
 def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any]:
-    """Return what was measured of a model of a precision."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = ModelStore(folder / "models")
@@ -106,7 +104,6 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
 
 
 def write_pool(path: Path, rows: int) -> None:
-    """Write rows of random pixels, in parts."""
     generator = np.random.default_rng(0)
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, 784))
     for first in range(0, rows, 10_000):
@@ -116,7 +113,6 @@ def write_pool(path: Path, rows: int) -> None:
 
 
 def kernel_rate(model: Model, draws: int) -> float:
-    """Return rows a second of the published graph, on as many rows as are computed at once."""
     rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
     drawn = model.runtime.draw_set(0, draws)
@@ -147,7 +143,6 @@ def ranked(port: int, pool: str, draws: int, look_s: float) -> dict[str, Any]:
 
 
 def request(port: int, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-    """Return the answer to a request."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request(method, path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -157,7 +152,6 @@ def request(port: int, method: str, path: str, body: bytes | None = None) -> dic
 
 
 def largest_bytes() -> int:
-    """Return the largest resident memory of a job's process so far, 0 where there is none."""
     for process in Path("/proc").iterdir():
         try:
             if RUN.encode() in (process / "cmdline").read_bytes():
@@ -200,7 +194,6 @@ def beside(port: int, rounds: int, draws: int) -> dict[str, list[list[float]]]:
 
 
 def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """Return the page."""
     whole = "" if options.whole is None else f"--whole {options.whole} "
     whole += "" if options.draws == 100 else f"--draws {options.draws} "
     lines = [
@@ -246,12 +239,10 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Return the median, least and largest of some values."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
 
 
 def plot(measured: list[dict[str, Any]], path: Path) -> None:
-    """Draw rates beside the kernel's, and latencies alone and beside a job."""
     plt.switch_backend("Agg")
     figure, (rates, latencies) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     places = np.arange(len(measured))

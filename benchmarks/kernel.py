@@ -51,9 +51,6 @@ SECONDS = 0.3  # of calls of one way in a round
 
 @dataclass(frozen=True)
 class Figures:
-    """Operations a second of the peak by its library, and of each graph by number of rows, a number
-    a round."""
-
     peak: dict[str, list[float]]
     graphs: dict[str, dict[int, list[float]]]
     threads: int
@@ -61,7 +58,6 @@ class Figures:
 
 
 def least_work(rows: int, draws: int) -> float:
-    """Return the operations (multiplications and additions) that cannot be spared."""
     first, *others = itertools.pairwise(LAYERS)
     return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in others))
 
@@ -79,7 +75,6 @@ def fastest(work: Callable[[], object], seconds: float) -> float:
 
 
 def products(threads: int) -> dict[str, Callable[[], object]]:
-    """Return the ways to make the product that the peak is taken of."""
     m, k, n = PEAK
     generator = np.random.default_rng(0)
     a, b = (
@@ -110,7 +105,6 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
 
 
 def measure(store: ModelStore, name: str, rounds: int) -> Figures:
-    """Measure a published version's network and the peak in alternating rounds."""
     threads = available_processors()
     published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
     reference = torch_model(store, name)
@@ -159,7 +153,6 @@ def ratios(figures: Figures, graph: str, rows: int) -> list[float]:
 
 
 def table(figures: Figures, rounds: int) -> str:
-    """Return the result as Markdown."""
     best = max(max(speeds) for speeds in figures.peak.values())
     lines = [
         "# The network on 100 draws, 784-800-800-10, against the float32 peak",
@@ -200,7 +193,6 @@ def table(figures: Figures, rounds: int) -> str:
 
 
 def plot(figures: Figures, path: Path) -> None:
-    """Draw each round's figure against the number of rows."""
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for graph in figures.graphs:
@@ -226,7 +218,6 @@ def plot(figures: Figures, path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -31,7 +31,6 @@ PAPERS = {
 
 
 def main() -> None:
-    """Print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "methods-mnist.{md,png}", name=None)
     options = parser.parse_args()
     store = ModelStore(options.store)
@@ -73,7 +72,6 @@ def main() -> None:
 
 
 def plot(errors: dict[str, list[float]], path: Path) -> None:
-    """Draw each method's test errors beside its paper's."""
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(7, 0.4 * len(errors) + 1.2), layout="constrained")
     for position, (name, values) in enumerate(errors.items()):

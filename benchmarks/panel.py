@@ -60,8 +60,6 @@ class Set:
 
 
 def sklearns(loader: str, target: str = "target") -> Callable[[Path], Columns]:
-    """Return how a bundled set of scikit-learn is read."""
-
     def read(_: Path) -> Columns:
         import sklearn.datasets
 
@@ -81,8 +79,6 @@ def sklearns(loader: str, target: str = "target") -> Callable[[Path], Columns]:
 
 
 def uci(folder: str) -> Callable[[Path], Columns]:
-    """Return how a UCI set is read."""
-
     def read(root: Path) -> Columns:
         data = np.loadtxt(root / folder / "data.txt")
         features = np.loadtxt(root / folder / "index_features.txt", dtype=int, ndmin=1)
@@ -93,8 +89,6 @@ def uci(folder: str) -> Callable[[Path], Columns]:
 
 
 def packaged(package: str, path: str) -> Callable[[Path], Columns]:
-    """Return how a file of an installed package is read."""
-
     def read(_: Path) -> Columns:
         found = importlib.util.find_spec(package)
         assert found is not None and found.submodule_search_locations, (
@@ -140,7 +134,6 @@ class Measured:
 
 
 def write_csv(columns: Columns, path: Path, target: str, development: bool) -> None:
-    """Write a set, in development without what would be its test rows."""
     kept = [i for i, value in enumerate(columns[target]) if value not in (None, "", "NA")]
     if development:
         kept = [kept[i] for i in hold_out(len(kept), 0.2)[0].tolist()]
@@ -194,7 +187,6 @@ def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def others(data: Dataset) -> dict[str, Measured]:
-    """Fit scikit-learn's models on all rows but the test rows, and measure them on these."""
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.ensemble import (
         HistGradientBoostingClassifier,
@@ -236,7 +228,6 @@ def others(data: Dataset) -> dict[str, Measured]:
 
 
 def main() -> None:
-    """Fit, measure, print a table, and with `--write` keep it in docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -304,7 +295,6 @@ def bounds(test: int, ranking: int) -> tuple[int, int]:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Write the table and the plot."""
     lines, wins = [], [0, 0]
     for name, found in results.items():
         ours = found["ours"]
@@ -356,7 +346,6 @@ def write_page(results: dict[str, Any]) -> None:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Draw ours against each of the others."""
     import matplotlib.pyplot as plt
 
     plt.switch_backend("Agg")

@@ -67,12 +67,10 @@ class Client:
         self.connect()
 
     def connect(self) -> None:
-        """Open the connection anew."""
         self.socket = socket.create_connection(("127.0.0.1", self.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def predict(self) -> None:
-        """Send the request and read the whole answer."""
         self.socket.sendall(self.request)
         answer = b""
         while b"\r\n\r\n" not in answer:
@@ -93,7 +91,6 @@ class Running(NamedTuple):
 
 @contextmanager
 def server(store: Path, **settings: str) -> Iterator[Running]:
-    """Run the service in a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -124,7 +121,6 @@ def server(store: Path, **settings: str) -> Iterator[Running]:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,7 +148,6 @@ def main() -> None:
 
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
-    """Return the median time of each way in each round, in seconds."""
     artifact = store.open(NAME, store.resolve(NAME), wanted=(*NEEDED, "weights.safetensors"))
     served, reference = Model.load(artifact), Posterior(artifact.files["weights.safetensors"])
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
@@ -209,7 +204,6 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
 
 
 def table(result: dict[str, object]) -> str:
-    """Return the result as Markdown."""
     times = result["seconds"]
     assert isinstance(times, dict)
     loop = times["textbook loop, torch"]
@@ -235,7 +229,6 @@ def table(result: dict[str, object]) -> str:
 
 
 def plot(result: dict[str, object], path: Path) -> None:
-    """Draw the times of all rounds, on a logarithmic axis."""
     times = result["seconds"]
     assert isinstance(times, dict)
     plt.switch_backend("Agg")

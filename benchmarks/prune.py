@@ -28,7 +28,6 @@ FRACTIONS = [0.0, 0.5, 0.75, 0.95, 0.98]
 
 
 def table(whole: Manifest, pruned: list[Manifest]) -> str:
-    """Return the figures as Markdown."""
     lines = [
         "| removed | weights left | bytes | of the whole | ms | of the whole | test error | "
         "log-likelihood |",
@@ -56,7 +55,6 @@ def _quality(manifest: Manifest) -> str:
 
 
 def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> None:
-    """Draw density and CDF of the ratios, and error, bytes and time against the share removed."""
     decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
     facts = [manifest.training["pruned"] for manifest in pruned]
     removed = [100 * fact["fraction"] for fact in facts]
@@ -90,7 +88,6 @@ def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> N
 
 
 def main() -> None:
-    """Prune, print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "prune-NAME.{md,png}", name=None)
     parser.add_argument("model", metavar="NAME[:VERSION]")
     parser.add_argument("--data", metavar="SRC")

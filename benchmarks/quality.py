@@ -32,7 +32,6 @@ def comparable(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def main() -> None:
-    """Print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "quality-NAME.{md,png}")
     options = parser.parse_args()
     store = ModelStore(options.store)
@@ -72,7 +71,6 @@ def main() -> None:
 
 
 def plot(rows: dict[str, list[float]], seeds: list[int], path: Path, title: str) -> None:
-    """Draw the main figures, a dot a seed and a line at the mean."""
     panels = {
         "test accuracy (%)": [100 * value for value in rows["test_accuracy"]],
         "test log-likelihood (nats)": rows["test_log_likelihood"],

@@ -25,7 +25,6 @@ ACQUISITION = "bald"
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it and a plot."""
     parser = parser_of(__doc__, "race-NAME.md and race-NAME.png")
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=100)
@@ -89,7 +88,6 @@ def in_parts(
 
 
 def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
-    """Return the page."""
     same, draws, seconds, finalists = found.T
 
     def spread(values: np.ndarray) -> str:
@@ -118,7 +116,6 @@ def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
 
 
 def plot(found: np.ndarray, path: object) -> None:
-    """Draw shares of draws and time by seed."""
     plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(6, 3.2), layout="constrained")
     bins = np.linspace(0, max(0.5, found[:, 1:3].max()), 51)

@@ -30,13 +30,11 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken so far, all of its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def answered(port: int) -> float:
-    """Return how many /predict requests the server has answered with 200."""
     connection = http.client.HTTPConnection(HOST, port)
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
@@ -48,7 +46,6 @@ def answered(port: int) -> float:
 
 
 def ask_large(port: int, body: bytes, requests: int) -> None:
-    """Send large requests one after the other."""
     connection = http.client.HTTPConnection(HOST, port)
     for _ in range(requests):
         headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
@@ -85,7 +82,6 @@ def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float,
 
 
 def table(measured: list[tuple[float, float, float]]) -> str:
-    """Return the result as Markdown."""
     ratios = [one / row for one, row, _ in measured]
     lines = [
         "# A request's processor time",
@@ -109,7 +105,6 @@ def table(measured: list[tuple[float, float, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -39,8 +39,6 @@ ROUNDS = 30
 
 @dataclass(frozen=True)
 class Settled:
-    """Draws, flags and labels of N rows under a rule."""
-
     draws: Int64[np.ndarray, "N"]
     p_value: Float64[np.ndarray, "N"]
     label: Int64[np.ndarray, "N"]

@@ -31,7 +31,6 @@ BLANK = 5  # the line before the table
 def scored(
     model: Model, x: Float64[np.ndarray, "N I"], seeds: int, num_draws: int, seed: int
 ) -> dict[str, tuple[Float64[np.ndarray, "T N"], Float64[np.ndarray, "T N"] | None]]:
-    """Return scores and standard errors, None where there are none, of N rows under T seeds."""
     parts = []
     for number in range(seeds):
         draws = model.runtime.draw_set(draw_seed(seed + num_draws, number), num_draws)
@@ -70,7 +69,6 @@ def times(
 
 
 def main() -> None:
-    """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
     parser = parser_of(__doc__, "standard-errors-NAME.{md,png}")
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -157,7 +155,6 @@ def summary(medians: dict[str, dict[int, float]]) -> str:
 
 
 def plot(ratios: dict[str, dict[int, np.ndarray]]) -> plt.Figure:
-    """Plot each score's median ratio by number of draws, with the first and last tenth of rows."""
     figure, axes = plt.subplots(
         1, len(ratios), figsize=(3.2 * len(ratios), 3.2), sharey=True, layout="constrained"
     )

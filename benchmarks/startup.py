@@ -47,7 +47,6 @@ class Started:
     seconds: float
 
     def ask(self, method: str, path: str, body: str | None = None) -> bytes:
-        """Return the body of an answer, which must be 200."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -57,7 +56,6 @@ class Started:
         return content
 
     def memory(self) -> tuple[float, float]:
-        """Return resident and proportional memory, in MB."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         resident, proportional = (
             re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss")
@@ -67,7 +65,6 @@ class Started:
         return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
 
     def processor_seconds(self) -> float:
-        """Return the processor time used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -108,7 +105,6 @@ def _is_ready(port: int) -> bool:
 
 
 def row_of(store: ModelStore, model: str) -> str:
-    """Return a request of one row."""
     size = 1
     for length in store.manifest(model, store.resolve(model)).input.shape:
         size *= length
@@ -147,7 +143,6 @@ def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
 
 
 def versions(store: ModelStore, model: str) -> str:
-    """Return a table of what versions add to memory, beside the estimate, and of what goes back."""
     with tempfile.TemporaryDirectory() as folder:
         copy = ModelStore(Path(folder) / "models")
         first = store.open(model, store.resolve(model))
@@ -193,7 +188,6 @@ def _resident(store: ModelStore, request: dict[str, object], **settings: str) ->
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -57,7 +57,6 @@ def recipe_for(folder: Path, method: str, number: int) -> Recipe:
 
 
 def fitted(recipe: Recipe, root: Path) -> Manifest:
-    """Fit and publish a recipe in a folder of its own, and return what was measured."""
     data = load(recipe, root)
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
@@ -65,7 +64,6 @@ def fitted(recipe: Recipe, root: Path) -> Manifest:
 
 
 def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
-    """Return a line of the table: mean and standard deviation over splits."""
     cells = []
     for key in MEASURED:
         values = [manifest.quality[f"test_{key}"] for manifest in manifests]
@@ -78,7 +76,6 @@ def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it in docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

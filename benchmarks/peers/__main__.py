@@ -54,7 +54,6 @@ LOW_LOAD_ANSWERS = (
 def measure(
     contender: Contender, rows: list[list[int]], reference: Reference | None, seconds: float
 ) -> Measured:
-    """Start a server, check its answers where there is a reference, and put load on it."""
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in rows]
     requests = [post(contender.peer.path, body) for body in bodies]
     with running(contender, bodies[0]) as (port, process, ready_s):
@@ -81,8 +80,6 @@ def measure(
 
 
 def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
-    """Return how many rows a second the network alone does, in process, `CONNECTIONS` rows at a
-    time."""
     theta, x = model.runtime.draw(0, 0, DRAWS)[:, None], rows[:CONNECTIONS].astype(np.float32)
     model.runtime.run(x, theta)
     begun, done = time.perf_counter(), 0
@@ -93,8 +90,6 @@ def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
 
 
 def main() -> None:
-    """Make environments, measure, print a table, and with `--write` keep it with a plot in
-    docs/results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,8 +156,6 @@ def compare(
 def contenders_of(
     store: ModelStore, name: str, wanted: set[str], weights: Path, broken: dict[str, str]
 ) -> dict[str, Contender]:
-    """Return who takes part, Dubito first, and note in `broken` whose environment cannot be
-    made."""
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
     found = {}
     for workers in sorted({1, available_processors()}):

@@ -17,8 +17,6 @@ CONNECTIONS = 64  # of the load that capacity is measured under
 
 @dataclass(frozen=True)
 class Measured:
-    """A round of a contender; times are in seconds."""
-
     capacity: float  # requests a second
     alone: Load
     low: Load
@@ -29,12 +27,10 @@ class Measured:
 
 
 def is_ours(label: str) -> bool:
-    """Whether a server is Dubito."""
     return label.startswith("Dubito")
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Return the median of rounds, and the least and the most."""
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
@@ -107,14 +103,12 @@ def table(
 
 
 def latencies(loads: list[Load]) -> str:
-    """Return p50 and p99 in milliseconds, medians of rounds."""
     return " / ".join(
         f"{1e3 * statistics.median(load.percentile(p) for load in loads):.1f}" for p in (50, 99)
     )
 
 
 def plot(results: dict[str, list[Measured]], path: Path) -> None:
-    """Draw capacity and latency of all rounds, on logarithmic axes."""
     plt.switch_backend("Agg")
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.4 * len(results) + 1.5), layout="constrained", sharey=True

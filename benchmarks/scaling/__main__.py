@@ -29,7 +29,6 @@ PARTS = ("calibration", "replica", "1", "2", "4")
 
 
 def main() -> None:
-    """Measure, or simulate and print the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -59,7 +58,6 @@ def main() -> None:
 
 
 def measure_parts(parts: Sequence[str], rounds: int) -> None:
-    """Measure some parts, and keep them beside those that were measured before."""
     kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"measured": []}
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
@@ -80,7 +78,6 @@ def measure_parts(parts: Sequence[str], rounds: int) -> None:
 
 
 def log(text: str) -> None:
-    """Say how far it is."""
     print(text, file=sys.stderr, flush=True)
 
 

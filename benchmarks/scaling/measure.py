@@ -85,7 +85,6 @@ class Measured:
 
 
 def row(store: ModelStore) -> list[int]:
-    """Return a row of the model."""
     size = int(np.prod(store.manifest(NAME, store.resolve(NAME)).input.shape))
     return np.random.default_rng(0).integers(0, 256, size).tolist()
 
@@ -94,7 +93,6 @@ def row(store: ModelStore) -> list[int]:
 def replicas(
     store: ModelStore, places: tuple[int, ...], **settings: str
 ) -> Iterator[list[Started]]:
-    """Run replicas, each on the core that it is given."""
     everywhere = os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
         running = []
@@ -153,7 +151,6 @@ def core_seconds(cores: set[int]) -> tuple[float, float]:
 
 
 def wait_for_quiet(cores: set[int]) -> None:
-    """Wait for a second in which other programs take little of some cores, but not for ever."""
     given_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < given_up:
         before, _ = core_seconds(cores)
@@ -163,7 +160,6 @@ def wait_for_quiet(cores: set[int]) -> None:
 
 
 def load(running: list[Started], request: bytes, rate: float, seed: int) -> Measured:
-    """Measure replicas at a rate of requests a second, over as many connections as it takes."""
     ports = [replica.port for replica in running]
     before_cores, begun = core_seconds(CORES), time.perf_counter()
     before = sum(processor_seconds(replica.process.pid) for replica in running)
@@ -259,7 +255,6 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
 
 
 def row_s(replica: Started, store: ModelStore) -> float:
-    """Return the server's processor seconds for a row more, of arrays of 1 and of 33 rows."""
     spent = []
     for rows in (1, 33):
         packed = io.BytesIO()
@@ -274,7 +269,6 @@ def row_s(replica: Started, store: ModelStore) -> float:
 
 
 def draws_s(store: ModelStore) -> float:
-    """Return the processor seconds of making a draw set, in process."""
     model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), threads=1)
     model.runtime.draw_set(0, DRAWS)
     begun, sets = time.process_time(), 100
@@ -296,14 +290,12 @@ def counted(port: int) -> tuple[float, float]:
 
 
 def metrics(port: int) -> str:
-    """Return the page of metrics."""
     connection = http.client.HTTPConnection(HOST, port)
     connection.request("GET", "/metrics")
     return connection.getresponse().read().decode()
 
 
 def describe(store: ModelStore) -> Replica:
-    """Start a replica, ask it something, publish a further version, and return what it takes."""
     one = post("/predict", orjson.dumps({"inputs": [row(store)]}))
     artifact = store.open(NAME, store.resolve(NAME), wanted=NEEDED)
     folder = store.root / NAME / store.resolve(NAME)
@@ -337,13 +329,11 @@ def describe(store: ModelStore) -> Replica:
 
 
 def with_children(pid: int) -> float:
-    """Return the processor seconds of a process and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def publish_again(store: ModelStore) -> str:
-    """Publish the newest version's files once more."""
     first = store.open(NAME, store.resolve(NAME), wanted=FILES)
     description = Description.model_validate(
         first.manifest.model_dump(include=set(Description.model_fields))
@@ -352,8 +342,6 @@ def publish_again(store: ModelStore) -> str:
 
 
 def measure(store: ModelStore, count: int, rounds: int) -> Iterator[Measured]:
-    """Measure some replicas at each load, in rounds, each with arrivals of its own; disturbed tries
-    are repeated."""
     request = post("/predict", orjson.dumps({"inputs": [row(store)], "num_samples": DRAWS}))
     with replicas(store, PLACES[count]) as running:
         for seed, rate in itertools.product(range(rounds), LOADS[count]):

@@ -52,7 +52,6 @@ class Plan:
 
 
 def plan(costs: Costs, log: Callable[[str], None]) -> Plan:
-    """Run what takes longest."""
     rates: dict[str, dict[int, float]] = {}
     for balance in BALANCES:
         rates[balance] = {
@@ -94,7 +93,6 @@ class Side:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the constants were fitted to it."""
         return self.replicas == 1 and self.rate in FIT_LOADS
 
 
@@ -132,7 +130,6 @@ def sides(costs: Costs, measured: list[Measured]) -> list[Side]:
 def page(
     replica: Replica, costs: Costs, found: dict[str, float], measured: list[Measured], log: Any
 ) -> tuple[str, Plan]:
-    """Return the page and what it was made of."""
     fit, factor = fitted(costs, undisturbed(measured))
     checked, of_many = sides(fit, measured), plan(fit, log)
     lines = [
@@ -206,7 +203,6 @@ def of_a_core(
 
 
 def check(checked: list[Side]) -> Iterator[str]:
-    """Measured and simulated side by side."""
     yield from ("## Measured and simulated", "")
     yield (
         "Open loop, Poisson arrivals, the less busy of two replicas chosen at random; latencies "
@@ -265,7 +261,6 @@ def check(checked: list[Side]) -> Iterator[str]:
 
 
 def rates(of_many: Plan) -> Iterator[str]:
-    """Rates within the limit."""
     yield from (f"## Requests a second of a replica within {1e3 * LIMIT_S:.0f} ms", "")
     yield (
         "Simulated: the largest rate, in steps of 10, whose p99 is within the limit. Poisson "
@@ -291,7 +286,6 @@ def rates(of_many: Plan) -> Iterator[str]:
 
 
 def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """Replicas for a million requests a second."""
     yield from (f"## {WANTED:,.0f} requests a second", "")
     rate = WANTED / of_many.needed
     dollars = of_many.needed * CORE_HOUR / 3600 / WANTED * 1e6
@@ -345,7 +339,6 @@ def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """The autoscaler."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     start_s = PLACING_S + replica.ready_s
     yield from ("## A step of load, with the autoscaler", "")
@@ -393,7 +386,6 @@ def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
-    """Lost nodes."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     yield from ("## A node is lost", "")
     yield (
@@ -428,7 +420,6 @@ def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
 
 
 def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """New versions."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     yield from ("## A new version is published", "")
     yield (
@@ -453,7 +444,6 @@ def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
-    """What breaks first."""
     yield from (
         "## What breaks first",
         "",
@@ -514,7 +504,6 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def plot(path: Path, fit: Costs, measured: list[Measured], of_many: Plan) -> None:
-    """Draw latency against load, measured and simulated, and replicas against rate."""
     plt.switch_backend("Agg")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     kept = undisturbed(measured)
