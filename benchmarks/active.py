@@ -16,8 +16,7 @@ from training.__main__ import DONE, main
 
 PROTOCOL = (
     "--initial 20 --batch 10 --until 300 --target-accuracy .95 --candidates 2000 --draws 50 "
-    "--test-draws 10 "
-    "--epochs 50 --seeds 5"
+    "--test-draws 10 --epochs 50 --seeds 5"
 )
 TEXT = """\
 # Active learning on MNIST

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.common import RESULTS, add_splits, open_model, parser_of, unseen_rows
+from benchmarks.common import add_splits, open_model, parser_of, report, unseen_rows
 from benchmarks.flag_rate import fit_p_value
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.abstention import Answers
@@ -233,8 +233,7 @@ def class_tables(
     lines = [
         "",
         f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone "
-        "and covers more "
-        "than is stated.",
+        "and covers more than is stated.",
         "",
         f"## Kinds of sets, {draws} draws",
         "",
@@ -297,11 +296,7 @@ def main() -> None:
     if model.manifest.task == "classification":
         lines += class_tables(held, all_draws[-1], options.splits, options.seed, model.manifest)
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"coverage-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        figure.savefig(target.with_suffix(".png"), dpi=100)
+    report(options, f"coverage-{options.name}", text, lambda: figure)
 
 
 if __name__ == "__main__":

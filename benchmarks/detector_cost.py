@@ -18,8 +18,8 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
-from benchmarks.common import RESULTS, parser_of
-from benchmarks.predict import Client, server
+from benchmarks.common import parser_of, report, serve
+from benchmarks.predict import Client
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration
@@ -101,9 +101,9 @@ def measure(store: ModelStore, name: str) -> str:
             artifact.files,
         )
         both.publish(BARE, description, {**artifact.files, **cut})
-        with server(both.root) as (port, _):
+        with serve(both.root) as service:
             clients = [
-                Client(port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
+                Client(service.port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
                 for model in (WHOLE, BARE)
             ]
             over_http = rounds_of(*(client.predict for client in clients))
@@ -112,10 +112,8 @@ def measure(store: ModelStore, name: str) -> str:
             f"# What the detectors cost: {name} version {artifact.manifest.version}",
             "",
             f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, "
-            f"{noise.default_draws} draws, "
-            f"{ROUNDS} alternating rounds of {CALLS} calls one after the other; a round's ratio, "
-            "median (first and "
-            "last tenth).",
+            f"{noise.default_draws} draws, {ROUNDS} alternating rounds of {CALLS} calls one after "
+            "the other; a round's ratio, median (first and last tenth).",
             "",
             "| | all detectors, ms | no densities, ms | ratio |",
             "|---|---|---|---|",
@@ -145,9 +143,7 @@ def main() -> None:
     parser = parser_of(__doc__, "detector-cost-NAME.md")
     options = parser.parse_args()
     text = measure(ModelStore(options.store), options.name)
-    print(text)
-    if options.write:
-        (RESULTS / f"detector-cost-{options.name}.md").write_text(text)
+    report(options, f"detector-cost-{options.name}", text)
 
 
 if __name__ == "__main__":

@@ -56,12 +56,10 @@ def main() -> None:
         f"# Evidence of `{options.name}` over seeds",
         "",
         f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each "
-        f"of {len(reports)} "
-        f"versions (recipe seeds {', '.join(map(str, seeds))}), then "
-        f"`python -m benchmarks.evidence {options.name} --write`. "
-        f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, "
-        "requests of "
-        f"{first['rows_per_request']} rows; mean ± standard deviation over versions.",
+        f"of {len(reports)} versions (recipe seeds {', '.join(map(str, seeds))}), then `python -m "
+        f"benchmarks.evidence {options.name} --write`. {first['test']['rows']} test rows, at most "
+        f"as many of each set, {first['draws']} draws, requests of {first['rows_per_request']} "
+        "rows; mean ± standard deviation over versions.",
         "",
         *detection(reports, "outliers"),
     ]

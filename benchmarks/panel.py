@@ -16,7 +16,6 @@ standard deviation of five-fold residuals.
 by it.
 """
 
-import argparse
 import csv
 import importlib.util
 import json
@@ -28,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.stats import betabinom
 
-from benchmarks.common import RESULTS
+from benchmarks.common import bare_parser, report
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.sets import mass_above
 from model_store.inference.model import NEEDED, Model
@@ -228,9 +229,7 @@ def others(data: Dataset) -> dict[str, Measured]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "panel.{md,png}")
     parser.add_argument("uci", type=Path)
     parser.add_argument("--sets", nargs="+", default=list(PANEL), choices=list(PANEL))
     parser.add_argument("--development", action="store_true", help="without the test rows")
@@ -242,9 +241,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--results", type=Path, help="a JSON file that results are kept in, and added to"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/panel.md and its plot"
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -277,8 +273,7 @@ def main() -> None:
         print(f"{name}: {ours.log_likelihood:.3f} {ours.error:.4f}; {at}; {shown}", flush=True)
         if options.results is not None:
             options.results.write_text(json.dumps(results, indent=1))
-    if options.write:
-        write_page(results)
+    report(options, "panel", page(results), lambda: plot(results))
 
 
 MODELS = ("linear", "forest", "boosting")
@@ -294,7 +289,7 @@ def bounds(test: int, ranking: int) -> tuple[int, int]:
     return int(law.ppf(0.005)), int(law.ppf(0.995))
 
 
-def write_page(results: dict[str, Any]) -> None:
+def page(results: dict[str, Any]) -> str:
     lines, wins = [], [0, 0]
     for name, found in results.items():
         ours = found["ours"]
@@ -316,23 +311,19 @@ def write_page(results: dict[str, Any]) -> None:
         covered = f"{ours['covered'] / found['test']:.3f} ({low / found['test']:.3f} to {high / found['test']:.3f})"
         cells = [name, found["task"], str(found["rows"]), *cells, covered, f"{ours['seconds']:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    page = [
+    text = [
         "# A panel of public sets, by defaults alone",
         "",
         " ".join(__doc__.split("\n\n")[1:3]).replace("\n", " "),
         "",
         "Test rows: log-likelihood in nats a row, and the share of wrong labels or the RMSE; bold "
-        "where at least as "
-        "good as the best of scikit-learn's three, each measure by itself the best of the three "
-        "on these test rows: "
-        f"of {len(results)} sets {wins[0]} by log-likelihood and {wins[1]} by error. One split "
-        "and one seed each. "
-        f"Sets and intervals of coverage {COVERAGE:g}: the share of test rows that they hold, and "
-        "in brackets where "
+        "where at least as good as the best of scikit-learn's three, each measure by itself the "
+        f"best of the three on these test rows: of {len(results)} sets {wins[0]} by "
+        f"log-likelihood and {wins[1]} by error. One split and one seed each. Sets and intervals "
+        f"of coverage {COVERAGE:g}: the share of test rows that they hold, and in brackets where "
         "it ends in 99 of 100 fits if the promise is kept (beta-binomial; where the label alone "
-        "covers more than was "
-        "asked for, the share is above). Seconds of processor time, from file to published "
-        "version.",
+        "covers more than was asked for, the share is above). Seconds of processor time, from "
+        "file to published version.",
         "",
         "| set | task | rows | log-likelihood | best of three | error | best of three | covered | "
         "seconds |",
@@ -341,14 +332,10 @@ def write_page(results: dict[str, Any]) -> None:
         "",
         "![log-likelihood and error against the best of three](panel.png)",
     ]
-    (RESULTS / "panel.md").write_text("\n".join(page) + "\n")
-    plot(results, RESULTS / "panel.png")
+    return "\n".join(text) + "\n"
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("Agg")
+def plot(results: dict[str, Any]) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.36 * len(results) + 1.6), layout="constrained", sharey=True
     )
@@ -372,7 +359,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     )
     axes[1].set_xlabel("error: ours over theirs\n(left is better; clipped at 4)")
     axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 if __name__ == "__main__":

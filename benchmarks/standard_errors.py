@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float64
 
-from benchmarks.common import RESULTS, open_model, parser_of, splits_of
+from benchmarks.common import open_model, parser_of, report, splits_of
 from model_store.inference.model import Model
 from model_store.scores.tasks import PREDICTIVES
 from training.scoring import draw_seed
@@ -81,8 +81,7 @@ def main() -> None:
         f"{model.manifest.version}",
         "",
         f"`python -m benchmarks.standard_errors {options.name} --seeds {options.seeds} --rows "
-        f"{options.rows} --seed "
-        f"{options.seed}`:",
+        f"{options.rows} --seed {options.seed}`:",
         f"{len(x)} test rows. A row's ratio is the root mean square of its standard errors over "
         "the deviation of its",
         f"score among seeds; rows that deviate by less than {LEAST:g} are left out.",
@@ -132,11 +131,7 @@ def main() -> None:
             f"{share:.3f} |"
         )
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"standard-errors-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        plot(ratios).savefig(target.with_suffix(".png"), dpi=100)
+    report(options, f"standard-errors-{options.name}", text, lambda: plot(ratios))
 
 
 def summary(medians: dict[str, dict[int, float]]) -> str:

@@ -305,9 +305,8 @@ class Run:
         figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
         self.laplace["says"] += (
-            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer "
-            "layers (network.bayesian; by default the last), or take posterior.prior_std = "
-            "'held-out'"
+            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer layers "
+            "(network.bayesian; by default the last), or take posterior.prior_std = 'held-out'"
         )
 
     def _step(self, index: Tensor) -> None:
@@ -337,8 +336,7 @@ class Run:
         if not math.isfinite(nll + kl):
             raise Diverged(
                 f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or "
-                "training.gradient_norm may help "
-                f"(delete {self.checkpoint} to begin again)"
+                f"training.gradient_norm may help (delete {self.checkpoint} to begin again)"
             )
         likelihood = self.model.likelihood
         scores, log_likelihood, errors = self._validate().unbind(1)
