@@ -14,7 +14,7 @@ NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refuse
 
 
 def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
-    expected = "supported layers (docs/training.md lists them)"
+    expected = "supported layers (docs/networks.md lists them)"
     return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {why}")
 
 
