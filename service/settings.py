@@ -8,13 +8,12 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url
+from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
 from model_store.errors import InvalidInput
-from model_store.inference.trials import WORKING_BYTES
+from model_store.inference.preflight_process import WORKING_BYTES
 from model_store.processes import available_processors
 
 PREFIX = "DUBITO_"
-VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
@@ -74,7 +73,7 @@ class Settings(BaseSettings):
 
     trial_s: float = Field(30.0, ge=0, le=86_400)
     """seconds in which a new version must be loaded and predict in a process of its own, before it
-    is served; 0: versions are served without a trial, for stores that one trusts"""
+    is served; 0: versions are served without a preflight, for stores that one trusts"""
 
     trial_bytes: int = Field(WORKING_BYTES, ge=1 << 20)
     """most memory of that process, in bytes, beside what it begins with and six times the files"""
@@ -205,24 +204,28 @@ class Settings(BaseSettings):
         return None if value == "" else value
 
     def label_studio_secret(self) -> str | None:
-        """Return the token of Label Studio, of the setting or the file.
-
-        Raises:
-            InvalidInput: if both are given, or the file cannot be read.
-        """
+        """Return the token of Label Studio, of the setting or the file."""
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both"
-            )
+            expected = "none beside DUBITO_LABEL_STUDIO_TOKEN"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "both")
         if file is None:
             return None if given is None else given.get_secret_value()
         try:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another"
-            ) from None
+            expected = "a file that can be read"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "another") from None
+
+    def store_options(self) -> dict[str, Any]:
+        """Return the arguments of `open_store` as another process is told them."""
+        key = self.verify_key_file
+        return {
+            "place": whole_path(str(self.store)),
+            "cache": str(self.cache.resolve()),
+            "cache_bytes": self.cache_bytes,
+            "verify_key_file": None if key is None else str(key.resolve()),
+        }
 
     @property
     def worker_threads(self) -> int:
@@ -271,6 +274,5 @@ def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
         what = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
             raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
-        raise InvalidInput(
-            what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])
-        ) from None
+        expected = str(first["msg"]).removeprefix("Input should be ")
+        raise InvalidInput(what, expected, repr(first["input"])) from None
