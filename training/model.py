@@ -78,7 +78,6 @@ class BayesianModel(nn.Module):
     def predict(
         self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
     ) -> Float[Tensor, "K N C"]:
-        """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
         groups = theta.split(len(theta) if self.network.is_paired else 1)
@@ -258,7 +257,6 @@ def _patterns(
 
 
 def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
-    """Return the names of the layers that are drawn, masked or trained."""
     layers, stochastic = _patterns(recipe, made, examples), recipe.approximation.stochastic
     names = [] if stochastic is None else list(drawn_layers(made, layers))
     has_masks = stochastic is not None and stochastic(recipe.posterior).drawn == "masks"

@@ -165,5 +165,4 @@ def _sums_by_count(
 
 
 def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return the log of the mean probability of each row's label, in nats."""
     return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))

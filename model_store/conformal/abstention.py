@@ -127,12 +127,6 @@ class Answers:
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]
     ) -> "Answers | None":
-        """Read back what `tensors` gave, None where there is none of it; `shape` is that of the
-        ranking statistics.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         names = {name: f"abstention.{name}" for name in ("candidates", "doubt", "is_wrong")}
         missing = [key for key in names.values() if key not in tensors]
         if len(missing) == len(names):
@@ -177,7 +171,6 @@ def binomial_tail(
 
 
 def _end(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
-    """Return the last place of the run of true values that begins at `start`, or -1."""
     accepted = np.flatnonzero(~is_rejected[start:])
     stop = start + int(accepted[0]) if len(accepted) else len(is_rejected)
     return stop - 1 if stop > start else -1

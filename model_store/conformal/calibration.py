@@ -96,7 +96,6 @@ class DetectorScores:
     spreads: list[Spread] | None = None
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
-        """Return the scores of these rows."""
         spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
         return DetectorScores(
             {name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads
@@ -199,7 +198,6 @@ class Calibration:
 
     @cached_property
     def _detectors(self) -> list[dict[str, FittedDetector]]:
-        """The detectors by number of draws."""
         counts = range(len(self.draw_counts))
         return [
             _fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts
@@ -246,22 +244,12 @@ class Calibration:
         labels: Int64[np.ndarray, "N"],
         num_draws: int,
     ) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return each detector's surprisals, in nats, of N rows.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
         return {
             name: detector(scores[name], labels)
             for name, detector in self.detectors(num_draws).items()
         }
 
     def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
-        """Return the detectors as they are for scores of `num_draws` draws.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
         return self._detectors[self._index(num_draws)]
 
     def rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
@@ -331,7 +319,6 @@ class Calibration:
         )
 
     def stages(self, num_draws: int) -> list[int]:
-        """Return the numbers of draws below `num_draws` at which rows may stop."""
         if self.early_stopping is None:
             return []
         return [stage for stage in self.early_stopping.stages if stage < num_draws]
@@ -344,11 +331,6 @@ class Calibration:
         num_draws: int,
         rule: StoppingRule,
     ) -> Bool[np.ndarray, "N"]:
-        """Return which rows a rule lets stop at a stage, `num_draws` draws.
-
-        Raises:
-            ValueError: if rows never stop early.
-        """
         if self.early_stopping is None:
             raise ValueError("expected a calibration with stages, got one without")
         detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
@@ -366,7 +348,6 @@ class Calibration:
         return self._positions[num_draws]
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays of `calibration.safetensors`."""
         return {
             "draw_counts": self.draw_counts,
             "statistic": self.statistic,
@@ -394,12 +375,6 @@ class Calibration:
         num_labels: int,
         categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
     ) -> "Calibration":
-        """Read back what `tensors` gave, with the kind and names of its categories where it has
-        such.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         reference, surprisals = (
             {
                 key.removeprefix(part): value
@@ -479,7 +454,6 @@ class Calibration:
 def _surprisals(
     detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
 ) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Return rows' surprisals at the j-th number of draws."""
     return {
         name: detector(rows.by_name[name][j], rows.labels[j])
         for name, detector in detectors.items()
@@ -493,7 +467,6 @@ def _early_stopping(
     reference: DetectorScores,
     ranking: DetectorScores,
 ) -> EarlyStopping | None:
-    """Return what stopping goes by, None where rows never stop early."""
     stages = stages_among(draw_counts)
     if not stages or reference.spreads is None or ranking.spreads is None:
         return None
@@ -526,7 +499,6 @@ def _fitted(
     tail: TailLaw,
     j: int,
 ) -> dict[str, FittedDetector]:
-    """Return the detectors at one number of draws."""
     return {
         name: FittedDetector(
             standards[name][j] if name in standards else None,

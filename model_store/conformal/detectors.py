@@ -97,8 +97,6 @@ class Surprisal:
         law: TailLaw = "predictive",
         unit: float | None = None,
     ) -> "Surprisal":
-        """Fit on sorted reference scores; `unit` is the size of their excesses, without one that of
-        the largest."""
         size = unit or abs(float(reference[-1])) or 1.0
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))

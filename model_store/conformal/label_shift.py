@@ -87,12 +87,6 @@ class LabelShift:
     def weighted(
         self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
     ) -> WeightedRows:
-        """Return the ranking rows of a calibrated number of draws, weighted for new shares of the
-        classes.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated, or a class is `unknown`.
-        """
         if len(self.unknown(priors)):
             raise ValueError(f"expected no share of the classes {self.unknown(priors)}, got one")
         at = calibration.draw_counts.tolist().index(num_draws)
@@ -115,12 +109,6 @@ class LabelShift:
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], rows: int, num_labels: int
     ) -> "LabelShift | None":
-        """Read back what `tensors` gave, for m ranking `rows` and C labels, None where there is
-        none of it.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         if LABELS not in tensors and SHARES not in tensors:
             return None
         labels, shares = tensors.get(LABELS), tensors.get(SHARES)

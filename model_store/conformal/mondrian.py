@@ -73,12 +73,10 @@ class Categories:
 
     @property
     def judged_rows(self) -> Int64[np.ndarray, "G"]:
-        """How many rows flags of each category are ranked among, at the largest number of draws."""
         return np.bincount(self.judged[-1], minlength=len(self.names))
 
     @property
     def true_rows(self) -> Int64[np.ndarray, "G"]:
-        """How many rows sets and intervals of each category are calibrated on."""
         return np.bincount(self.true, minlength=len(self.names))
 
     def of_rows(
@@ -101,11 +99,6 @@ class Categories:
         names: tuple[str, ...],
         shape: tuple[int, ...],
     ) -> "Categories":
-        """Read back what `tensors` gave; `shape` is that of the ranking statistics.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         for name, expected in ((JUDGED, shape), (TRUE, shape[1:])):
             array = tensors.get(name)
             if array is None or array.dtype != np.int64 or array.shape != expected:

@@ -149,12 +149,6 @@ class RankTables:
     def thresholds(
         self, fpr: float, risk: float, categories: Int64[np.ndarray, "N"] | None = None
     ) -> Float64[np.ndarray, "N"] | float:
-        """Return the largest uncertainty to answer at, of each row where there are categories; -inf
-        for none, as of an unknown category.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
         if self.kind is None or categories is None:
             return self.largest_uncertainty(fpr, risk)
         found = np.full(len(self.by_category) + 1, NOTHING)
@@ -163,21 +157,11 @@ class RankTables:
         return found[categories]
 
     def certifies(self, fpr: float, risk: float) -> bool:
-        """Return whether any row would be answered.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
         return any(
             table.largest_uncertainty(fpr, risk) != NOTHING for table in self.by_category or (self,)
         )
 
     def largest_uncertainty(self, fpr: float, risk: float) -> float:
-        """Return the largest uncertainty to answer at, -inf for none.
-
-        Raises:
-            ValueError: if nothing was calibrated of which labels are wrong.
-        """
         return self._kept_thresholds(fpr, risk)
 
     @cached_property
@@ -188,12 +172,6 @@ class RankTables:
         return self._abstention().threshold(self.flagged(fpr), risk)
 
     def smallest_risk(self, fpr: float) -> float:
-        """Return the smallest risk that can be certified, of the category of which it is least; 1
-        for none.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
         if self.by_category:
             return min(table.smallest_risk(fpr) for table in self.by_category)
         return self._abstention().smallest_risk(self.flagged(fpr))

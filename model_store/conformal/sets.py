@@ -132,7 +132,5 @@ def intervals(
     coverage: float,
     confidence: float | None = None,
 ) -> Float64[np.ndarray, "N 2"]:
-    """Return the lower and upper end of each row's interval; infinite where there are too few
-    calibration rows."""
     half = quantile(nonconformity, coverage, confidence) * std
     return np.stack([mean - half, mean + half], axis=1)

@@ -70,7 +70,6 @@ class Spread:
 
     @classmethod
     def of(cls, scores: AnyScores, sums: DrawSums) -> "Spread":
-        """Take it from scores with standard errors, and the sums that they were made of."""
         if scores.standard_error is None:
             raise ValueError("expected scores with standard errors, got some without")
         return cls(scores.standard_error, scores.label_margin(sums), scores.unit)
@@ -144,7 +143,6 @@ class EarlyStopping:
         reference: list[StageScores],
         ranking: list[StageScores],
     ) -> "EarlyStopping":
-        """Fit on both splits' rows, one of everything for each stage."""
         names = [name for name in ranking[0].spread.errors if name in ranking[0].scores]
         relative = {
             name: np.array([_usual(r.spread.errors[name], r.scores[name]) for r in reference])
@@ -195,7 +193,6 @@ class EarlyStopping:
         detectors: Mapping[str, FittedDetector],
         combined: tuple[str, ...],
     ) -> Bool[np.ndarray, "N"]:
-        """Return which rows stop at the stage of so many draws."""
         s = self.stages.index(num_draws)
         below, above = self.bounds(rule.fpr)
         relative_error = {name: float(errors[s]) for name, errors in self.relative_error.items()}
@@ -219,11 +216,6 @@ class EarlyStopping:
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int
     ) -> "EarlyStopping | None":
-        """Read back what `tensors` gave, for m ranking `rows`, None where there is none of it.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         names = [PREFIX + "reference", *(PREFIX + field.name for field in fields(Look))]

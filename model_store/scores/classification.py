@@ -70,12 +70,10 @@ class Scores:
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
-        """The label that detectors compare a row within."""
         return self.label
 
     @property
     def unit(self) -> Float64[np.ndarray, "N"]:
-        """What a tolerance of 1 means of each row: a nat, or a probability."""
         return np.ones(len(self.entropy))
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
@@ -177,7 +175,6 @@ def _divergence(
 
 
 def taken(scores: S, rows: slice | np.ndarray) -> S:
-    """Return the scores of some rows."""
     kept = {
         name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)
     }
@@ -191,8 +188,6 @@ def taken(scores: S, rows: slice | np.ndarray) -> S:
 
 
 def concatenated(parts: list[S]) -> S:
-    """Return the scores of all parts' rows, in order; all parts must have the same standard errors,
-    or none."""
     first = parts[0]
     if len(parts) == 1:
         return first

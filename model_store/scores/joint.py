@@ -72,8 +72,7 @@ class JointScore(ABC):
 
     @staticmethod
     @abstractmethod
-    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        """Return rows as candidates, given `Predictive.samples`."""
+    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
 
     @staticmethod
     @abstractmethod
@@ -96,8 +95,7 @@ class JointScore(ABC):
         """Return of how many rows bounds of a level take some milliseconds."""
 
     @abstractmethod
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return what each of some rows would gain now, 0 or more."""
+    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]: ...
 
     @abstractmethod
     def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
@@ -189,7 +187,6 @@ class BatchBald(JointScore):
         weights_S_K: Float[np.ndarray, "S K"],
         mass_S: Float[np.ndarray, "S"],
     ) -> Float64[np.ndarray, "n"]:
-        """Return gains, computed as precisely as the weights are."""
         probs_nC_K = (
             self.candidates.said[rows]
             .reshape(-1, self.num_draws)
@@ -245,7 +242,6 @@ class BatchBald(JointScore):
     def _labels(
         self, draw_S: Int64[np.ndarray, "S"], probs_C_K: Float64[np.ndarray, "C K"]
     ) -> Int64[np.ndarray, "S"]:
-        """Return a label of a row for every sample, drawn under the sample's own draw."""
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
         places = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(
             draw_S
@@ -365,7 +361,6 @@ def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
 def _centred(
     values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
 ) -> Candidates:
-    """Return candidates of vectors whose products are covariances over draws, summed over C."""
     num_draws = values_N_C_K.shape[-1]
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)

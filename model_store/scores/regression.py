@@ -70,17 +70,14 @@ class MixtureScores:
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
-        """The label that detectors compare a row within: there is one, 0."""
         return np.zeros(len(self.mean), dtype=int)
 
     @property
     def unit(self) -> Float64[np.ndarray, "N"]:
-        """What a tolerance of 1 means of each row: its predicted standard deviation."""
         return self.std
 
     @property
     def in_units(self) -> "MixtureScores":
-        """The scores of the target in its own units: these, if it was not transformed."""
         return self if self.reported is None else self.reported
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:  # noqa: ARG002
@@ -140,7 +137,6 @@ def transformed_scores(
 
 
 def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
-    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
     mean_N_G, variance_N_G = sums.prediction, sums.uncertainty

@@ -98,7 +98,6 @@ class DrawSums:
         return DrawSums(self.num_draws, *parts)
 
     def drawn(self) -> "DrawSums":
-        """Return the groups that hold a draw; raises ValueError where there is none."""
         used = self.num_draws > 0
         if used.all():
             return self
@@ -131,7 +130,6 @@ class Average:
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        """Return the mean over draws."""
         # Summing before dividing gives exactly 1 for probabilities of 1.
         mean: Any = (
             np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1)
@@ -192,7 +190,6 @@ class Average:
 def _scatter(
     values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int
 ) -> np.ndarray:
-    """Return values by group, 0 for a group without a draw."""
     by_group = np.zeros((*values.shape[:-1], groups))
     by_group[..., order] = values
     return by_group

@@ -33,8 +33,6 @@ HALVINGS = 40  # of the range that a median is looked for in
 
 
 class TransformRecord(BaseModel):
-    """How a target was transformed, as the manifest holds it."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -117,7 +115,6 @@ def target_moments(
     mean: Float64[np.ndarray, "*shape"],
     variance: Float64[np.ndarray, "*shape"],
 ) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
-    """Return mean and variance of y, given those of a Gaussian z."""
     nodes, weights = _quadrature()
     std = np.sqrt(variance)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -175,7 +172,6 @@ def _linear(
     knots: Float64[np.ndarray, "J"],
     values: Float64[np.ndarray, "J"],
 ) -> Float64[np.ndarray, "*shape"]:
-    """Return the line through the knots at x; beyond them the first and the last piece go on."""
     here = _segment(x, knots)
     slope = (np.diff(values) / np.diff(knots))[here]
     with np.errstate(invalid="ignore"):

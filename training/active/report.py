@@ -33,8 +33,6 @@ STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions; random ch
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The results of an arm."""
-
     curves: Curves
     needed: dict[int, Needed]  # by seed
     mean: Mean
@@ -43,8 +41,6 @@ class Findings:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The results of all arms."""
-
     task: Task
     source: str
     protocol: Protocol
@@ -60,7 +56,6 @@ class Report:
         return "accuracy" if self.task == "classification" else "rmse"
 
     def text(self) -> str:
-        """Return the page, in Markdown."""
         metric, counts = self.metric, self._shown_counts()
         lines = [
             f"# Labels needed for a test {metric} of {number(self.target)}",
@@ -93,7 +88,6 @@ class Report:
         return "\n".join(lines)
 
     def files(self) -> dict[str, bytes]:
-        """Return the page, its plot, and the figures as JSON."""
         content: dict[str, Any] = {
             "source": self.source,
             "task": self.task,
@@ -167,7 +161,6 @@ class Report:
         return f"| {' | '.join(cells)} |"
 
     def _verdicts(self) -> list[str]:
-        """State for each arm whether it or random choice needs fewer labels, beyond chance."""
         lines = []
         for found in self.arms:
             if found.saved is None:

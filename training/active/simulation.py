@@ -27,8 +27,6 @@ from training.seeds import ActiveStream, hash_key
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """An arm and a seed to simulate, and the folder of its record."""
-
     arm: Arm
     data: Dataset
     seed: int
@@ -41,7 +39,6 @@ class Work:
 def simulate_all(
     work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
 ) -> None:
-    """Do all rounds that are missing, arm by arm and seed by seed."""
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with tqdm(total=rounds * len(work), unit="round", disable=quiet, dynamic_ncols=True) as bar:
         for one in work:
@@ -56,7 +53,6 @@ def simulate_all(
 
 
 def curves_of(work: Sequence[Work]) -> list[Curves]:
-    """Return the rounds that were done, by arm."""
     curves: dict[str, Curves] = {}
     for one in work:
         curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
@@ -72,7 +68,6 @@ def simulate(
     record: Record,
     device: torch.device,
 ) -> Iterator[Round]:
-    """Do the rounds that are missing, and record and yield each."""
     learner = Learner(arm.recipe, data, seed, device)
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
@@ -113,7 +108,6 @@ def _acquired(
     seed: int,
     number: int,
 ) -> np.ndarray:
-    """Return the rows that an acquisition takes."""
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)

@@ -151,7 +151,6 @@ def _active(options: argparse.Namespace) -> None:
 
 
 def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
-    """Return the data of each recipe, by its name; all must be the same."""
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
@@ -227,7 +226,6 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
-    """Return a recipe's arms: each start with each acquisition, and with random choice."""
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     return [

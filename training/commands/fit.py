@@ -76,7 +76,6 @@ def add_inspect(commands: Commands) -> None:
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    """Add how data are read and split, as a recipe's `[data]` says it otherwise."""
     add_target(parser)
     parser.add_argument(
         "--task", choices=["classification", "regression"], help="if the target should not decide"
@@ -143,7 +142,6 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    """Return the recipe of a file, with what the options say in place of what it says."""
     for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
         if getattr(options, name) is not None:
             raise InvalidInput(
@@ -160,7 +158,6 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
 
 
 def _plan_recipe(options: argparse.Namespace) -> Recipe:
-    """Look at the data, say what they are taken for and what follows, and keep it as a recipe."""
     if options.data is None:
         raise InvalidInput("recipe", "a recipe, or --data SRC to make one of", "neither")
     section = _data_section(options)

@@ -109,7 +109,6 @@ def load(
 
 
 def _refuse_mismatched(recipe: Recipe, kind: str) -> None:
-    """Raise InvalidInput for what a recipe says that a source of this kind has not."""
     section = recipe.data
     if recipe.task == "regression" and kind in OF_CLASSES:
         raise InvalidInput("task", f"classification, since `{kind}` has classes", "regression")
@@ -130,7 +129,6 @@ def _refuse_mismatched(recipe: Recipe, kind: str) -> None:
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:
-    """Return how a recipe's training rows are split."""
     section = recipe.data
     validation, reference, ranking = (
         section.held_out(name) for name in ("validation", "reference", "ranking")

@@ -69,7 +69,6 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
 
 
 def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Return arrays as rows, as `npz` does of those in a file."""
     if set(arrays) == set(WHOLE):
         x, y = arrays["x"], arrays["y"]
         _check_lengths(x, y, "x", "y")
@@ -114,7 +113,6 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> No
 
 
 def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
-    """Return flat rows of finite numbers in float32; bytes stay bytes."""
     if x.dtype.kind not in "fiu":
         raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
     flat = x.reshape(len(x), -1)
@@ -131,7 +129,6 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
 
 
 def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
-    """Raise InvalidInput unless an array is of whole numbers from 0 to the largest id."""
     largest = LARGEST_ID if largest is None else largest
     flat = x.reshape(len(x), -1)
     is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
@@ -154,7 +151,6 @@ def _labels(y: np.ndarray, name: str) -> list[str]:
 
 
 def idx(folder: Path) -> Dataset:
-    """Read MNIST's four files from a folder: train and t10k, images and labels, gzipped or not."""
     if not folder.is_dir():
         got = f"{str(folder)!r}, which is not a folder"
         raise InvalidInput("data.source", "a folder of IDX files", got)
@@ -186,7 +182,6 @@ def idx(folder: Path) -> Dataset:
 
 
 def find_idx(folder: Path, stem: str) -> Path:
-    """Return the path of an IDX file, plain or gzipped."""
     for name in (stem, f"{stem}.gz"):
         if (folder / name).is_file():
             return folder / name
@@ -194,7 +189,6 @@ def find_idx(folder: Path, stem: str) -> Path:
 
 
 def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
-    """Read an IDX file of unsigned bytes with `ndim` axes."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as unzipped:

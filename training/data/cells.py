@@ -77,11 +77,9 @@ class NumberFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether numbers are written as Python writes them."""
         return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str:
-        """Return a number as Python reads it; of other texts, something that is no number."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
@@ -141,7 +139,6 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
 
 
 def as_text(column: Column) -> Column | None:
-    """Return a column of text, also one of a dictionary; None for any other."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column if types.is_string(column.type) or types.is_large_string(column.type) else None
@@ -188,7 +185,6 @@ def with_times(
 
 
 def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
-    """Return a column as numbers or as categories; without a kind its type decides."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     of, text = column.type, as_text(column)
@@ -217,7 +213,6 @@ def is_numeric(of: pa.DataType) -> bool:
 
 
 def floats_of(column: Column) -> Numbers:
-    """Return a column of numbers, NaN where one is missing."""
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float64)
 
@@ -250,7 +245,6 @@ def writing_of(
 
 
 def _read_text(path: Path, section: "DataSection") -> pa.Table:
-    """Read a CSV file as text, missing values as null; say what was not usual."""
     try:
         file = CsvTable(path, "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
@@ -353,7 +347,6 @@ def _typed(
 def _typed_column(
     name: str, column: Column, kind: str | None, written: NumberFormat
 ) -> tuple[str | pa.Field, Column]:
-    """Return a column of text, and its field or name; the same column where it stays as it is."""
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
@@ -390,7 +383,6 @@ def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> 
 
 
 def _mapped(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
-    """Return what each text of a column is mapped to, null where it is null."""
     cells = column.to_pylist()
     return pa.array([None if text is None else values[text] for text in cells], of)
 
@@ -428,7 +420,6 @@ def _times(
 
 
 def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]:
-    """Return the ways in which a value may be read, by its looks: formats, None for ISO 8601."""
     if ISO.fullmatch(example):
         return (None,)
     if date_format is not None:
@@ -437,7 +428,6 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
 
 
 def _all_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
-    """Return the times of texts, None where one of them is none."""
     try:
         return {text: _seconds(form, text) for text in texts}
     except (ValueError, OverflowError):
@@ -449,7 +439,6 @@ def _seconds(form: str | None, text: str) -> float:
 
 
 def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
-    """Return a row and its value that is not a time, in any way of writing them that is known."""
     known = [date_format] if date_format else [form for some in DATES.values() for form in some]
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     for row, value in present:
@@ -479,7 +468,6 @@ def _refuse_mostly_numbers(column: Column, name: str) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value of a column of text or booleans is missing, or a number."""
     try:
         return value is None or (isinstance(value, str) and np.isfinite(float(value)))
     except ValueError:

@@ -23,7 +23,6 @@ NAME_WIDTH = 24
 
 
 def report(found: Findings) -> list[str]:
-    """Return all that was found."""
     lines = [*_head(found), *_target(found)]
     if found.columns:
         width = min(NAME_WIDTH, max(len(column.name) for column in found.columns))
@@ -45,7 +44,6 @@ def report(found: Findings) -> list[str]:
 
 
 def short_report(found: Findings) -> list[str]:
-    """Return what is worth knowing before a fit."""
     lines = [*_head(found), *_target(found)]
     if found.columns:
         kinds = [column.kind for column in found.columns]
@@ -65,7 +63,6 @@ def short_report(found: Findings) -> list[str]:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Return what a plan decided, and why."""
     recipe = plan.recipe
     network = f"hidden {recipe.network.hidden}" if recipe.network.hidden else recipe.network.kind
     training = recipe.training
@@ -124,7 +121,6 @@ def _share(share: float) -> str:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Draw the target and the first columns, as a PNG."""
     import matplotlib.pyplot as plt  # slow, and for pictures alone
 
     plt.switch_backend("Agg")

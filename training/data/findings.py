@@ -112,7 +112,6 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
 
 
 def _with_target(found: Findings, section: DataSection, table: Any, task: Task | None) -> Findings:
-    """Return what is found of the rows that have a target."""
     name = section.target
     assert name is not None
     target = find(table, name, section.date_format)
@@ -186,7 +185,6 @@ def _of_images(section: DataSection, path: Path) -> Findings:
 
 
 def task_of(values: Any, name: str) -> tuple[Task, str]:
-    """Return the task that a target's values speak for, and why."""
     if isinstance(values, list):
         return "classification", f"{name} is not of numbers"
     finite = values[np.isfinite(values)]
@@ -260,7 +258,6 @@ def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
 
 
 def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    """Return a line if a split has more than a few such rows."""
     counts = near_duplicates(splits, takes_ids)
     many = [
         f"{count} of {len(getattr(splits, name))} {name}"

@@ -47,12 +47,9 @@ MAX_DATA_BYTES = 1 << 34
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of a folder, at most three folders down."""
-
     path: Path
 
     def names(self) -> list[str]:
-        """Return the names of files and, with a slash at their end, folders."""
         found = [path for depth in range(1, 5) for path in self.path.glob("/".join("*" * depth))]
         return [
             path.relative_to(self.path).as_posix() + ("/" if path.is_dir() else "")
@@ -145,7 +142,6 @@ def _files(path: Path) -> Iterator[Folder | Zip]:
 
 
 def _training_images(files: Folder | Zip, path: Path) -> dict[str, dict[str, str]]:
-    """Return `_image_classes`, of which some must be for training."""
     found = _image_classes(files.names())
     if not found["train"]:
         expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"

@@ -36,8 +36,6 @@ CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe, and why it says what it says, by its dotted keys."""
-
     recipe: Recipe
     reasons: dict[str, str]
     warnings: list[str]
@@ -116,7 +114,6 @@ def _data(
 
 
 def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
-    """Plan a network of convolutions; return the multiplications of a row."""
     content |= {
         "method": "dropout",
         "network": {"kind": "gal-cnn"},
@@ -130,7 +127,6 @@ def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[s
 
 
 def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
-    """Plan a network of two hidden layers; return the multiplications of a row, over its draws."""
     if found.task == "classification":
         units, samples, method, learning_rate = 100, 1, "bhn-realnvp", 1e-2
         posterior = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
@@ -151,14 +147,12 @@ def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, st
 
 
 def name_of(source: str) -> str:
-    """Return a model's name, of the file or folder that its data are in."""
     stem = re.split(r"[/\\]", source.partition(":")[2].rstrip("/\\"))[-1].split(".")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64]
     return name if re.match(NAME_PATTERN, name) else "model"
 
 
 def share_of(size: int, rows: int) -> float:
-    """Return the shortest share of `rows` rows that comes to `size`."""
     for digits in range(1, 9):
         share = round(size / rows, digits)
         if 0 < share < 0.5 and round(share * rows) == size:
@@ -171,7 +165,6 @@ def _width(column: ColumnFinding) -> int:
 
 
 def _why_transform(targets: np.ndarray | None) -> str | None:
-    """Return why transforms of a regression's target are tried, None where they are not."""
     if targets is None or not len(targets):
         return None
     y = targets[np.isfinite(targets)].astype(np.float64)
@@ -258,7 +251,6 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML, which writes strings, numbers and lists as JSON does."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(inner)}" for k, inner in value.items()) + " }"
     if isinstance(value, list | tuple):

@@ -70,7 +70,6 @@ class Dataset:
 
     @property
     def input(self) -> InputSpec:
-        """What a manifest says about a row."""
         return InputSpec(
             shape=self.shape,
             dtype="int32" if self.takes_ids else "float32",
@@ -111,8 +110,6 @@ def is_image(shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What each row of a data set is used for. No row is in two."""
-
     train: Rows
     validation: Rows  # chooses the best checkpoint
     reference: Rows  # fits the detectors
@@ -173,7 +170,6 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the classes that are left, two or more."""
     unknown = [name for name in names if name not in classes]
     if unknown:
         expected = f"some of {list(classes)[:MAX_SHOWN]}"
@@ -247,7 +243,6 @@ def _by_value(label: str) -> tuple[float, str]:
 
 
 def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
-    """Return each class's share of rows, given their class numbers."""
     shares: np.ndarray = np.bincount(y, minlength=classes) / len(y)
     return shares
 

@@ -259,7 +259,6 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _targets(given: Numbers | Categories, section: "DataSection", ties: Keys) -> _Targets:
-    """Return the targets of the rows that have one, split into training and test rows."""
     train, test = hold_out(len(given), section.test_fraction, ties)
     if isinstance(given, np.ndarray):
         if section.leave_out:
@@ -303,7 +302,6 @@ def _groups(
 def _numbered(
     table: pa.Table, column: str, field: str, kept: Index
 ) -> tuple[Shaped[np.ndarray, "G"], Index]:
-    """Return the different values of a column, and the number of each row's."""
     values = take(values_of(table.column(column), column, "categorical"), kept)
     _refuse_missing(values, field, column)
     names, numbers = np.unique(values, return_inverse=True)
@@ -313,7 +311,6 @@ def _numbered(
 def _keys(
     table: pa.Table, section: "DataSection", given: Numbers | Categories, kept: Index
 ) -> Keys:
-    """Return what rows with a target are split by."""
     if section.group is not None:
         return Keys(groups=_numbered(table, section.group, "data.group", kept)[1])
     if section.time is not None:
@@ -336,7 +333,6 @@ def _refuse_missing(values: Sequence[Any], field: str, name: str) -> None:
 def _encoded(
     table: Table, targets: _Targets, sizes: SplitSizes, known: Columns, ties: Keys | None = None
 ) -> Dataset:
-    """Encode rows by known columns or, without them, by those fitted on the training split."""
     names, train = {column.name for column in known}, targets.train
     if known and names != set(table.columns):
         differing = sorted(names ^ set(table.columns))
@@ -363,7 +359,6 @@ def _encoded(
 
 
 def _tokenised(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
-    """Return text as rows of ids."""
     x, x_test = (
         texts.encode(_text(table.take(part).columns, texts))
         for part in (targets.train, targets.test)
@@ -401,7 +396,6 @@ def _target_kind(task: str) -> str:
 
 
 def _with_target(values: Numbers | Categories, name: str) -> Index:
-    """Return the rows that have a target, and say how many have none."""
     kept, rows = np.flatnonzero(present(values)), len(values)
     if len(kept) < 2:
         expected = f"a value of {name} in at least two rows"

@@ -152,7 +152,6 @@ def fgsm(
     steps: Sequence[float],
     draws: AttackDraws,
 ) -> Float[Tensor, "S N I"]:
-    """Return the rows moved by each step along the sign of the loss's gradient."""
     direction = _loss_gradient(attacked, y, draws)(x, 0).sign()
     return torch.stack([attacked.clip(x + step * attacked.span * direction) for step in steps])
 
@@ -165,7 +164,6 @@ def towards(
     draws: AttackDraws,
     step: float = 0.01,
 ) -> Float[Tensor, "N I"]:
-    """Return the rows after steps that each raise the probability of their target class."""
     gradient = _loss_gradient(attacked, target, draws)
     return _climb(x, iterations, -step * attacked.span, attacked.clip, gradient)
 
@@ -230,8 +228,6 @@ def quiet_pgd(
 
 @dataclass(frozen=True, eq=False)
 class _Ball:
-    """What is within a radius of rows, and in the range."""
-
     attacked: Attacked
     centre: Tensor
     radius: float  # in the data's units
@@ -260,8 +256,6 @@ def _climb(
 
 
 def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
-    """Return the gradient of each row's cross entropy, at each step under that step's draws."""
-
     def gradient(x: Tensor, i: int) -> Tensor:
         theta, parts = attacked.theta(draws, i), []
         for chunk, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True):

@@ -36,9 +36,6 @@ TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Each figure's difference, and of a classification the rows that one version alone has
-    right."""
-
     first: str
     second: str
     data: str
@@ -48,7 +45,6 @@ class Comparison:
     pairs: Pairs | None  # of a classification
 
     def text(self) -> str:
-        """Return a table, in Markdown."""
         lines = [
             f"# {self.second} against {self.first}",
             "",
@@ -74,7 +70,6 @@ class Comparison:
         return "\n".join(lines)
 
     def files(self) -> dict[str, bytes]:
-        """Return the comparison as JSON, as Markdown, and as a plot."""
         content: dict[str, Any] = {
             **asdict(self),
             "confidence_level": LEVEL,
@@ -90,12 +85,6 @@ class Comparison:
 def compare_versions(
     versions: list[Parent], models: list[Model], root: Path, wanted: Wanted
 ) -> Comparison:
-    """Compare the second version with the first, on test rows of the first one's data or of a
-    source.
-
-    Raises:
-        InvalidInput: if there is no such data, or the versions do not take the same rows.
-    """
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         expected = f"the task and classes of {first.label}"

@@ -220,6 +220,5 @@ def class_probabilities(
 def _pool(
     positive: Positive, negative: Negative
 ) -> tuple[Int64[np.ndarray, "M"], Float64[np.ndarray, "M"]]:
-    """Return whether each row is positive, and all scores."""
     is_positive = np.repeat([1, 0], [len(positive), len(negative)])
     return is_positive, np.concatenate([positive, negative])

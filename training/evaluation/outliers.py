@@ -72,8 +72,6 @@ Images = Float32[np.ndarray, "N C H W"]
 
 @dataclass(frozen=True)
 class OutlierSource:
-    """A named source of rows."""
-
     name: str
     kind: Literal["images", "npz", "idx", "csv", "parquet"]
     path: Path
@@ -142,12 +140,10 @@ class OutlierSource:
 
 
 def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Return a random choice of at most `most` rows."""
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
 def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Rows]:
-    """Return rows that mean nothing, as many as `x` has, by set."""
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):
@@ -162,7 +158,6 @@ def near_rows(
     is_classified: bool,
     seed: int,
 ) -> dict[str, Rows]:
-    """Return rows near the data that are not of it, as many as `x` has, by set."""
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
     if is_classified and (spec.takes_ids or spec.columns):
@@ -269,7 +264,6 @@ def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
 
 
 def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
-    """Return rows whose ids stand in another order."""
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
@@ -277,7 +271,6 @@ def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
 
 
 def rotated(images: Images, *_: object) -> Images:
-    """Return images turned by a quarter, or of unequal sides by half."""
     quarters = 1 if images.shape[2] == images.shape[3] else 2
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
@@ -306,7 +299,6 @@ def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
 
 
 def blurred(images: Images, spec: InputSpec, *_: object) -> Images:
-    """Return images blurred by a Gaussian."""
     std = BLUR * images.shape[2]
     down, across = (_blur(side, std) for side in images.shape[2:])
     return _clip(down @ images @ across.T, spec)
@@ -328,19 +320,16 @@ def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
 
 
 def _partners(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
-    """Return for each row one of another class; nothing of a lone class."""
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
 
 def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
-    """Return the numbers of each column; without columns each number by itself."""
     widths = [column_width(column) for column in spec.columns] or [1] * x.shape[1]
     return np.split(x, np.cumsum(widths)[:-1], axis=1)
 
 
 def _is_token(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> Bool[np.ndarray, "N I"]:
-    """Return which ids are not padding."""
     return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
 
 

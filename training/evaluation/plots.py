@@ -26,7 +26,6 @@ MOST_LINES = 6  # of classes in one panel
 
 
 def reliability_plot(bins: list[Bin]) -> bytes:
-    """Draw accuracy against confidence, and how many rows each bin of confidence holds."""
     figure, (axis, counts) = _panels(2)
     confidence, accuracy, rows = np.array([(b.confidence, b.accuracy, b.rows) for b in bins]).T
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
@@ -42,7 +41,6 @@ def reliability_plot(bins: list[Bin]) -> bytes:
 
 
 def classes_plot(classes: list[OfClass]) -> bytes:
-    """Draw what labels each class' rows were given, and recall and precision of each class."""
     figure, (matrix, shares) = _panels(2)
     names, count = [_plain_text(one.name) for one in classes], len(classes)
     labelled = np.array([one.labelled for one in classes], dtype=float)
@@ -87,8 +85,6 @@ def classes_plot(classes: list[OfClass]) -> bytes:
 
 
 def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
-    """Draw each class's calibration error, and how often a row is of a class by its probability of
-    it."""
     figure, (errors, reliable) = _panels(2)
     at = np.arange(len(classes))
     low, high = np.array([one.confidence_intervals["calibration_error"] for one in classes]).T
@@ -122,9 +118,6 @@ def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
 def precision_recall_plot(
     test: ServedPrediction, sets: dict[str, ServedPrediction], y: np.ndarray, names: list[str]
 ) -> bytes:
-    """Draw precision against recall: of each set by the flag's statistic, and of classes with these
-    names by their probability.
-    """
     scores = test.prediction.scores
     figure, axes = _panels(1 + bool(names), width=6.5)
     if isinstance(scores, Scores):
@@ -153,7 +146,6 @@ def precision_recall_plot(
 
 
 def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
-    """Draw targets against predictions, and errors in standard deviations against predictions."""
     scores = prediction.scores
     assert isinstance(scores, MixtureScores)
     figure, (actual, error) = _panels(2)
@@ -168,8 +160,6 @@ def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
 
 
 def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
-    """Draw the histogram of probability integral transforms, and coverage and error by predicted
-    spread."""
     figure, (histogram, covered, error) = _panels(3, width=5.0)
     edges = np.linspace(0, 1, len(pit.bins) + 1)
     middle = 0.5 * (edges[1:] + edges[:-1])
@@ -202,7 +192,6 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
 
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
-    """Draw the risk of the rows that each score is surest of, against how many they are."""
     figure, (axis,) = _panels(1, width=8.0)
     for colour, name in zip(COLOURS, _whole(test), strict=False):
         coverage, risk = risk_coverage(test.scores[name], loss)
@@ -213,7 +202,6 @@ def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], l
 
 
 def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
-    """Draw the distribution of a score over the test rows and over each set."""
     figure, (axis,) = _panels(1, width=8.0)
     for colour, (name, predicted) in zip(
         ["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False
@@ -230,7 +218,6 @@ def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: s
 
 
 def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: list[str]) -> bytes:
-    """Draw the ROC curve of each score for each set."""
     figure, axes = _panels(len(scores), width=5.0)
     for axis, score in zip(axes, scores, strict=True):
         for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
@@ -245,8 +232,6 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
 def attacks_plot(
     clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]
 ) -> bytes:
-    """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the
-    gradient."""
     fgsm = [entry for entry in attacks.values() if entry.settings.attack == "fgsm"]
     counts = sorted({entry.settings.draws for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
@@ -301,7 +286,6 @@ def attacks_plot(
 
 
 def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
-    """Draw the difference of each figure, each in its own unit, with its interval."""
     columns = min(4, len(differences))
     count = -(-len(differences) // columns)
     plt.switch_backend("Agg")

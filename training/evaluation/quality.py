@@ -87,7 +87,6 @@ class ServedPrediction:
 
     @property
     def mean_scores(self) -> dict[str, float]:
-        """Each detector's mean score."""
         return {name: float(score.mean()) for name, score in self.prediction.detected.items()}
 
 
@@ -104,7 +103,6 @@ class ServedPredictor:
         return hash_key(self.seed, *name.encode())
 
     def outputs(self, name: str, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield outputs and density scores of each request."""
         return served_outputs(
             self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
         )
@@ -146,8 +144,6 @@ def _scores(
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> ClassMeasures | RegressionMeasures:
-    """Measure the quality of predictions of test rows, with intervals; of each score the area under
-    risk against coverage; and how often the flag fires."""
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
@@ -201,7 +197,6 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return whether each row is misclassified (1), or its squared error."""
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
     return np.square(scores.in_units.mean - y).astype(np.float64)
@@ -228,8 +223,6 @@ def error_detection(
 
 
 def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
-    """Return how well each score tells a set's rows (positive) from the test rows, and how often
-    the flag fires."""
     n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
     return SetMeasures(
         rows=m,
@@ -306,7 +299,6 @@ def measure_parts(
 def _parts(
     prediction: Prediction, test: Rows, classes: tuple[str, ...], groups: tuple[str, ...]
 ) -> Iterator[tuple[str, str, Int64[np.ndarray, "n"]]]:
-    """Yield kind, name and rows of each part."""
     if isinstance(prediction.scores, Scores):
         for by, numbers in (("class", test.y), ("label", prediction.scores.label)):
             for number, name in enumerate(classes):
@@ -321,7 +313,6 @@ def _parts(
 
 
 def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
-    """Return whether each row's set or interval holds the truth."""
     inside = prediction.prediction_sets(PART_COVERAGE)
     if inside is not None:
         return inside[np.arange(len(y)), y]

@@ -74,11 +74,6 @@ def evaluate_version(
     wanted: Wanted,
     quiet: bool = False,
 ) -> EvaluationReport:
-    """Measure a version and write its report.
-
-    Raises:
-        InvalidInput: if there is no such data, or what is wanted does not go with the version.
-    """
     manifest = version.manifest
     draws = checked_draws(version, wanted)
     data, is_fitted = data_of(version, root, wanted.source)
@@ -166,7 +161,6 @@ def _sets(
 
 
 def checked_draws(version: Parent, wanted: Wanted) -> int:
-    """Return the number of draws; refuse what does not go with the version."""
     manifest = version.manifest
     most = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
     if wanted.draws is not None and not 1 <= wanted.draws <= most:
@@ -211,7 +205,6 @@ def test_rows(data: Dataset, wanted: Wanted) -> Rows:
 
 
 def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
@@ -306,7 +299,6 @@ def _plots(
 
 @contextlib.contextmanager
 def _bar(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show how many sets are done; yields what is to be called after each."""
     with tqdm(total=total, unit="set", disable=quiet) as bar:
 
         def done(name: str) -> None:

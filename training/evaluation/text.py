@@ -60,8 +60,6 @@ code { background: #f2f2f2; padding: 0 .2rem; }
 
 @dataclass(frozen=True)
 class Table:
-    """A table, whose cells are plain text."""
-
     header: list[str]
     rows: list[list[str]]
 
@@ -83,8 +81,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, by its file."""
-
     file: str
 
     @property
@@ -109,7 +105,6 @@ def markdown(parts: list[Block]) -> str:
 
 
 def page(title: str, parts: list[Block], files: Mapping[str, bytes]) -> str:
-    """Return the page; `files` has the plots as PNG."""
     body = []
     for part in parts:
         if isinstance(part, Table):
@@ -210,7 +205,6 @@ def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
 
 
 def _intervals(test: RegressionMeasures) -> list[Block]:
-    """Return tables of intervals, quantiles and spread."""
     own = test.confidence_intervals
     held = [
         [_percent(e.nominal), _share(e, "covered"), _number(e, "width")] for e in test.intervals
@@ -234,7 +228,6 @@ def _intervals(test: RegressionMeasures) -> list[Block]:
 
 
 def _classes(test: ClassMeasures) -> list[Block]:
-    """Return recall and precision of each class, and of few classes the confusion matrix."""
     header = ["class", "rows", "recall", "precision"]
     rows = [
         [one.name, str(one.rows), _share(one, "recall"), _share(one, "precision")]
@@ -285,7 +278,6 @@ def _class_probabilities(test: ClassMeasures) -> list[Block]:
 
 
 def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
-    """Return the slices' table, and how they were found."""
     loss, show = ("RMSE", _plain) if is_regression else ("wrong labels", _percent)
     rows = [
         [
@@ -364,10 +356,8 @@ def _plain(value: float | None, ends: Ends | None = None) -> str:
 
 
 def _escape_markdown(cell: str) -> str:
-    """Return a cell that Markdown shows as it is, on one line."""
     return re.sub(r"([\\`|<>\[\]*])", r"\\\1", " ".join(cell.split()))
 
 
 def _inline(text: str) -> str:
-    """Return text with what is between backquotes as code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
