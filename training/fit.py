@@ -158,10 +158,7 @@ def fit(
     for found in (provenance.convergence, provenance.laplace):
         if found is not None:
             log.info("%s", found["says"])
-    more = {
-        "target_transform": choice,
-        "temperature": temper(model, recipe, splits.validation),
-    }
+    more = {"target_transform": choice, "temperature": temper(model, recipe, splits.validation)}
     provenance = provenance.model_copy(update={k: v for k, v in more.items() if v is not None})
     return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
 

@@ -420,10 +420,7 @@ def greedy(
 
 
 def _largest(
-    joint: JointScore,
-    bound: Float64[np.ndarray, "N"],
-    open_: Int64[np.ndarray, "n"],
-    pause: Pause,
+    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"], pause: Pause
 ) -> int:
     """Return which of some rows gains most now, the first of several; the bounds of those computed
     become smaller."""

@@ -52,11 +52,7 @@ def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -
 
 
 def choose(
-    predict: Predict,
-    x: Float32[np.ndarray, "N I"],
-    ids: Sequence[str],
-    choice: Choice,
-    seed: int,
+    predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
     """Return which rows an acquisition takes, best first; ids and seed decide ties."""
     ranked = rank_now(LearnerPool(predict, x, ids, choice, seed), choice)

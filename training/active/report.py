@@ -119,7 +119,7 @@ class Report:
             + f" is of {p.test_draws} draws, on test rows that are used for nothing else. The "
             f"target is {origin}. A fit sees the labels counted here and no others: none are held "
             "out for a checkpoint, a temperature or anything else. Labels needed are those of the "
-            "first round at the target; in brackets the least and the most of the seeds.",
+            "first round at the target; in brackets the least and the most of the seeds."
         ]
 
     def _unfinished(self) -> list[str]:

@@ -33,14 +33,7 @@ Pixels = UInt8[np.ndarray, "N I"]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
-UNREADABLE = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    RuntimeError,
-    NotImplementedError,
-)
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 MAX_IMAGE_BYTES = 1 << 26
 MAX_DATA_BYTES = 1 << 34
 

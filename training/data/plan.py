@@ -87,11 +87,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
 
 
 def _data(
-    found: Findings,
-    section: DataSection,
-    rows: int,
-    sizes: dict[str, int],
-    reasons: dict[str, str],
+    found: Findings, section: DataSection, rows: int, sizes: dict[str, int], reasons: dict[str, str]
 ) -> dict[str, Any]:
     data = section.model_dump(exclude_defaults=True)
     if not found.has_test:

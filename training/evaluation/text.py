@@ -299,9 +299,7 @@ def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
     ]
 
 
-def _flag_rates(
-    measured: Mapping[str, ClassMeasures | RegressionMeasures | SetMeasures],
-) -> Table:
+def _flag_rates(measured: Mapping[str, ClassMeasures | RegressionMeasures | SetMeasures]) -> Table:
     fprs = list(measured["test rows"].flagged)
     rows = [[name, *(_flag_rate(entry, fpr) for fpr in fprs)] for name, entry in measured.items()]
     return Table(["rows flagged (%) at fpr", *fprs], rows)
