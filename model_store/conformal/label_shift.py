@@ -11,12 +11,14 @@ k, then
 
 is at most a with a probability of at most a. Its class is not known, so
 
-* a prediction set holds the classes k for which p_k, of k's nonconformity, is above 1 - coverage: it holds the true
-  one with a probability of at least `coverage`. With all weights 1 it is the set of `sets`;
-* the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus kept, with room.
+* a prediction set holds the classes k for which p_k, of k's nonconformity, is above 1 - coverage:
+  it holds the true one with a probability of at least `coverage`. With all weights 1 it is the set
+  of `sets`;
+* the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus
+  kept, with room.
 
 Both hold for the weights as they are: shares of the calibration rows' population are counted of
-    finite data.
+finite data.
 """
 
 from dataclasses import dataclass

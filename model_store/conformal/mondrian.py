@@ -9,12 +9,12 @@ rows together then holds of the rows of each category.
 By *group*, a row's category is the group that it is said to belong to, for its flag, its set or
 interval, and whether it is answered. By *class*
 
-* a class is in a row's prediction set by its rank among the calibration rows of that very class (label-conditional
-  prediction): rows whose true class is c have sets that hold c with a probability of at least the
-  coverage, for each c;
-* flag and abstention go by the *predicted* class, since the true one is not known: of rows that are given the label c
-  at most the rate are flagged, for each c, and of those that are answered so at most the risk are
-  wrong.
+* a class is in a row's prediction set by its rank among the calibration rows of that very class
+  (label-conditional prediction): rows whose true class is c have sets that hold c with a
+  probability of at least the coverage, for each c;
+* flag and abstention go by the *predicted* class, since the true one is not known: of rows that are
+  given the label c at most the rate are flagged, for each c, and of those that are answered so at
+  most the risk are wrong.
 
 A category of n calibration rows keeps no rate below 1 / (n + 1) but 0: its flag does not fire then,
 its class is in every set, its intervals are unbounded, and its rows are not answered. A guarantee

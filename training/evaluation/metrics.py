@@ -4,7 +4,7 @@ K draws, N rows, C classes. Outputs of a regression are mean and log variance of
 in the target's units, or of a transformed target of that.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -163,11 +163,6 @@ class TargetMeasures:
             distribution_function(moments, fitted),
             np.stack([loss(q) for q in QUANTILES], axis=-1),
         )
-
-    @classmethod
-    def concatenate(cls, parts: list["TargetMeasures"]) -> "TargetMeasures":
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 def distribution_function(

@@ -18,6 +18,7 @@ from model_store.conformal.detectors import combined_surprisal
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
+from model_store.scores.records import concatenate
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
@@ -193,7 +194,7 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
         last = first + outputs.shape[1]
         parts.append(TargetMeasures.of(outputs, test.y[first:last], transform))
         first = last
-    return TargetMeasures.concatenate(parts)
+    return concatenate(parts)
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
