@@ -46,9 +46,8 @@ def simulate_all(
             bar.update(len(record.rounds))
             for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
                 bar.update()
-                bar.set_postfix_str(
-                    f"{one.arm.label}, seed {one.seed}: {done.metric:.4g} at {done.labels} labels"
-                )
+                said = f"{one.arm.label}, seed {one.seed}: "
+                bar.set_postfix_str(f"{said}{done.metric:.4g} at {done.labels} labels")
             bar.total -= rounds - len(record.rounds)  # which ended before its last round
 
 

@@ -11,10 +11,10 @@ p(y | x, theta_k).
   "Adversarial examples in the physical world", 2017; Li and Gal 2017, section 5.3).
 * `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards
   deep learning models resistant to adversarial attacks", 2018).
-* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that still
-  has its label takes a step against the label, one that has lost it a step that lowers the statistic
-  (selective projected gradient descent: Bryniarski et al., "Evading adversarial example detection
-  defenses with orthogonal projected gradient descent", 2022).
+* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that
+  still has its label takes a step against the label, one that has lost it a step that lowers the
+  statistic (selective projected gradient descent: Bryniarski et al., "Evading adversarial example
+  detection defenses with orthogonal projected gradient descent", 2022).
 
 The draws behind gradients, and random starts, are those of the seeds given; nothing else is random.
 """

@@ -3,15 +3,15 @@ the data that are not of it.
 
 | set | rows |
 |---|---|
-| `uniform` | every number uniform over the data's range; every id drawn evenly from all that there are |
+| `uniform` | every number uniform over the data's range; every id drawn evenly from all ids |
 | `gaussian` | every number minimum + range * N(0, 1), not clipped |
 | `even` | in place of noise: every column drawn by itself, evenly over its values |
-| `mixed`, `crossed` | two rows of different classes: their mean, or each column (or id) of one of them |
+| `mixed`, `crossed` | of two rows of different classes their mean, or each column (or id) of one |
 | `shuffled` | each column of another row; ids in another order |
 | `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | of images |
-| `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, made grey or colour, resized |
-| `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, or else `train-images-...`, or `images-...`, plain or gzipped; resized |
-| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them, in its units |
+| `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
+| `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, else `train-images-...`, or `images-...`, resized |
+| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them |
 | `NAME=csv:FILE`, `NAME=parquet:FILE` | of models of text: the text in the column of that name |
 
 The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A
@@ -57,7 +57,10 @@ if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
 OPTION = "--outliers"
-EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or `parquet:FILE`"
+EXPECTED = (
+    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or "
+    "`parquet:FILE`"
+)
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 ARRAYS = ("x_test", "x", "x_train")
 NOISE = 0.2  # standard deviation, of the range
@@ -78,11 +81,7 @@ class OutlierSource:
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "OutlierSource":
-        """Read NAME=SRC; relative paths are under `root`.
-
-        Raises:
-            InvalidInput: if it is not of that form.
-        """
+        """Read NAME=SRC; relative paths are under `root`."""
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
@@ -91,20 +90,13 @@ class OutlierSource:
     def rows(
         self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Rows:
-        """Return a random choice of at most `most` rows.
-
-        Raises:
-            InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the
-                model's shape.
-        """
         is_text = self.kind in ("csv", "parquet")
         if is_text and encoder is not None:
             return self._texts(encoder, most, seed)
         if is_text or (spec.takes_ids and self.kind != "npz"):
             what = "a model of text" if is_text else "rows that are no ids"
-            raise InvalidInput(
-                OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}"
-            )
+            got = f"one of rows of shape {spec.shape}"
+            raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", got)
         if self.kind == "npz":
             return self._arrays(spec, most, seed)
         read = some_images if self.kind == "images" else _idx_images
@@ -342,19 +334,16 @@ def _decoding(spec: InputSpec) -> ImageSpec:
     if spec.image is not None and spec.image.resize:
         return spec.image
     if not _is_image(spec):
-        raise InvalidInput(
-            OPTION, f"`npz:`, since rows of shape {spec.shape} are not images", "images"
-        )
+        expected = f"`npz:`, since rows of shape {spec.shape} are not images"
+        raise InvalidInput(OPTION, expected, "images")
     return ImageSpec(mode="L" if len(spec.shape) == 2 else "RGB", resize=True)
 
 
 def _idx_images(
     folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
-    there = [
-        stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()
-    ]
-    images = some(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
+    there = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
+    images = some(read_idx(find_idx(folder, [*there, *IDX_STEMS][0]), 3), most, seed)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 

@@ -42,13 +42,15 @@ FEW_CLASSES = 20  # whose confusion matrix is shown
 # what a browser lets the page load
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; \
+max-width: 68rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; margin: 2rem 0 .6rem; }
 h2 { border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
 .table { overflow-x: auto; margin-bottom: 1em; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; white-space: nowrap; }
+th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; \
+white-space: nowrap; }
 th { background: #f4f4f4; }
 tr:hover td { background: #fafafa; }
 figure { margin: 1.5rem 0; }
@@ -244,16 +246,10 @@ def _classes(test: ClassMeasures) -> list[Block]:
 def _parts(measured: list[PartMeasures]) -> list[Block]:
     key, title = ("accuracy", "accuracy (%)") if measured[0].rmse is None else ("rmse", "RMSE")
     show = _share if key == "accuracy" else _number
-    rows = [
-        [
-            f"{part.by} {part.name}",
-            str(part.rows),
-            show(part, key),
-            _share(part, "covered"),
-            _share(part, "flagged"),
-        ]
-        for part in measured
-    ]
+    rows = []
+    for part in measured:
+        shares = [_share(part, "covered"), _share(part, "flagged")]
+        rows.append([f"{part.by} {part.name}", str(part.rows), show(part, key), *shares])
     return [
         "Rows of each class, given each label, and of each group: one that is served worse than "
         "the others.",
@@ -262,13 +258,9 @@ def _parts(measured: list[PartMeasures]) -> list[Block]:
 
 
 def _class_probabilities(test: ClassMeasures) -> list[Block]:
+    names = ("calibration_error", "average_precision")
     rows = [
-        [
-            one.name,
-            str(one.rows),
-            _share(one, "calibration_error"),
-            _share(one, "average_precision"),
-        ]
+        [one.name, str(one.rows), *(_share(one, name) for name in names)]
         for one in test.class_probabilities
     ]
     return [
@@ -279,16 +271,10 @@ def _class_probabilities(test: ClassMeasures) -> list[Block]:
 
 def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
     loss, show = ("RMSE", _plain) if is_regression else ("wrong labels", _percent)
-    rows = [
-        [
-            one.column,
-            one.rows_are,
-            str(one.rows),
-            show(one.loss, one.confidence_intervals["loss"]),
-            show(one.where_chosen),
-        ]
-        for one in found.slices
-    ]
+    rows = []
+    for one in found.slices:
+        measured = [show(one.loss, one.confidence_intervals["loss"]), show(one.where_chosen)]
+        rows.append([one.column, one.rows_are, str(one.rows), *measured])
     return [
         f"Of {found.candidates} slices by one column (categories, quarters, missing values), the "
         f"worst on a random half of the test rows ({found.chosen_rows}), at most one of a column, "
