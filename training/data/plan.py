@@ -31,6 +31,7 @@ FEWEST_STEPS, MOST_STEPS = 600, 20_000
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # of a line before its reason
+COUNTS = "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
@@ -165,15 +166,12 @@ def _why_transform(targets: np.ndarray | None) -> str | None:
         return None
     y = targets[np.isfinite(targets)].astype(np.float64)
     if is_count(y) and y.min() <= y.std():
-        return (
-            "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
-        )
+        return COUNTS
     tail = tail_of(y)
     if tail <= HEAVY_TARGET:
         return None
-    return (
-        f"a heavy tail ({tail:.0f} interquartile ranges): held-out rows choose the target's scale"
-    )
+    ranges = f"{tail:.0f} interquartile ranges"
+    return f"a heavy tail ({ranges}): held-out rows choose the target's scale"
 
 
 def _too_few(ranking: int) -> list[str]:
@@ -194,21 +192,14 @@ def recipe_text(plan: Plan) -> str:
     content.setdefault("task", plan.recipe.task)
     content.setdefault("seed", plan.recipe.seed)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    lines = [
-        "# Made of the data by the rules of docs/your-data.md. Change what you know better.",
-        "",
-    ]
-    lines += [
-        _line(key, value, plan.reasons.get(key))
-        for key, value in content.items()
-        if key not in tables
-    ]
+    reasons = plan.reasons
+    lines = ["# Made of the data by the rules of docs/your-data.md. Change what you know better."]
+    lines.append("")
+    lines += [_line(key, of, reasons.get(key)) for key, of in content.items() if key not in tables]
     for table, values in tables.items():
-        reason = plan.reasons.get(table)
+        reason = reasons.get(table)
         lines += ["", f"[{table}]" + (f"  # {reason}" if reason else "")]
-        lines += [
-            _line(key, value, plan.reasons.get(f"{table}.{key}")) for key, value in values.items()
-        ]
+        lines += [_line(key, of, reasons.get(f"{table}.{key}")) for key, of in values.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -227,9 +218,8 @@ def keep_recipe(plan: Plan, path: Path) -> Recipe:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidInput(
-            "--recipe-out", "a path that can be written", f"{path}: {error.strerror}"
-        ) from None
+        got = f"{path}: {error.strerror}"
+        raise InvalidInput("--recipe-out", "a path that can be written", got) from None
     return load(path)
 
 

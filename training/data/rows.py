@@ -91,10 +91,8 @@ class Dataset:
         if self.text is None:
             del spec["text"]
         if self.image is not None:
-            spec["image"] = {
-                "mode": self.image.mode,
-                "resize": self.image.resize,
-            } | self.image.model_dump(exclude_defaults=True)
+            always = {"mode": self.image.mode, "resize": self.image.resize}
+            spec["image"] = always | self.image.model_dump(exclude_defaults=True)
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
@@ -160,13 +158,8 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
         return replace(rows, y=y).take(np.flatnonzero(y >= 0))
 
     left_out = data.test.x[number[data.test.y] < 0]
-    return replace(
-        data,
-        train=inside(data.train),
-        test=inside(data.test),
-        classes=tuple(kept),
-        left_out=left_out,
-    )
+    train, test = inside(data.train), inside(data.test)
+    return replace(data, train=train, test=test, classes=tuple(kept), left_out=left_out)
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -190,10 +183,12 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
     if vanished:
         expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", expected, f"none of {vanished}")
-    return _renumbered(data, [*classes, *(name for name in data.classes if name not in classes)])
+    return _number_classes(
+        data, [*classes, *(name for name in data.classes if name not in classes)]
+    )
 
 
-def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
+def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
     """Return a data set whose classes are these, in their order; it may have rows of some of them
     alone.
 
@@ -204,10 +199,10 @@ def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
     if unknown:
         known = f"rows of no classes but {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", known, f"some of {unknown[:MAX_SHOWN]}"[:300])
-    return _renumbered(data, classes)
+    return _number_classes(data, classes)
 
 
-def _renumbered(data: Dataset, classes: Sequence[str]) -> Dataset:
+def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not data.classes:
         return data
     number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)

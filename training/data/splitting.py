@@ -185,9 +185,8 @@ def _groups(
             taken.append(numbers[i])
             rows += int(counts[i])
     if not taken or len(taken) == len(numbers):
-        expected = (
-            f"groups of at most {size} rows, some of which the {split} split can have to itself"
-        )
+        itself = f"some of which the {split} split can have to itself"
+        expected = f"groups of at most {size} rows, {itself}"
         got = f"{len(numbers)} groups of {counts.min()} rows or more"
         raise InvalidInput("data.group", expected, got)
     return np.isin(groups, taken)

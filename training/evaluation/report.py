@@ -17,7 +17,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
 from training import log
 from training.calibration.calibrate import groups_known
-from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
+from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
 from training.evaluation import attacks, plots
 from training.evaluation.evidence import (
     Attack,
@@ -192,7 +192,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     recipe = override(version.recipe, source=source, leave_out=[])
     loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
     known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
-    data = numbered_as(known, version.classes)
+    data = renumber(known, version.classes)
     shape = version.manifest.input.shape
     if data.shape != shape:
         raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")

@@ -394,7 +394,9 @@ class Rows:
     def take(self, rows):
         """Some of them."""
         scores = [Scores(**{k: some(v, rows) for k, v in vars(s).items()}) for s in self.scores]
-        return Rows(scores, [take(s, rows) for s in self.spreads], self.distance[rows], self.y[rows])
+        return Rows(
+            scores, [take(s, rows) for s in self.spreads], self.distance[rows], self.y[rows]
+        )
 
     def settled(self, calibration, stage, rule):
         """Which of them a rule lets stop at a stage."""
