@@ -157,7 +157,8 @@ def test_the_task_follows_from_the_target(values, task):
     assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
 
 
-def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path):
+def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     write(tmp_path)
     plan = planned(tmp_path)
     assert plan.recipe.data.columns == {"id": "ignored", "name": "ignored", "unit": "ignored"}
@@ -181,7 +182,8 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path):
         assert text in recipe_text(plan)
 
 
-def test_odd_names_and_cells_are_kept_in_the_file(tmp_path):
+def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     odd = 'a "b"\\c\tü\x7f=[x]#'
     write(tmp_path, id=None, **{odd: COLUMNS["unit"]})
     plan = planned(tmp_path, missing_values=['"', "\\"])
