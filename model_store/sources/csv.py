@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, BinaryIO
+from typing import Any
 
 from model_store.artifacts.manifest import InputSpec, NumericColumn
 from model_store.errors import InvalidInput
@@ -111,7 +111,7 @@ def _known(encoding: str, field: str) -> str:
     return "utf-8-sig" if name == "utf-8" else encoding
 
 
-def _encoding_of(sample: bytes, file: BinaryIO) -> str:
+def _encoding_of(sample: bytes, file: io.BufferedIOBase) -> str:
     """Return a file's encoding, by its first bytes or by what all of it can be decoded in."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
@@ -120,7 +120,7 @@ def _encoding_of(sample: bytes, file: BinaryIO) -> str:
     return next(name for name in ENCODINGS if _is_in(file, name))
 
 
-def _is_in(file: BinaryIO, encoding: str) -> bool:
+def _is_in(file: io.BufferedIOBase, encoding: str) -> bool:
     file.seek(0)
     decoder = codecs.getincrementaldecoder(encoding)()
     try:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def opened(source: Source) -> Path | io.BytesIO:
     return source if isinstance(source, Path) else io.BytesIO(source)
 
 
-def binary(source: Source) -> BinaryIO:
+def binary(source: Source) -> io.BufferedReader | io.BytesIO:
     return source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
 
 

@@ -114,14 +114,9 @@ def attacks(
     and, where the detectors' statistic is given, PGD that keeps them quiet."""
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     everything = np.arange(len(rows))
-    fixed_seed, fresh_seed, start_seed = (
-        hash_key(seed, stream) % (MAX_SEED + 1)
-        for stream in (
-            EvaluationStream.FIXED_DRAWS,
-            EvaluationStream.FRESH_DRAWS,
-            EvaluationStream.STARTS,
-        )
-    )
+    fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
+    fresh_seed = hash_key(seed, EvaluationStream.FRESH_DRAWS) % (MAX_SEED + 1)
+    start_seed = hash_key(seed, EvaluationStream.STARTS) % (MAX_SEED + 1)
     iterated: dict[str, Any] = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
     for count in FGSM_DRAWS:
         moved = fgsm(attacked, x, y, STEPS, AttackDraws(count, fixed_seed))

@@ -153,7 +153,7 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
             "one whose course depends on values: if, while, int(), float() or .item() of a tensor",
         )
     if isinstance(error, GraphError):
-        return "a module of operators that the service runs (docs/training.md)", one_line(error)
+        return "a module of operators that the service runs (docs/networks.md)", one_line(error)
     reason = texts[-1].partition(" While executing ")[0][:200]  # what follows names files of torch
     return "a module that can be exported and served", f"{type(causes[-1]).__name__}: {reason}"
 

@@ -15,7 +15,7 @@ NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refuse
 
 def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
     """Return the error for a layer that cannot be made Bayesian."""
-    expected = "supported layers (docs/training.md lists them)"
+    expected = "supported layers (docs/networks.md lists them)"
     return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {why}")
 
 

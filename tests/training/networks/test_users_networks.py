@@ -414,7 +414,7 @@ def test_operators_that_are_not_served_are_refused_by_name(monkeypatch):
         check_exports(
             BayesianModel(network, MaskPosterior(network.slots, is_served=True), Categorical(3))
         )
-    expected = "a module of operators that the service runs (docs/training.md)"
+    expected = "a module of operators that the service runs (docs/networks.md)"
     assert str(refused.value) == (
         f"network: expected {expected}, got network.onnx: expected operators of those that are "
         "served, got Bernoulli"
