@@ -45,9 +45,8 @@ class Prediction:
     detected: dict[str, Float64[np.ndarray, "N"]]
     calibrated_scores: AnyScores
     p_values: ConformalPValues
-    mass_above: (
-        Float64[np.ndarray, "N C"] | None
-    )  # each class, of the calibrated draws; None in a regression
+    # Each class, of the calibrated draws; None in a regression
+    mass_above: Float64[np.ndarray, "N C"] | None
     rank_tables: RankTables | WeightedRows  # the latter under priors
     transform: Transform | None = None  # of a regression's target
     ranked: RankedRows | None = None  # None: there are no categories
@@ -95,7 +94,6 @@ class Prediction:
 
     @property
     def categories(self) -> Int64[np.ndarray, "N"] | None:
-        """The rows' categories; None where there are none."""
         return None if self.ranked is None else self.ranked.categories
 
     @cached_property

@@ -53,7 +53,7 @@ def prune_version(
     Raises:
         InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
             version is recalibrated: calibrating on the rows of its fit would undo that.
-        ParityError, TrialError: as of `publish`.
+        ParityError, PreflightError: as of `publish`.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
@@ -202,7 +202,7 @@ def recalibrate(
     Raises:
         InvalidInput: if the name is not fit for a model.
         BrokenArtifact: if the version cannot be run.
-        TrialError: as of `publish`.
+        PreflightError: as of `publish`.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
     kind, column = (

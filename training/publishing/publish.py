@@ -64,7 +64,7 @@ def publish(
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
         GateError: if the recipe's gate keeps it out.
-        TrialError: if the service could not load it.
+        PreflightError: if the service could not load it.
         InvalidInput: if the name is not fit for a model.
         Nothing is published by any of these.
     """
