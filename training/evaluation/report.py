@@ -41,7 +41,7 @@ from training.evaluation.quality import (
 )
 from training.evaluation.slices import worst_slices
 from training.evaluation.text import blocks, markdown, page
-from training.export.served import fitted_detectors
+from training.export.served import fit_detectors
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
@@ -213,7 +213,7 @@ def _attack(
     keeps the detectors quiet."""
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
-    network = fitted_detectors(model, train, version.recipe, spec.shape)
+    network = fit_detectors(model, train, version.recipe, spec.shape)
     attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
     calibration, density = predictor.model.calibration, version.manifest.detectors.density
     statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
