@@ -41,7 +41,7 @@ router = APIRouter()
     responses={200: {"model": PreviewAnswer}, **ERRORS},
     openapi_extra=file_body(PreviewRequest, list(ENDINGS)),
 )
-async def postpreview_rows(request: Request) -> Response:
+async def post_preview(request: Request) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     context = context_of(request)
     settings = context.settings
