@@ -110,7 +110,6 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def _version(store: ModelStore, text: str) -> tuple[str, str]:
-    """Return the name and number that NAME[:VERSION] means."""
     name, _, version = text.partition(":")
     return name, store.resolve(name, version or LATEST)
 

@@ -45,7 +45,6 @@ def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words: the name of the signal, if one ended the process."""
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 

@@ -11,15 +11,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from model_store.artifacts.place import open_store
+from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
-from model_store.inference.trials import TrialProcess
+from model_store.inference.preflight_process import PreflightProcess
 from service.auth.keys import KeyRing, print_new_key
 from service.integrations.label_studio import studio
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
-from service.settings import SWITCH_S, VERIFY_KEY_VARIABLE, Settings, read_settings
+from service.settings import SWITCH_S, Settings, read_settings
 from service.telemetry.logs import configure
 from service.telemetry.tracing import check_tracing
 
@@ -144,7 +144,7 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         place.start_heartbeat()
     store = settings.store
     has_store = isinstance(store, str) or store.is_dir()
-    spare = TrialProcess() if place is None and settings.trial_s > 0 and has_store else None
+    spare = PreflightProcess() if place is None and settings.trial_s > 0 and has_store else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app

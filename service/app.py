@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
-from model_store.inference.trials import TrialProcess
+from model_store.inference.preflight_process import PreflightProcess
 from service import VERSION
 from service.api import (
     acquire,
@@ -56,7 +56,7 @@ def create_app(
     settings: Settings,
     backend: StateBackend | None = None,
     preflights: Path | None = None,
-    spare: TrialProcess | None = None,
+    spare: PreflightProcess | None = None,
 ) -> FastAPI:
     """Return the application; it opens the model store when it starts.
 

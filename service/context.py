@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from prometheus_client import generate_latest
 
 from model_store.errors import StateUnusable
-from model_store.inference.trials import TrialProcess
+from model_store.inference.preflight_process import PreflightProcess
 from model_store.sources.columns import Columns, OddCells, odd_cells
 from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
@@ -54,7 +54,7 @@ class Context:
         key_ring: KeyRing,
         backend: StateBackend | None = None,
         preflights: Path | None = None,
-        spare: TrialProcess | None = None,
+        spare: PreflightProcess | None = None,
     ) -> None:
         self.settings = settings
         self.key_ring = key_ring

@@ -8,13 +8,12 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url
+from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
 from model_store.errors import InvalidInput
-from model_store.inference.trials import WORKING_BYTES
+from model_store.inference.preflight_process import WORKING_BYTES
 from model_store.processes import available_processors
 
 PREFIX = "DUBITO_"
-VERIFY_KEY_VARIABLE = f"{PREFIX}VERIFY_KEY_FILE"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
@@ -74,7 +73,7 @@ class Settings(BaseSettings):
 
     trial_s: float = Field(30.0, ge=0, le=86_400)
     """seconds in which a new version must be loaded and predict in a process of its own, before it
-    is served; 0: versions are served without a trial, for stores that one trusts"""
+    is served; 0: versions are served without a preflight, for stores that one trusts"""
 
     trial_bytes: int = Field(WORKING_BYTES, ge=1 << 20)
     """most memory of that process, in bytes, beside what it begins with and six times the files"""
@@ -223,6 +222,16 @@ class Settings(BaseSettings):
             raise InvalidInput(
                 "DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another"
             ) from None
+
+    def store_options(self) -> dict[str, Any]:
+        """Return the arguments of `open_store` as another process is told them."""
+        key = self.verify_key_file
+        return {
+            "place": whole_path(str(self.store)),
+            "cache": str(self.cache.resolve()),
+            "cache_bytes": self.cache_bytes,
+            "verify_key_file": None if key is None else str(key.resolve()),
+        }
 
     @property
     def worker_threads(self) -> int:

@@ -2,7 +2,6 @@
 described."""
 
 import re
-import tomllib
 
 import pytest
 from pydantic import BaseModel
@@ -15,7 +14,7 @@ from service.settings import Settings
 from tests.support.environment import ROOT
 from training.data import EXPECTED, FROM_FILES
 from training.posteriors import METHODS
-from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, Recipe, load
+from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, Recipe
 from training.sections import Section
 
 PAGES = sorted(
@@ -63,10 +62,9 @@ def test_the_readme_lists_every_guide():
     assert wanted - listed == set()
 
 
-def test_the_readme_s_recipe_is_one(tmp_path):
-    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "churn.toml").write_text(block)
-    assert load(tmp_path / "churn.toml").name == tomllib.loads(block)["name"]
+def test_every_guide_is_in_the_site_s_navigation():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in GUIDES[1:] if f"- {page.name}" not in text] == []
 
 
 def test_every_command_of_make_is_in_the_readme():
@@ -78,9 +76,9 @@ def test_every_command_of_make_is_in_the_readme():
     ] == []
 
 
-def guide():
-    """The guide to training."""
-    return (ROOT / "docs" / "training.md").read_text()
+def guide(name):
+    """The text of a guide."""
+    return (ROOT / "docs" / f"{name}.md").read_text()
 
 
 def keys(section, prefix=""):
@@ -99,7 +97,8 @@ def keys(section, prefix=""):
 
 
 def test_every_key_of_a_recipe_is_in_the_guide():
-    rows = "\n".join(line for line in guide().splitlines() if line.startswith("| `"))
+    pages = guide("recipes") + guide("networks")
+    rows = "\n".join(line for line in pages.splitlines() if line.startswith("| `"))
     wanted = [key for key in keys(Recipe) if not key.startswith("network.")]
     assert len(wanted) > 30
     missing = [
@@ -114,40 +113,35 @@ def test_every_key_of_a_recipe_is_in_the_guide():
 def test_every_method_and_its_keys_are_in_the_guide(method):
     rows = [
         line
-        for line in guide().splitlines()
+        for line in guide("methods").splitlines()
         if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]
     ]
     assert len(rows) == 1
     for key in METHODS[method].section.model_fields:
-        assert f"`{key}`" in guide(), key
+        assert f"`{key}`" in guide("methods"), key
     assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "there is an example recipe"
 
 
 def test_every_detector_is_in_the_guide():
-    table = guide().partition("## Detectors")[2].partition("\n## ")[0]
+    table = guide("detectors").partition("\n## ")[0]
     assert [name for name in DETECTOR_NAMES if f"`{name}`" not in table] == []
     assert set(DENSITY_NAMES) < set(DETECTOR_NAMES)
 
 
 def test_every_data_source_is_in_the_guide_and_in_the_error_for_unknown_ones():
-    table = guide().partition("## Data sources")[2].partition("\n## ")[0]
+    table = guide("data").partition("## Data sources")[2].partition("\n## ")[0]
     for kind in FROM_FILES:
         assert f"`{kind}:" in table
         assert f"`{kind}:" in EXPECTED
 
 
 def test_every_metric_of_a_gate_is_in_the_guide():
-    table = guide().partition("## Gate")[2].partition("\n## ")[0]
+    table = guide("training").partition("## Gate")[2].partition("\n## ")[0]
     assert [name for name in BETTER if f"`{name}`" not in table] == []
 
 
 def test_every_acquisition_is_in_the_reference():
-    reference = (
-        (ROOT / "docs" / "api.md")
-        .read_text()
-        .partition("## POST /acquire")[2]
-        .partition("\n## ")[0]
-    )
+    reference = guide("api").partition("## POST /acquire")[2].partition("\n## ")[0]
     wanted = {name for names in ACQUISITIONS.values() for name in names}
     assert {name for name in wanted if f"`{name}`" not in reference} == set()
 
@@ -175,7 +169,7 @@ def test_every_field_of_the_manifest_is_in_the_format():
 
 
 def test_every_field_of_requests_and_answers_is_in_the_reference():
-    reference = (ROOT / "docs" / "api.md").read_text()
+    reference = guide("api")
     schemas = create_app(Settings()).openapi()["components"]["schemas"]
     ours = [
         schema for name, schema in schemas.items() if "ValidationError" not in name

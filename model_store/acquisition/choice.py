@@ -96,7 +96,6 @@ class Copies:
 
 
 def copies_of(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
-    """Find rows that are the same bits."""
     digests = []
     for first in range(0, len(x), AT_ONCE):
         digests.append(row_digests(x[first : first + AT_ONCE]))
@@ -130,7 +129,6 @@ def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndar
 
 
 def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-    """Return uniform scores in [0, 1)."""
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 

@@ -69,23 +69,19 @@ class Pool(ABC):
     pause: Pause = staticmethod(no_pause)
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        """Return the score of each row under all draws."""
         raise NotImplementedError
 
     async def lap(self, lap: Lap) -> Scored:
-        """Return the scores of a lap of a race."""
         raise NotImplementedError
 
     @abstractmethod
-    async def copies(self) -> Copies:
-        """Find rows that are the same bits."""
+    async def copies(self) -> Copies: ...
 
     @abstractmethod
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows of `copies.first` that gain most alone, as indices of it."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do work that takes long."""
         return work()
 
 

@@ -7,9 +7,8 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-Priors = tuple[
-    float, ...
-]  # shares of the classes among the rows, if not those of the training data
+# Shares of the classes among the rows, if not those of the training data
+Priors = tuple[float, ...]
 
 
 def pool_scores(
@@ -39,7 +38,6 @@ def race_scores(
     acquisition: str,
     priors: Priors | None = None,
 ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-    """Return the scores that a race goes by, and their standard errors."""
     predictive = model.predictive
     return predictive.race(
         predictive.scores(predictive.sums(_outputs(model, x, draws, priors))), acquisition
@@ -53,7 +51,6 @@ def pool_candidates(
     acquisition: str,
     priors: Priors | None = None,
 ) -> Candidates:
-    """Return the rows as candidates of a joint score."""
     predictive = model.predictive
     return predictive.joint_scores[acquisition].of(
         predictive.samples(_outputs(model, x, draws, priors))

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
-from model_store.artifacts.cache import Cache, CachedLists
+from model_store.artifacts.cache import Cache
 from model_store.artifacts.disk import PIECE_BYTES, open_regular
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.objects import Content, Entry, Objects
@@ -45,24 +45,20 @@ PROBE = ".probe-"  # with something of a writer's own
 MAX_ALIAS_BYTES = 1 << 10
 LOOKS = 3  # at a bucket that changes meanwhile
 ABANDONED = timedelta(days=1)  # after which what is no version is what a killed writer left
-PUBLICATION = timedelta(
-    hours=12
-)  # in which a writer must be done, so that none loses what it has written so far
+# In which a writer must be done, so that none loses what it has written so far
+PUBLICATION = timedelta(hours=12)
 REMEMBERED_BYTES = 1 << 18  # largest object that is kept in memory
 REMEMBERED = 64  # objects
 
 
 class Bucket(Storage):
-    """The `Storage` of a bucket."""
-
     def __init__(self, objects: Objects, cache: Cache) -> None:
         self.objects = objects
         self.cache = cache
         self._lists: Lists | None = None  # of the last look
         self._remembered: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # by path and tag
-        self._dangling: set[tuple[str, str]] = (
-            set()
-        )  # aliases, by path and tag, that name no version
+        # aliases, by path and tag, that name no version
+        self._dangling: set[tuple[str, str]] = set()
         self._is_writable = False
         self._lock = threading.Lock()  # of what is remembered, held for moments
 
@@ -77,7 +73,6 @@ class Bucket(Storage):
 
     @property
     def was_seen(self) -> bool:
-        """Whether there was a look at the bucket, in this process or an earlier one."""
         return self._lists is not None
 
     def look(self) -> None:
@@ -95,17 +90,14 @@ class Bucket(Storage):
                     break
                 before = lists
         except StoreUnreachable:
-            kept = self.cache.lists() if self._lists is None else None
-            if kept is not None:
-                self._lists = Lists.kept(kept)
+            if self._lists is None and (kept := self.cache.lists()) is not None:
+                lists = Lists()
+                lists.versions, lists.texts = kept
+                lists.is_kept, self._lists = True, lists
             raise
-        self._dangling &= {
-            (f"{name}/{ALIASES}/{alias}", tag)
-            for name, tags in lists.aliases.items()
-            for alias, tag in tags.items()
-        }
+        self._dangling &= {*lists.tags.items()}
         self._lists = lists
-        self.cache.keep_lists(CachedLists(lists.versions, lists.texts))
+        self.cache.keep_lists(lists.versions, lists.texts)
 
     def _read_aliases(self, lists: "Lists", before: "Lists") -> bool:
         """Read what aliases say that have changed since `before`; return whether it goes with the
@@ -122,9 +114,8 @@ class Bucket(Storage):
                     text = "" if found is None else _text(found.content)
                 lists.texts.setdefault(name, {})[alias] = text
                 if text not in lists.versions.get(name, ()) and (path, tag) not in self._dangling:
-                    self._dangling.add(
-                        (path, tag)
-                    )  # published since the first objects were listed, or deleted
+                    # Published since the first objects were listed, or deleted
+                    self._dangling.add((path, tag))
                     goes_together = False
         return goes_together
 
@@ -175,10 +166,10 @@ class Bucket(Storage):
 
     def _recall(self, path: str, tag: str) -> bytes | None:
         with self._lock:
-            content = self._remembered.get((path, tag)) if tag else None
-            if content is not None:
-                self._remembered.move_to_end((path, tag))
-            return content
+            if not tag or (path, tag) not in self._remembered:
+                return None
+            self._remembered.move_to_end((path, tag))
+            return self._remembered[path, tag]
 
     def _remember(self, path: str, found: Content) -> None:
         if found.tag and len(found.content) <= REMEMBERED_BYTES:
@@ -189,9 +180,7 @@ class Bucket(Storage):
 
     def lease(self, manifest: Manifest) -> Lease:
         named = None if self._lists is None else self._lists.texts
-        return self.cache.lease(
-            manifest, self.objects.pieces, lambda path: self.objects.get(path, 1 << 20), named
-        )
+        return self.cache.lease(manifest, self.objects, named)
 
     def close(self) -> None:
         self.objects.close()
@@ -209,9 +198,8 @@ class Bucket(Storage):
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
-        self.objects.entries(
-            path
-        )  # a server that makes a bucket for whoever writes says here that there is none
+        # A server that makes a bucket for whoever writes says here that there is none
+        self.objects.entries(path)
         try:
             created = self.objects.create(path, b"1")
             again = self.objects.create(path, b"2")
@@ -221,18 +209,14 @@ class Bucket(Storage):
         finally:
             self.objects.delete([path])
         if not created or again or replaced or not moved:
-            what = (
-                "one that ignores If-None-Match: of two writers both would publish the same number"
-                if again
-                else "one that ignores If-Match: aliases that two writers move would be lost"
-                if replaced
-                else "one that does not replace an object by its ETag"
-            )
-            raise InvalidInput(
-                "DUBITO_STORE",
-                "a bucket that honours conditional writes",
-                f"{what} (it can be read)",
-            )
+            what = "one that does not replace an object by its ETag"
+            if again:
+                lost = "of two writers both would publish the same number"
+                what = f"one that ignores If-None-Match: {lost}"
+            elif replaced:
+                what = "one that ignores If-Match: aliases that two writers move would be lost"
+            expected = "a bucket that honours conditional writes"
+            raise InvalidInput("DUBITO_STORE", expected, f"{what} (it can be read)")
         self._is_writable = True
 
     @contextmanager
@@ -273,9 +257,8 @@ class Bucket(Storage):
     def _highest_given(self, parent: str, lists: "Lists") -> int:
         """Return the highest number that was given, of versions also of those that are gone since.
 
-        Whoever deletes the newest version first writes its number, and else a newer one is left: so
-            no number that
-        was ever given is above this.
+        To delete the newest version is to write its number first, and else a newer one is left: so
+        no number that was ever given is above this.
         """
         name, *of_reports = parent.split("/")
         if of_reports:
@@ -299,18 +282,14 @@ class Bucket(Storage):
                     written.append(f"{path}/{file}")
                     self._put(written[-1], content)
             if datetime.now(UTC) - begun > PUBLICATION:
-                raise StoreUnreachable(
-                    f"cannot write in {self.objects.url}: it took longer than {PUBLICATION}"
-                )
+                reason = f"it took longer than {PUBLICATION}"
+                raise StoreUnreachable(f"cannot write in {self.objects.url}: {reason}")
             sealed = files[seal]
             assert isinstance(sealed, bytes)
-            unsealed, written = (
-                written,
-                [],
-            )  # where no answer comes it may be sealed, and then needs its files
-            is_ours = self.objects.create(f"{path}/{seal}", sealed) or self._is(
-                f"{path}/{seal}", sealed
-            )
+            # Where no answer comes it may be sealed, and then needs its files
+            unsealed, written = written, []
+            last = f"{path}/{seal}"
+            is_ours = self.objects.create(last, sealed) or self._is(last, sealed)
             written = unsealed[:1] if is_ours else unsealed
             return is_ours
         finally:
@@ -318,8 +297,7 @@ class Bucket(Storage):
                 self.objects.delete(written[::-1])
 
     def _is(self, path: str, content: bytes) -> bool:
-        """Whether an object is this: what was sent again after its answer was lost is there
-        already."""
+        """Whether an object is this: sent again after its answer was lost it is there already."""
         found = self.objects.get(path, len(content))
         return found is not None and found.content == content
 
@@ -327,7 +305,7 @@ class Bucket(Storage):
         if isinstance(content, bytes):
             self.objects.put(path, content)
             return
-        spec, digest, size = content.spec, sha256(), 0
+        digest, size = sha256(), 0
 
         def pieces() -> Iterator[bytes]:
             nonlocal size
@@ -338,10 +316,7 @@ class Bucket(Storage):
                     yield part
 
         self.objects.put(path, pieces())
-        if (size, digest.hexdigest()) != (spec.size, spec.sha256):
-            raise InvalidInput(
-                "files", f"a {content.path.name} that stays as it is", "one that changed meanwhile"
-            )
+        content.check(content.path.name, size, digest.hexdigest())
 
     def written(self, name: str, alias: str) -> Written | None:
         found = self.objects.get(f"{name}/{ALIASES}/{alias}", MAX_ALIAS_BYTES)
@@ -372,13 +347,11 @@ class Lists:
     def __init__(self) -> None:
         self.versions: dict[str, list[str]] = {}  # by model, those that have a manifest
         self.aliases: dict[str, dict[str, str]] = {}  # by model the tag of each
-        self.texts: dict[
-            str, dict[str, str]
-        ] = {}  # by model what each alias says, where it was read
+        # By model what each alias says, where it was read
+        self.texts: dict[str, dict[str, str]] = {}
         self.reports: dict[tuple[str, str], list[int]] = {}  # by model and version
-        self.numbers: dict[
-            str, set[int]
-        ] = {}  # by model, or path of reports: all of which there is anything
+        # By model, or path of reports: all of which there is anything
+        self.numbers: dict[str, set[int]] = {}
         self.tags: dict[str, str] = {}  # by path
         self.is_kept = False  # of an earlier process
 
@@ -395,20 +368,10 @@ class Lists:
                     lists.numbers.setdefault(name, set()).add(int(version))
                     if file == MANIFEST:
                         lists.versions.setdefault(name, []).append(version)
-                case [name, "evidence" as evidence, version, number, file] if is_name(
-                    name
-                ) and is_version(number):
-                    lists.numbers.setdefault(f"{name}/{evidence}/{version}", set()).add(int(number))
+                case [name, "evidence", of, number, file] if is_name(name) and is_version(number):
+                    lists.numbers.setdefault(f"{name}/{EVIDENCE}/{of}", set()).add(int(number))
                     if file == REPORT:
-                        lists.reports.setdefault((name, version), []).append(int(number))
-        return lists
-
-    @classmethod
-    def kept(cls, kept: CachedLists) -> "Lists":
-        """Return what was kept of an earlier look: versions that are in the cache, and aliases."""
-        lists = cls()
-        lists.versions, lists.texts = kept
-        lists.is_kept = True
+                        lists.reports.setdefault((name, of), []).append(int(number))
         return lists
 
 

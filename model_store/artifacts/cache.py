@@ -15,25 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NamedTuple
 
 from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
-from model_store.artifacts.manifest import ENCODER, Manifest
-from model_store.artifacts.objects import Content
+from model_store.artifacts.manifest import ENCODER, FileSpec, Manifest
+from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.storage import MANIFEST, Lease, is_name, is_version
-from model_store.errors import BrokenArtifact, StoreError
+from model_store.errors import StoreError
 
 LISTS = ".lists.json"
 MAX_LISTS_BYTES = 1 << 24
+MAX_SEAL_BYTES = 1 << 20
 DRAFT = ".draft-"
 
-
-class CachedLists(NamedTuple):
-    """Versions and what aliases say, by model."""
-
-    versions: dict[str, list[str]]
-    aliases: dict[str, dict[str, str]]
+Named = Mapping[str, Mapping[str, str]]
 
 
 class HeldLease(Lease):
@@ -76,16 +71,10 @@ class Cache:
         self._verified: set[str] = set()  # digests of the copies that this process has verified
         self._kept: str | None = None  # what is written of lists
 
-    def lease(
-        self,
-        manifest: Manifest,
-        pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], Content | None],
-        named: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> Lease:
+    def lease(self, manifest: Manifest, objects: Objects, named: Named | None = None) -> Lease:
         """Return a copy of a version, verified by this process, made if there is none.
 
-        `pieces` and `get` read an object; `named` says by model what each alias names.
+        `named` says by model what each alias names.
 
         Raises:
             BrokenArtifact: if what is read is not what the manifest says.
@@ -95,32 +84,23 @@ class Cache:
         try:
             lease = self._found(folder, manifest)
             if lease is None:
-                with self._making():  # whoever waited may find it made
-                    lease = self._found(folder, manifest) or self._made(
-                        folder, manifest, pieces, get, named or {}
-                    )
+                with self._making():  # another may have made it while this one waited
+                    lease = self._found(folder, manifest)
+                    lease = lease or self._made(folder, manifest, objects, named or {})
             os.utime(folder)
         except OSError as error:
             what = f"a folder with room for {manifest.name} version {manifest.version}"
-            raise StoreError(
-                f"DUBITO_CACHE: expected {what}, got: {error.strerror or 'an error'}"
-            ) from None
+            reason = error.strerror or "an error"
+            raise StoreError(f"DUBITO_CACHE: expected {what}, got: {reason}") from None
         return lease
 
-    def _made(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], Content | None],
-        named: Mapping[str, Mapping[str, str]],
-    ) -> Lease:
+    def _made(self, folder: Path, manifest: Manifest, objects: Objects, named: Named) -> Lease:
         self._delete(folder, even_held=True)  # what is there is not this version
         itself = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
         self._make_room(sum(spec.size for spec in manifest.files.values()) + itself, named)
         make_folder(folder.parent)
         draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-        self._fill(draft, manifest, pieces, get)
+        self._fill(draft, manifest, objects)
         draft.chmod(0o755)
         draft.rename(folder)
         self._verified.add(manifest.digest)
@@ -136,7 +116,7 @@ class Cache:
         if is_whole and manifest.digest not in self._verified:
             try:
                 is_whole = all(
-                    digest(folder / file, spec.size) == (spec.size, spec.sha256)
+                    spec.difference(*digest(folder / file, spec.size)) is None
                     for file, spec in manifest.files.items()
                 )
             except OSError:
@@ -147,55 +127,38 @@ class Cache:
         self._verified.add(manifest.digest)
         return lease
 
-    def _fill(
-        self,
-        draft: Path,
-        manifest: Manifest,
-        pieces: Callable[[str], Iterator[bytes]],
-        get: Callable[[str], Content | None],
-    ) -> None:
+    def _fill(self, draft: Path, manifest: Manifest, objects: Objects) -> None:
         of_version = f"{manifest.name}/{manifest.version}"
         for file, spec in manifest.files.items():
-            if file == ENCODER and self._linked(draft / file, spec.sha256, spec.size):
+            if file == ENCODER and self._linked(draft / file, spec):
                 continue
             made, size = hashlib.sha256(), 0
             try:
                 with (draft / file).open("wb") as copy:
-                    for part in pieces(f"{of_version}/{file}"):
+                    for part in objects.pieces(f"{of_version}/{file}"):
                         size += len(part)
                         if size > spec.size:
-                            break
+                            what = (
+                                f"{spec.size} bytes as in the manifest, got more than {spec.size}"
+                            )
+                            raise manifest.broken(file, f"expected {what}")
                         made.update(part)
                         copy.write(part)
             except FileNotFoundError as error:
-                raise BrokenArtifact(
-                    manifest.name,
-                    manifest.version,
-                    file,
-                    error.strerror or "No such file or directory",
-                ) from None
-            if size != spec.size:
-                what = f"more than {spec.size}" if size > spec.size else str(size)
-                raise BrokenArtifact(
-                    manifest.name,
-                    manifest.version,
-                    file,
-                    f"expected {spec.size} bytes as in the manifest, got {what}",
-                )
-            if made.hexdigest() != spec.sha256:
-                raise BrokenArtifact(
-                    manifest.name, manifest.version, file, "its SHA-256 is not the manifest's"
-                )
+                raise manifest.broken(file, error.strerror or "No such file or directory") from None
+            if difference := spec.difference(size, made.hexdigest()):
+                raise manifest.broken(file, difference)
         for file in (SIGNATURE, MANIFEST):
-            found = get(f"{of_version}/{file}")
+            found = objects.get(f"{of_version}/{file}", MAX_SEAL_BYTES)
             if found is not None:
                 write_synced(draft / file, found.content)
 
-    def _linked(self, target: Path, sha256: str, size: int) -> bool:
+    def _linked(self, target: Path, spec: FileSpec) -> bool:
+        """Link a file of another version's copy that has this content, if there is one."""
         for _, _, folder in self._copies():
             with suppress(OSError):
                 os.link(folder / target.name, target, follow_symlinks=False)
-                if digest(target, size) == (size, sha256):
+                if spec.difference(*digest(target, spec.size)) is None:
                     return True
                 target.unlink()
         return False
@@ -214,9 +177,11 @@ class Cache:
 
         return HeldLease(self.root, folder, discard)
 
-    def keep_lists(self, lists: CachedLists) -> None:
-        """Keep what a look at the bucket said, for a start without it."""
-        text = json.dumps({"versions": lists.versions, "aliases": lists.aliases}, sort_keys=True)
+    def keep_lists(
+        self, versions: dict[str, list[str]], aliases: dict[str, dict[str, str]]
+    ) -> None:
+        """Keep what a look at the bucket said by model, for a start without it."""
+        text = json.dumps({"versions": versions, "aliases": aliases}, sort_keys=True)
         if text == self._kept:
             return
         with suppress(OSError):  # a disk without room: then the next start needs the bucket
@@ -226,35 +191,31 @@ class Cache:
             draft.replace(self.root / LISTS)
             self._kept = text
 
-    def lists(self) -> CachedLists | None:
-        """Return what an earlier look said: of versions those of which there is a copy."""
+    def lists(self) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]] | None:
+        """Return what an earlier look said by model: versions of which there is a copy, and
+        aliases."""
         try:
             content = json.loads(read_regular(self.root / LISTS, MAX_LISTS_BYTES))
-            versions = {
-                name: [
-                    number for number in numbers if (self.root / name / number / MANIFEST).is_file()
-                ]
-                for name, numbers in content["versions"].items()
-                if is_name(name) and all(map(is_version, numbers))
-            }
-            aliases = {
-                name: {
-                    str(alias): str(of) for alias, of in content["aliases"].get(name, {}).items()
-                }
-                for name in versions
-            }
+            versions, aliases = {}, {}
+            for name, numbers in content["versions"].items():
+                if is_name(name) and all(map(is_version, numbers)):
+                    folder, of_name = self.root / name, content["aliases"].get(name, {})
+                    if there := [n for n in numbers if (folder / n / MANIFEST).is_file()]:
+                        versions[name] = there
+                        aliases[name] = {str(alias): str(of) for alias, of in of_name.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        there = {name: numbers for name, numbers in versions.items() if numbers}
-        return CachedLists(there, {name: aliases[name] for name in there})
+        return versions, aliases
 
-    def _make_room(self, needed: int, named: Mapping[str, Mapping[str, str]]) -> None:
-        """Delete copies that nobody holds until there is room.
+    def _make_room(self, needed: int, named: Named) -> None:
+        """Delete copies that nobody holds until there is room; raises StoreError if there cannot
+        be."""
 
-        Raises:
-            StoreError: if there cannot be.
-        """
-        copies = sorted(self._copies(), key=lambda copy: (_is_named(copy[2], named), copy[0]))
+        def order(copy: tuple[int, int, Path]) -> tuple[bool, int]:
+            used, _, folder = copy
+            return folder.name in named.get(folder.parent.name, {}).values(), used
+
+        copies = sorted(self._copies(), key=order)
         total = sum(size for _, size, _ in copies)
         for _, size, folder in copies:
             if total + needed <= self.max_bytes:
@@ -264,8 +225,7 @@ class Cache:
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
-                f"{self.max_bytes} bytes of "
-                f"which {total} are in use"
+                f"{self.max_bytes} bytes of which {total} are in use"
             )
 
     def _copies(self) -> list[tuple[int, int, Path]]:
@@ -278,7 +238,6 @@ class Cache:
         return found
 
     def _delete(self, folder: Path, even_held: bool = False) -> bool:
-        """Delete a copy, unless somebody holds it; return whether it is gone."""
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -307,7 +266,3 @@ class Cache:
             finally:
                 for left in self.root.glob(f"*/{DRAFT}*"):
                     shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_named(folder: Path, named: Mapping[str, Mapping[str, str]]) -> bool:
-    return folder.name in named.get(folder.parent.name, {}).values()

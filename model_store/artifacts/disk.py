@@ -33,7 +33,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file, and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -35,14 +35,12 @@ from model_store.artifacts.storage import (
     is_name,
     is_version,
 )
-from model_store.errors import InvalidInput, NotFound
+from model_store.errors import NotFound
 
 MAX_ALIAS_BYTES = 1 << 10
 
 
 class Folder(Storage):
-    """The `Storage` of a folder."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -62,42 +60,28 @@ class Folder(Storage):
     def names(self) -> list[str]:
         if not self.root.is_dir():
             return []
-        found = [
-            entry.name
-            for entry in os.scandir(self.root)
-            if _is_folder(entry) and is_name(entry.name)
-        ]
+        found = [name for name in _folders(self.root) if is_name(name)]
         return [name for name in found if self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
         folder = self.folder(name)
-        if not folder.is_dir():
-            return []
-        return [
-            entry.name
-            for entry in os.scandir(folder)
-            if _is_folder(entry) and is_version(entry.name)
-        ]
+        return [found for found in _folders(folder) if is_version(found)] if folder.is_dir() else []
 
     def aliases(self, name: str) -> dict[str, str]:
         folder = self.folder(name) / ALIASES
-        found = {}
-        for entry in os.scandir(folder) if folder.is_dir() and not folder.is_symlink() else ():
-            if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                found[entry.name] = (
-                    Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
-                )
-        return found
+        if folder.is_symlink() or not folder.is_dir():
+            return {}
+        return {
+            entry.name: Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
+            for entry in os.scandir(folder)
+            if is_name(entry.name) and entry.is_file(follow_symlinks=False)
+        }
 
     def reports(self, name: str, version: str) -> list[int]:
         folder = self.folder(name) / EVIDENCE / version
         if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
             return []
-        return [
-            int(entry.name)
-            for entry in os.scandir(folder)
-            if _is_folder(entry) and is_version(entry.name)
-        ]
+        return [int(found) for found in _folders(folder) if is_version(found)]
 
     def read(self, path: str, limit: int) -> bytes:
         name, *_ = path.split("/")
@@ -147,10 +131,10 @@ class Folder(Storage):
             target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(mkdtemp(prefix=".draft-", dir=folder))
         for file, content in files.items():
-            if isinstance(content, bytes):
-                write_synced(draft / file, content)
-            else:
+            if isinstance(content, Original):
                 self._share_or_copy(content, draft / file)
+            else:
+                write_synced(draft / file, content)
         draft.chmod(0o755)
         sync_folder(draft)
         draft.rename(target)
@@ -163,17 +147,14 @@ class Folder(Storage):
         for alike in original.alike:
             with suppress(OSError):  # deleted meanwhile; a file system may have no links
                 os.link(self.root / alike, target, follow_symlinks=False)
-                if digest(target, spec.size) == (spec.size, spec.sha256):
+                if spec.difference(*digest(target, spec.size)) is None:
                     return
                 target.unlink()
         with open_regular(original.path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, PIECE_BYTES)
             copy.flush()
             os.fsync(copy.fileno())
-        if digest(target, spec.size) != (spec.size, spec.sha256):
-            raise InvalidInput(
-                "files", f"a {target.name} that stays as it is", "one that changed meanwhile"
-            )
+        original.check(target.name, *digest(target, spec.size))
 
     def written(self, name: str, alias: str) -> Written | None:
         folder = self.folder(name) / ALIASES
@@ -185,7 +166,6 @@ class Folder(Storage):
         return Written(text.strip(), text)
 
     def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        """Write an alias by renaming, if it is as it was `before`."""
         if self.written(name, alias) != before:
             return False
         aliases = self.folder(name) / ALIASES
@@ -236,5 +216,5 @@ class Folder(Storage):
         return folder
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)
+def _folders(folder: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from model_store.errors import BrokenArtifact
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, TailLaw, Task
 
@@ -59,12 +60,10 @@ class ImageSpec(Record):
 
     @model_validator(mode="after")
     def _is_resized_one_way(self) -> "ImageSpec":
-        if (self.fit == "crop") != (self.shorter is not None) or (
-            self.fit == "crop" and not self.resize
-        ):
-            raise ValueError(
-                "shorter: expected a number of pixels beside resize and fit = crop, or neither"
-            )
+        is_cropped = self.fit == "crop"
+        if is_cropped != (self.shorter is not None) or (is_cropped and not self.resize):
+            expected = "a number of pixels beside resize and fit = crop, or neither"
+            raise ValueError(f"shorter: expected {expected}")
         return self
 
 
@@ -122,14 +121,10 @@ class CategoricalColumn(Record):
     usual: str | None = None
 
 
-DESCRIBING: set[str] = {
-    "usual",
-    "mostly",
-}  # what of columns tells of the data, and is no part of how rows are read
-OF_FILES: set[str] = {
-    "missing_values",
-    "id_column",
-}  # what of an input tells how files of rows are read
+# What of columns tells of the data, and is no part of how rows are read
+DESCRIBING: set[str] = {"usual", "mostly"}
+# What of an input tells how files of rows are read
+OF_FILES: set[str] = {"missing_values", "id_column"}
 Cycle = Literal["year", "week", "day"]
 
 
@@ -186,48 +181,38 @@ class InputSpec(Record):
 
     @model_validator(mode="after")
     def _has_ids_that_are_whole(self) -> "InputSpec":
-        ends = self.minimum, self.maximum
-        if self.takes_ids and not (
-            0 <= ends[0] <= ends[1] <= LARGEST_ID and all(end == int(end) for end in ends)
-        ):
-            raise ValueError(
-                f"minimum, maximum: expected whole numbers from 0 to {LARGEST_ID}, got {ends}"
-            )
-        if self.takes_ids and (self.image is not None or self.columns):
-            raise ValueError("dtype: expected float32 of images and columns, got int32")
-        if self.text is not None and not (self.takes_ids and self.shape == (self.text.max_tokens,)):
-            raise ValueError("text: expected int32 and a shape of max_tokens, got others")
-        if self.text is not None and not self.minimum <= self.text.pad_id <= self.maximum:
-            raise ValueError(
-                f"text.pad_id: expected {self.minimum:.0f} to {self.maximum:.0f}, got another"
-            )
+        ends = low, high = self.minimum, self.maximum
+        if self.takes_ids:
+            if not (0 <= low <= high <= LARGEST_ID and low == int(low) and high == int(high)):
+                expected = f"whole numbers from 0 to {LARGEST_ID}"
+                raise ValueError(f"minimum, maximum: expected {expected}, got {ends}")
+            if self.image is not None or self.columns:
+                raise ValueError("dtype: expected float32 of images and columns, got int32")
+        if self.text is not None:
+            if not self.takes_ids or self.shape != (self.text.max_tokens,):
+                raise ValueError("text: expected int32 and a shape of max_tokens, got others")
+            if not low <= self.text.pad_id <= high:
+                raise ValueError(f"text.pad_id: expected {low:.0f} to {high:.0f}, got another")
         return self
 
     @model_validator(mode="after")
     def _goes_with_its_shape(self) -> "InputSpec":
-        if self.image is not None:
-            if len(self.shape) != 2 and not (len(self.shape) == 3 and self.shape[0] == 3):
-                raise ValueError(
-                    f"image: expected a shape of (H, W) or (3, H, W), got {self.shape}"
-                )
-            if (len(self.shape) == 2) != (self.image.mode == "L"):
-                raise ValueError(
-                    "image.mode: expected L for (H, W) and RGB for (3, H, W), got "
-                    f"{self.image.mode}"
-                )
-            if self.image.shorter is not None and self.image.shorter < max(self.shape[-2:]):
-                raise ValueError(
-                    f"image.shorter: expected at least the longer side of {self.shape}"
-                )
-        if self.columns and self.shape != (sum(column_width(column) for column in self.columns),):
-            raise ValueError(
-                f"columns: expected as many numbers as in shape {self.shape}, got another number"
-            )
+        shape, image = self.shape, self.image
+        if image is not None:
+            if len(shape) != 2 and not (len(shape) == 3 and shape[0] == 3):
+                raise ValueError(f"image: expected a shape of (H, W) or (3, H, W), got {shape}")
+            if (len(shape) == 2) != (image.mode == "L"):
+                expected = "L for (H, W) and RGB for (3, H, W)"
+                raise ValueError(f"image.mode: expected {expected}, got {image.mode}")
+            if image.shorter is not None and image.shorter < max(shape[-2:]):
+                raise ValueError(f"image.shorter: expected at least the longer side of {shape}")
+        if self.columns and shape != (sum(map(column_width, self.columns)),):
+            expected = f"as many numbers as in shape {shape}"
+            raise ValueError(f"columns: expected {expected}, got another number")
         return self
 
 
 def column_width(column: AnyColumn) -> int:
-    """Return how many numbers of a row a column is encoded to."""
     if isinstance(column, CategoricalColumn):
         return len(column.categories) + 1
     cycles = column.cycles if isinstance(column, TimeColumn) else ()
@@ -236,9 +221,8 @@ def column_width(column: AnyColumn) -> int:
 
 class ClassSpec(Record):
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
-    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = (
-        None  # that probabilities are of
-    )
+    # That probabilities are of
+    priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None
 
     @model_validator(mode="after")
     def _has_a_prior_for_each(self) -> "ClassSpec":
@@ -268,9 +252,8 @@ class NoiseSpec(Record):
     theta_dimension: Annotated[int, Field(ge=1)]
     paired: bool
     default_draws: Annotated[int, Field(ge=1)]
-    max_draws: Annotated[int, Field(ge=1)] | None = (
-        None  # how many different draws there are; None: without end
-    )
+    # How many different draws there are; None: without end
+    max_draws: Annotated[int, Field(ge=1)] | None = None
 
 
 class EncoderSpec(Record):
@@ -292,9 +275,8 @@ class DetectorSpec(Record):
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
-    attributed: tuple[
-        str, ...
-    ] = ()  # whose scores network.onnx divides among the numbers of a row, in its order
+    # Whose scores network.onnx divides among the numbers of a row, in its order
+    attributed: tuple[str, ...] = ()
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
@@ -315,11 +297,8 @@ class DetectorSpec(Record):
     @model_validator(mode="after")
     def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":
         for field in ("two_sided", "attributed"):
-            if not set(getattr(self, field)) <= set(self.density):
-                raise ValueError(
-                    f"{field}: expected some of {list(self.density)}, got "
-                    f"{list(getattr(self, field))}"
-                )
+            if not set(got := getattr(self, field)) <= set(self.density):
+                raise ValueError(f"{field}: expected some of {list(self.density)}, got {list(got)}")
         return self
 
 
@@ -353,15 +332,20 @@ class AbstentionSpec(Record):
     `model_store.conformal.abstention`."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
-    smallest_risk: Annotated[
-        float, Field(gt=0, le=1)
-    ]  # at the default draws and a false-positive rate of .05
+    # At the default draws and a false-positive rate of .05
+    smallest_risk: Annotated[float, Field(gt=0, le=1)]
     risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
 
 
 class FileSpec(Record):
     sha256: Sha256
     size: Annotated[int, Field(ge=0)]
+
+    def difference(self, size: int, sha256: str) -> str | None:
+        """Say how a file differs from this, None if it does not."""
+        if size != self.size:
+            return f"expected {self.size} bytes as in the manifest, got {size}"
+        return None if sha256 == self.sha256 else "its SHA-256 is not the manifest's"
 
 
 class Description(Record):
@@ -385,27 +369,20 @@ class Description(Record):
 
     @model_validator(mode="after")
     def _output_goes_with_its_task(self) -> "Description":
-        if isinstance(self.output, ClassSpec) != (self.task == "classification"):
-            raise ValueError(
-                f"output: expected what goes with task {self.task}, got that of another"
-            )
-        if (self.abstention is not None) != (self.task == "classification"):
-            raise ValueError(
-                f"abstention: expected what goes with task {self.task}, got that of another"
-            )
-        if (
-            self.categories is not None
-            and self.categories.kind == "class"
-            and self.categories.names != self.classes
-        ):
-            raise ValueError(
-                f"categories.names: expected the classes, got {list(self.categories.names)[:20]}"
-            )
+        is_classification = self.task == "classification"
+        expected = f"expected what goes with task {self.task}, got that of another"
+        if isinstance(self.output, ClassSpec) != is_classification:
+            raise ValueError(f"output: {expected}")
+        if (self.abstention is not None) != is_classification:
+            raise ValueError(f"abstention: {expected}")
+        of_rows = self.categories
+        if of_rows is not None and of_rows.kind == "class" and of_rows.names != self.classes:
+            got = list(of_rows.names)[:20]
+            raise ValueError(f"categories.names: expected the classes, got {got}")
         return self
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:
-        """Labels, in the order of the network's outputs; None of a regression."""
         return self.output.classes if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -416,12 +393,10 @@ class Description(Record):
 
     @cached_property
     def target(self) -> str | None:
-        """What a regression predicts; None of a classification."""
         return self.output.target if isinstance(self.output, TargetSpec) else None
 
     @cached_property
     def transform(self) -> Transform | None:
-        """By what a regression's target was transformed, if it was."""
         return self.output.transform if isinstance(self.output, TargetSpec) else None
 
     @cached_property
@@ -450,6 +425,9 @@ class Manifest(Description):
         if (ENCODER in self.files) != (self.encoder is not None):
             raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self
+
+    def broken(self, file: str, reason: str) -> BrokenArtifact:
+        return BrokenArtifact(self.name, self.version, file, reason)
 
 
 def manifest_digest(text: bytes, written: str) -> str:

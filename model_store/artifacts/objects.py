@@ -39,8 +39,6 @@ NO_CREDENTIALS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """What a list says of an object."""
-
     tag: str
     modified: datetime
     size: int  # bytes

@@ -2,37 +2,44 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from model_store.artifacts.folder import Folder
+from model_store.artifacts.signature import read_public_key
 from model_store.artifacts.storage import Storage
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 CACHE = Path("cache")  # where copies of a bucket's versions are, unless DUBITO_CACHE says otherwise
 CACHE_BYTES = 10 << 30  # at most, unless DUBITO_CACHE_BYTES says otherwise
+VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 
 def is_url(place: str) -> bool:
     return "://" in place
 
 
+def whole_path(place: str) -> str:
+    """Return a folder or a bucket's URL as every process finds it."""
+    return place if is_url(place) else str(Path(place).resolve())
+
+
 def open_store(
     place: str | Path,
-    trusted: "Ed25519PublicKey | None" = None,
-    cache: Path = CACHE,
+    cache: str | Path = CACHE,
     cache_bytes: int = CACHE_BYTES,
+    verify_key_file: str | Path | None = None,
 ) -> ModelStore:
-    """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing is read
-    yet.
+    """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing of it is
+    read yet.
 
     Raises:
-        InvalidInput: if a URL is none of a bucket, or the extra `bucket` is not installed.
+        InvalidInput: if a URL is none of a bucket, the extra `bucket` is not installed, or the key
+            that versions must be signed by is none.
     """
-    return ModelStore(_storage(place, cache, cache_bytes), trusted)
+    trusted = None
+    if verify_key_file is not None:
+        trusted = read_public_key(Path(verify_key_file), VERIFY_KEY_VARIABLE)
+    return ModelStore(_storage(place, Path(cache), cache_bytes), trusted)
 
 
 def _storage(place: str | Path, cache: Path, cache_bytes: int) -> Storage:
@@ -52,8 +59,5 @@ def store_of_environment(place: str | None = None) -> ModelStore:
     given = environment.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
     if not given.isdecimal() or int(given) < 1:
         raise InvalidInput("DUBITO_CACHE_BYTES", "a number of bytes, at least 1", repr(given[:40]))
-    return open_store(
-        place or environment.get("DUBITO_STORE", "models"),
-        cache=Path(environment.get("DUBITO_CACHE", str(CACHE))),
-        cache_bytes=int(given),
-    )
+    store = place or environment.get("DUBITO_STORE", "models")
+    return open_store(store, environment.get("DUBITO_CACHE", CACHE), int(given))

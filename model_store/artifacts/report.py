@@ -20,8 +20,6 @@ MAX_FILE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """A report: its content, and where it and the files of its list are."""
-
     name: str
     version: str
     report: dict[str, Any]
@@ -106,9 +104,8 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
             content = None
         if _is_report(content):
             return EvaluationReport(name, version, content, store, numbers[-1])
-        if numbers == sorted(
-            store.storage.reports(name, version)
-        ):  # else a newer one has taken its place meanwhile
+        # Else a newer one has taken its place meanwhile
+        if numbers == sorted(store.storage.reports(name, version)):
             raise BrokenArtifact(
                 name,
                 version,

@@ -33,7 +33,6 @@ def signature(manifest: Manifest, key: "Ed25519PrivateKey") -> bytes:
 
 
 def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") -> bool:
-    """Whether these bytes are a version's signature by the private key of a public one."""
     from cryptography.exceptions import InvalidSignature
 
     try:

@@ -32,6 +32,13 @@ class Original:
     spec: FileSpec
     alike: tuple[str, ...] = ()
 
+    def check(self, name: str, size: int, sha256: str) -> None:
+        """Raise InvalidInput if what was copied is not what was announced."""
+        if self.spec.difference(size, sha256):
+            raise InvalidInput(
+                "files", f"a {name} that stays as it is", "one that changed meanwhile"
+            )
+
 
 @dataclass(frozen=True)
 class Written:
@@ -98,8 +105,7 @@ class Storage(ABC):
     def aliases(self, name: str) -> dict[str, str]: ...
 
     @abstractmethod
-    def reports(self, name: str, version: str) -> list[int]:
-        """Return the numbers of a version's evaluation reports, in any order."""
+    def reports(self, name: str, version: str) -> list[int]: ...
 
     @abstractmethod
     def read(self, path: str, limit: int) -> bytes:
@@ -178,12 +184,10 @@ def is_version(text: str) -> bool:
 
 
 def check_is_known_name(name: str) -> None:
-    """Raise NotFound for what cannot be a model's name."""
     if not is_name(name):
         raise NotFound(f"model: expected a name matching {NAME_PATTERN}, got {name[:80]!r}")
 
 
 def check_is_new_name(name: str) -> None:
-    """Raise InvalidInput for what cannot be a model's name."""
     if not is_name(name):
         raise InvalidInput("name", f"a name matching {NAME_PATTERN}", repr(name[:80]))

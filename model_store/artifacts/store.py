@@ -52,11 +52,8 @@ if TYPE_CHECKING:
     )
 
 MAX_MANIFEST_BYTES = 1 << 20
-KEPT = (
-    *FILES,
-    TRAINING_ROWS,
-    TOKENIZER,
-)  # not the encoder, which may be large: it is loaded from its file
+# Not the encoder, which may be large: it is loaded from its file
+KEPT = (*FILES, TRAINING_ROWS, TOKENIZER)
 LATEST = "latest"
 
 
@@ -79,7 +76,6 @@ class ModelStore:
 
     @property
     def root(self) -> Path:
-        """The folder, of a store in one."""
         assert isinstance(self.storage, Folder)
         return self.storage.root
 
@@ -95,13 +91,11 @@ class ModelStore:
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version that each alias names. `latest` is the newest version unless it was
         moved."""
-        named = self.storage.aliases(
-            name
-        )  # before the versions: what is published later is listed there
+        # Before the versions: what is published later is listed there
+        named = self.storage.aliases(name)
         versions = self.versions(name)
-        if not {*named.values()} <= {
-            *versions
-        }:  # moved and deleted between the two looks, or it names nothing
+        # Moved and deleted between the two looks, or it names nothing
+        if not {*named.values()} <= {*versions}:
             named = self.storage.aliases(name)
             versions = self.versions(name)
         newest = {LATEST: versions[-1]} if versions else {}
@@ -121,10 +115,8 @@ class ModelStore:
         aliases = self.aliases(name)
         if version in aliases:
             return aliases[version]
-        raise NotFound(
-            f"version: expected one of {[*versions, *sorted(aliases)]} of model {name}, got "
-            f"{version!r}"
-        )
+        known = [*versions, *sorted(aliases)]
+        raise NotFound(f"version: expected one of {known} of model {name}, got {version!r}")
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version (a number). The files that it lists are not verified.
@@ -137,60 +129,50 @@ class ModelStore:
         """
         check_is_known_name(name)
         if not is_version(version):
-            raise NotFound(
-                f"version: expected a version number of model {name}, got {version[:80]!r}"
-            )
+            got = repr(version[:80])
+            raise NotFound(f"version: expected a version number of model {name}, got {got}")
+
+        def broken(reason: str) -> BrokenArtifact:
+            return BrokenArtifact(name, version, MANIFEST, reason)
+
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
             content = json.loads(text)
-            orjson.dumps(
-                content
-            )  # so that it can be given on: integers of 64 bits, no lone surrogates
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            RecursionError,
-        ) as error:  # the last: arrays in arrays without end
-            raise BrokenArtifact(name, version, "manifest.json", _reason(error)) from None
+            # So that it can be given on: integers of 64 bits, no lone surrogates
+            orjson.dumps(content)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise broken(_reason(error)) from None
         written_as = content.get("format_version") if isinstance(content, dict) else None
         if isinstance(written_as, int) and written_as != FORMAT_VERSION:
             raise UnsupportedFormat(
                 f"model {name} version {version}: manifest.json: format_version: expected "
-                f"{FORMAT_VERSION}, "
-                f"got {written_as}: read it with a Dubito that knows it, or fit the model again"
+                f"{FORMAT_VERSION}, got {written_as}: read it with a Dubito that knows it, or fit "
+                "the model again"
             )
         try:
             manifest = Manifest.model_validate_json(text)
         except ValidationError as error:
-            raise BrokenArtifact(name, version, "manifest.json", first_error(error)) from None
+            raise broken(first_error(error)) from None
         if (manifest.name, manifest.version) != (name, version):
-            raise BrokenArtifact(
-                name,
-                version,
-                "manifest.json",
-                f"it describes {manifest.name} version {manifest.version}",
-            )
+            raise broken(f"it describes {manifest.name} version {manifest.version}")
         if manifest_digest(text, manifest.digest) != manifest.digest:
-            raise BrokenArtifact(name, version, "manifest.json", "its SHA-256 is not its digest")
+            raise broken("its SHA-256 is not its digest")
         if self.trusted is not None:
             self._check_signature(manifest, self.trusted)
         return manifest
 
     def _check_signature(self, manifest: Manifest, trusted: "Ed25519PublicKey") -> None:
-        name, version = manifest.name, manifest.version
+        path = f"{manifest.name}/{manifest.version}/{SIGNATURE}"
         try:
-            content = self.storage.read(f"{name}/{version}/{SIGNATURE}", SIGNATURE_BYTES)
+            content = self.storage.read(path, SIGNATURE_BYTES)
         except FileNotFoundError:
-            raise BrokenArtifact(
-                name, version, SIGNATURE, "there is none: the version is not signed"
-            ) from None
+            reason = "there is none: the version is not signed"
+            raise manifest.broken(SIGNATURE, reason) from None
         except OSError as error:
-            raise BrokenArtifact(name, version, SIGNATURE, _reason(error)) from None
+            raise manifest.broken(SIGNATURE, _reason(error)) from None
         if not is_signature(content, manifest, trusted):
-            raise BrokenArtifact(
-                name, version, SIGNATURE, "it is no signature of this version by the trusted key"
-            )
+            reason = "it is no signature of this version by the trusted key"
+            raise manifest.broken(SIGNATURE, reason)
 
     def open(self, name: str, version: str, wanted: tuple[str, ...] = KEPT) -> Artifact:
         """Read a version (a number), verifying the digest of every file, and keep the bytes of
@@ -203,34 +185,11 @@ class ModelStore:
         manifest = self.manifest(name, version)
         lease = self.storage.lease(manifest)
         try:
-            return self._opened(manifest, lease, wanted)
+            return _read(manifest, lease, wanted)
         except BrokenArtifact:
             if not lease.discard():
                 raise
-        return self._opened(manifest, self.storage.lease(manifest), wanted)  # it was a copy
-
-    def _opened(self, manifest: Manifest, lease: Lease, wanted: tuple[str, ...]) -> Artifact:
-        name, version, folder = manifest.name, manifest.version, lease.folder
-        kept = {}
-        for file, spec in manifest.files.items():
-            try:
-                if file in wanted:
-                    kept[file] = read_regular(folder / file, spec.size)
-                    size, sha256 = len(kept[file]), hashlib.sha256(kept[file]).hexdigest()
-                else:
-                    size, sha256 = digest(folder / file, spec.size)
-            except (OSError, ValueError) as error:
-                raise BrokenArtifact(name, version, file, _reason(error)) from None
-            if size != spec.size:
-                raise BrokenArtifact(
-                    name,
-                    version,
-                    file,
-                    f"expected {spec.size} bytes as in the manifest, got {size}",
-                )
-            if sha256 != spec.sha256:
-                raise BrokenArtifact(name, version, file, "its SHA-256 is not the manifest's")
-        return Artifact(manifest, kept, folder, lease)
+        return _read(manifest, self.storage.lease(manifest), wanted)  # it was a copy
 
     # Writing
 
@@ -276,10 +235,12 @@ class ModelStore:
                 sealing = manifest.model_dump_json(indent=2).encode()
                 if self.storage.create(f"{name}/{version}", {**contents, MANIFEST: sealing}):
                     break
+            # Unless another writer has published a newer one since `version` had its number
+            there = self.storage.versions
             self._move(
                 name,
                 alias,
-                lambda written: None if self._is_newer(name, written, version) else version,
+                lambda of: None if _number(of) > int(version) and of in there(name) else version,
             )
         return manifest
 
@@ -300,16 +261,6 @@ class ModelStore:
         versions = self.versions(name)
         if versions:
             self._move(name, LATEST, lambda written: None if written in versions else versions[-1])
-
-    def _is_newer(self, name: str, written: str | None, version: str) -> bool:
-        """Whether an alias names a version that another writer has published since `version` had
-        its number."""
-        return (
-            written is not None
-            and is_version(written)
-            and int(written) > int(version)
-            and written in self.storage.versions(name)
-        )
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
         """Have an alias say what `choose` makes of what it says, None to leave it, whatever others
@@ -341,9 +292,8 @@ class ModelStore:
             NotFound: if there is no such model or version.
         """
         if not is_name(alias) or is_version(alias):
-            raise InvalidInput(
-                "alias", f"a name matching {NAME_PATTERN} that is not a number", repr(alias)
-            )
+            expected = f"a name matching {NAME_PATTERN} that is not a number"
+            raise InvalidInput("alias", expected, repr(alias))
         self.resolve(name, version)
         with self.writing(name):
             self._move(name, alias, lambda _: self.resolve(name, version))
@@ -357,16 +307,14 @@ class ModelStore:
             NotFound: if there is no such model or alias.
         """
         if alias == LATEST:
-            raise InvalidInput(
-                "alias", f"another than {LATEST}, which always names a version", LATEST
-            )
+            expected = f"another than {LATEST}, which always names a version"
+            raise InvalidInput("alias", expected, LATEST)
         self.resolve(name)
         with self.writing(name):
             aliases = self.aliases(name)
             if alias not in aliases:
-                raise NotFound(
-                    f"alias: expected one of {sorted(aliases)} of model {name}, got {alias!r}"
-                )
+                known = sorted(aliases)
+                raise NotFound(f"alias: expected one of {known} of model {name}, got {alias!r}")
             self.storage.drop_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
@@ -374,9 +322,8 @@ class ModelStore:
         that are gone.
 
         What an alias names is deleted with `force` alone. Such an alias is removed, but `latest`
-            moves: to the newest
-        version before the one that is gone, else to the newest that is left. No later version gets
-        a deleted number.
+        moves: to the newest version before the one that is gone, else to the newest that is left.
+        No later version gets a deleted number.
 
         Raises:
             InvalidInput: if an alias names it and `force` is not given.
@@ -389,16 +336,11 @@ class ModelStore:
             left = [found for found in versions if found not in gone]
             named = sorted(alias for alias, of in aliases.items() if of in gone)
             if named and not force:
-                what = (
-                    f"version {version}"
-                    if version
-                    else f"all of {name}: version {', '.join(versions)}"
-                )
-                raise InvalidInput(
-                    "version",
-                    "one that no alias names (--force deletes others too)",
-                    f"{what}; {_and(named)}",
-                )
+                what = "" if version else f"all of {name}: "
+                verb = "name" if len(named) > 1 else "names"
+                expected = "one that no alias names (--force deletes others too)"
+                got = f"{what}version {', '.join(gone)}; {', '.join(named)} {verb} it"
+                raise InvalidInput("version", expected, got)
             if gone == versions[-len(gone) :]:
                 self._move(
                     name, LAST_DELETED, lambda written: str(max(_number(written), *map(int, gone)))
@@ -411,9 +353,8 @@ class ModelStore:
             for alias in named:
                 if alias != LATEST:
                     self.storage.drop_alias(name, alias)
-            for found in sorted(
-                gone, key=lambda found: found == aliases[LATEST]
-            ):  # it is served to the last
+            # It is served to the last
+            for found in sorted(gone, key=lambda found: found == aliases[LATEST]):
                 self.storage.delete(f"{name}/{found}")
         return gone
 
@@ -447,16 +388,27 @@ def first_error(error: ValidationError) -> str:
     return f"{field}: {first['msg']}" if field else str(first["msg"])
 
 
+def _read(manifest: Manifest, lease: Lease, wanted: tuple[str, ...]) -> Artifact:
+    kept = {}
+    for file, spec in manifest.files.items():
+        try:
+            if file in wanted:
+                kept[file] = read_regular(lease.folder / file, spec.size)
+                size, sha256 = len(kept[file]), hashlib.sha256(kept[file]).hexdigest()
+            else:
+                size, sha256 = digest(lease.folder / file, spec.size)
+        except (OSError, ValueError) as error:
+            raise manifest.broken(file, _reason(error)) from None
+        if difference := spec.difference(size, sha256):
+            raise manifest.broken(file, difference)
+    return Artifact(manifest, kept, lease.folder, lease)
+
+
 def _number(written: str | None) -> int:
     return int(written) if written is not None and is_version(written) else 0
 
 
-def _and(aliases: list[str]) -> str:
-    return f"{', '.join(aliases)} name{'s' if len(aliases) == 1 else ''} it"
-
-
 def _spec(content: bytes | Path) -> FileSpec:
-    """Return the size and digest of a file's content, given whole or by its path."""
     if isinstance(content, bytes):
         return FileSpec(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
     size, sha256 = digest(content, content.stat().st_size)
@@ -465,6 +417,6 @@ def _spec(content: bytes | Path) -> FileSpec:
 
 def _reason(error: Exception) -> str:
     """Say what is wrong with a file, without its path."""
-    return (
-        (error.strerror or "cannot be read") if isinstance(error, OSError) else "is not valid JSON"
-    )
+    if isinstance(error, OSError):
+        return error.strerror or "cannot be read"
+    return "is not valid JSON"

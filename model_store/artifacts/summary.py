@@ -92,7 +92,6 @@ def _calibration(manifest: Manifest) -> str:
 
 
 def _training(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the facts of a fit that are a word, a number, or a record of such."""
     found = {key: _short(value) for key, value in facts.items() if key not in LEFT_OUT}
     for record, key in (("recipe", "data"), ("convergence", "says")):
         part = facts.get(record)

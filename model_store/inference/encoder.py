@@ -157,7 +157,6 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryv
 
 
 def _number(message: memoryview, place: int) -> tuple[int, int]:
-    """Return the number (varint) at a place, and the place after it."""
     value = shift = 0
     while True:
         byte = message[place]

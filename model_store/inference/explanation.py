@@ -139,7 +139,6 @@ def explain(
 def _shares(
     model: Model, flag: DividedFlag, n: int, row: Float32[np.ndarray, "I"]
 ) -> Float64[np.ndarray, "I"]:
-    """Return each number's share of the flag's statistic."""
     (terms,) = model.runtime.terms(row[None]).astype(np.float64)
     shares = np.zeros(len(row))
     for name, of_detector in zip(model.manifest.detectors.attributed, terms, strict=True):

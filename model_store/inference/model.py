@@ -46,12 +46,13 @@ CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
 DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
 LARGEST = float(np.finfo(np.float32).max)
+# The last two where a version has them
 NEEDED = (
     *GRAPHS,
     CALIBRATION_FILE,
     TRAINING_ROWS,
     TOKENIZER,
-)  # the last two where a version has them
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +165,10 @@ class Model:
             raise broken(TRAINING_ROWS, str(error)) from None
         text_encoder = None
         if manifest.input.text is not None:
+            # A library that other models do not need
             from model_store.sources.text import (
                 TextEncoder,
-            )  # a library that other models do not need
+            )
 
             try:
                 text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
@@ -180,7 +182,6 @@ class Model:
 
     @cached_property
     def predictive(self) -> Predictive:
-        """What depends on the model's task."""
         return predictive_of(self.manifest.task, self.manifest.transform)
 
     @cached_property
@@ -225,7 +226,6 @@ class Model:
     def predict(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K D"]
     ) -> Prediction:
-        """Return scores and p-values of rows under the K draws in `theta`, all rows the same."""
         return self.prediction(*self.runtime.run(x, theta[:, None]))
 
     def prediction(
@@ -345,7 +345,6 @@ class Model:
         draws: int,
         rank_tables: RankTables | WeightedRows,
     ) -> Prediction:
-        """Predict rows by the scores of a calibrated number of draws."""
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
         statistic = flag_statistic(surprisals, self.calibration.combined)

@@ -52,9 +52,8 @@ def standard_normal(
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
     chunk = max(1, CHUNK // dimension)
-    generator = np.random.Philox(
-        counter=first_draw * blocks, key=seed
-    )  # adds one to the counter before each block
+    # Adds one to the counter before each block
+    generator = np.random.Philox(counter=first_draw * blocks, key=seed)
     for start in range(0, num_draws, chunk):
         stop = min(start + chunk, num_draws)
         words = (
@@ -89,9 +88,8 @@ def _quantile_lines() -> tuple[Float32[np.ndarray, "nodes"], Float32[np.ndarray,
     quantile = np.array([-NormalDist().inv_cdf(f / 2**32) for f in node], dtype=np.float32).astype(
         np.float64
     )
-    slope = np.append(
-        np.diff(quantile) / np.diff(node), 0.0
-    )  # the last node, the median, is a value by itself
+    # The last node, the median, is a value by itself
+    slope = np.append(np.diff(quantile) / np.diff(node), 0.0)
     intercept = quantile - slope * node
     return intercept.astype(np.float32), slope.astype(np.float32)
 

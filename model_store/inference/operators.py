@@ -5,7 +5,7 @@ On the list are operators that compute numbers from numbers, the same each time:
     random, that
 chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files, sequences or
 optional values; and no functions, which give an operator another meaning. How long a graph takes,
-and how much memory, `model_store.inference.trial` finds out.
+and how much memory, `model_store.inference.preflight` finds out.
 """
 
 from collections.abc import Iterator
@@ -71,8 +71,6 @@ def _shown(name: str) -> str:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield a message and all messages in it: initialisers, constants, subgraphs and functions
-    alike."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

@@ -59,9 +59,8 @@ class Prediction:
     detected: dict[str, Float64[np.ndarray, "N"]]
     calibrated_scores: AnyScores
     p_values: ConformalPValues
-    mass_above: (
-        Float64[np.ndarray, "N C"] | None
-    )  # each class, of the calibrated draws; None in a regression
+    # Each class, of the calibrated draws; None in a regression
+    mass_above: Float64[np.ndarray, "N C"] | None
     rank_tables: RankTables | WeightedRows  # the latter under priors
     transform: Transform | None = None  # of a regression's target
     ranked: RankedRows | None = None  # None: there are no categories
@@ -113,7 +112,6 @@ class Prediction:
 
     @property
     def categories(self) -> Int64[np.ndarray, "N"] | None:
-        """The rows' categories; None where there are none."""
         return None if self.ranked is None else self.ranked.categories
 
     @cached_property
@@ -223,7 +221,6 @@ class Decision:
     abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
 
     def take(self, rows: slice) -> "Decision":
-        """Return what is decided of some rows."""
         return Decision(
             self.p_values.take(rows),
             None if self.categories is None else self.categories[rows],

@@ -31,9 +31,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
-OUTPUTS: dict[Task, str] = {
-    task: predictive.output for task, predictive in PREDICTIVES.items()
-}  # of the network
+# Of the network
+OUTPUTS: dict[Task, str] = {task: predictive.output for task, predictive in PREDICTIVES.items()}
 BEFORE_DRAWS = ("features", "density")  # the other outputs
 TERMS = (
     "terms"  # an output that networks may have: what each number of a row adds to a density's score
@@ -50,9 +49,8 @@ CHUNK_BYTES = 32 << 20  # of theta in one run
 WEIGHTS_PER_DRAW = (
     "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
 )
-HELD_BYTES = (
-    64 << 20
-)  # of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
+# Of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
+HELD_BYTES = 64 << 20
 
 
 class GraphError(ValueError):
@@ -150,11 +148,9 @@ class Runtime:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
-        """Return theta of each row of noise."""
         return self._sampler.run(["theta"], {"eps": eps})[0]
 
     def set_bytes(self, num_draws: int) -> int:
-        """Return the size of a draw set's theta."""
         return num_draws * self.theta_dimension * 4
 
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
@@ -213,12 +209,10 @@ class Runtime:
         )
 
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
-        """Return rows as the network takes them: those of the encoder, if there is one."""
         return x if self.encoder is None else self.encoder(x)
 
     @property
     def has_terms(self) -> bool:
-        """Whether the network says what each number of a row adds to density scores."""
         return self.terms_shape is not None
 
     def terms(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N A I"]:
@@ -273,9 +267,8 @@ class Runtime:
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
         """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
-        if (
-            self.algorithm == DRAW_INDEX
-        ):  # the network computes every member, whichever are asked for
+        # The network computes every member, whichever are asked for
+        if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
         if self.paired:
             most = max(1, CHUNK_ROWS // rows)
@@ -385,16 +378,14 @@ def session_options(threads: int) -> ort.SessionOptions:
 
 
 def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
-    options = session_options(
-        1
-    )  # threads share work by draws and rows, which takes no meeting after each operator
+    # Threads share work by draws and rows, which takes no meeting after each operator
+    options = session_options(1)
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
-    if (
-        session.get_providers()[0] != providers()[0]
-    ):  # this build has it, but its libraries do not load
+    # This build has it, but its libraries do not load
+    if session.get_providers()[0] != providers()[0]:
         logger.warning("%s does not start; running on the processor", providers()[0])
     return session
 
@@ -402,8 +393,9 @@ def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
 def providers() -> list[str]:
     """Return onnxruntime's providers to use: CUDA where this build of it has it, else the
     processor."""
+    # The second is what the first falls back to
     wanted = (
         "CUDAExecutionProvider",
         "CPUExecutionProvider",
-    )  # the second is what the first falls back to
+    )
     return [name for name in wanted if name in ort.get_available_providers()]

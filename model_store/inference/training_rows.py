@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt8
 
-BLOCK_NUMBERS = (
-    1 << 16
-)  # that are compared at a time, so that differences stay in the processor's cache
+# That are compared at a time, so that differences stay in the processor's cache
+BLOCK_NUMBERS = 1 << 16
 MAX_ID_BYTES = 1 << 20  # of all ids together
 
 

@@ -100,7 +100,6 @@ def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number as Python writes it, also an infinite one."""
     try:
         float(text)
     except ValueError:
@@ -123,7 +122,6 @@ def number_of(text: str, writing: NumberWriting) -> float:
 
 
 def number_example(writing: NumberWriting) -> str:
-    """Return a number so written."""
     digits = f"1{writing.thousands or ''}200{writing.decimal}5"
     return f"{digits} %" if writing.sign == "%" else f"{writing.sign}{digits}"
 
@@ -186,7 +184,6 @@ def is_date_format(date_format: str) -> bool:
 
 
 def date_example(date_format: str) -> str:
-    """Return a date so written."""
     return SHOWN.strftime(date_format)
 
 

@@ -185,7 +185,6 @@ def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[
 
 
 def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:
-    """Add the unknown categories of some more rows to those that were counted."""
     for name, count in unknown_categories(x, columns).items():
         counts[name] = counts.get(name, 0) + count
 

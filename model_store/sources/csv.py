@@ -193,7 +193,6 @@ class CsvFile(RowFile):
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield cells by column, or texts."""
         rows = self._table.rows()
         start = first - first % self.part_rows
         next(islice(rows, start, start), None)

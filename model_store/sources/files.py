@@ -76,7 +76,6 @@ def _path(info: zipfile.ZipInfo) -> str:
 
 
 def _is_of_system(path: str) -> bool:
-    """Whether a member is a folder, or a file of macOS or Windows rather than the user's."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -128,7 +127,6 @@ def stamp_of(path: Path) -> str:
 
 
 def check_ids(ids: list[str], rows: int) -> None:
-    """Raise InvalidInput unless there is a different id for each row."""
     if len(ids) != rows:
         raise InvalidInput(IDS, f"one for each of the {rows} pool rows", f"{len(ids)}")
     hashed = (blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in ids)

@@ -88,7 +88,6 @@ class ParquetFile(RowFile):
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays, lists of files or texts, or cells by column."""
         start = 0
         for batch in self._batches(self.columns):
             ahead = max(0, first - start)
@@ -152,7 +151,6 @@ class ParquetFile(RowFile):
         return self._lists(batch.column(0), first)
 
     def _lists(self, column: Any, first: int) -> np.ndarray:
-        """Return the rows of a column of lists, however deep."""
         size = self.row_size
         self._check_present(column, first, f"{size} numbers in {self.columns[0]}")
         flat = column
@@ -183,7 +181,6 @@ class ParquetFile(RowFile):
         return self.read_as.startswith("files")
 
     def _wanted(self, schema: pa.Schema) -> tuple[list[str], str]:
-        """Return the columns that rows are taken from, and these in words."""
         spec = self.spec
         if spec.columns:
             names = [column.name for column in spec.columns]

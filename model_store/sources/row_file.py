@@ -69,7 +69,6 @@ class RowFile(ABC):
 
     @property
     def row_size(self) -> int:
-        """The number of elements of a flat row."""
         return math.prod(self.spec.shape)
 
     @property
@@ -99,7 +98,6 @@ class RowFile(ABC):
         return [] if self.id_column is None else [self.id_column]
 
     def _name_ids(self) -> str:
-        """Return how `read_as` names a column of ids that is not called `id`."""
         return "" if self.id_column in (None, ID) else f", named by {self.id_column}"
 
     def _require(self, wanted: list[str], names: list[str]) -> None:
@@ -123,7 +121,6 @@ class RowFile(ABC):
 
 
 def shapes_of(shape: tuple[int, ...]) -> str:
-    """Say which shapes an array of rows may have."""
     flat = f" or (N, {math.prod(shape)})" if len(shape) > 1 else ""
     return f"(N, {', '.join(map(str, shape))}){flat}"
 

@@ -105,9 +105,8 @@ class Database:
         with _told():
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / FILE
-            with suppress(
-                FileExistsError
-            ):  # what came as rows and labels is for nobody else to read
+            # What came as rows and labels is for nobody else to read
+            with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False

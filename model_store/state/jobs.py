@@ -112,7 +112,6 @@ class Jobs:
         return _job(row)
 
     def of(self, owner: str) -> list[Job]:
-        """Return all jobs of an owner, the latest first."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)
@@ -204,7 +203,6 @@ class Jobs:
         return self.get(name)
 
     def forget(self, name: str) -> None:
-        """Delete a job that is over, and its files."""
         with self._database.writing() as connection:
             connection.execute(
                 "DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')",
@@ -233,7 +231,6 @@ class Jobs:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def put_back_orphans(self) -> None:
-        """Queue running jobs again whose slot is free."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, slot FROM jobs WHERE state = 'running'"

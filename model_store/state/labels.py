@@ -27,8 +27,6 @@ ROW_TYPE = np.dtype("<f4")
 
 @dataclass(frozen=True, eq=False)
 class Acquisition:
-    """How rows were acquired."""
-
     model: str
     version: str
     format: str
@@ -112,7 +110,6 @@ def has_state(folder: Path | None) -> bool:
 
 
 def checked_id(name: str, field: str) -> None:
-    """Raise InvalidInput for what is no id that can be kept."""
     if not 1 <= len(name) <= MAX_ID_CHARACTERS or not name.isprintable():
         raise InvalidInput(
             field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another"
@@ -352,7 +349,6 @@ def keep_candidate(
     promoted: bool,
     said: dict[str, Any],
 ) -> None:
-    """Keep what became of a candidate, in place of what was kept of it before."""
     with database.writing() as connection:
         connection.execute(
             "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -125,7 +125,6 @@ def _calibration_error(
     correct: Bool[np.ndarray, "N"],
     counts: Int64[np.ndarray, "R N"],
 ) -> dict[str, Any]:
-    """Return the expected calibration error in bins of equal width, and its interval."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)

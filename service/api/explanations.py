@@ -222,7 +222,7 @@ EXPLANATION = (
         "nearest",
         list[NearestAnswer] | None,
         "the five nearest of the training rows that were "
-        "[published with the model](training.md#training-rows-that-explanations-name), by `id`: "
+        "[published with the model](detectors.md#training-rows-that-explanations-name), by `id`: "
         "the value of the column `data.id`, a file's name, or the row's number in its source, from "
         "0. `distance` is the root of the mean squared difference: of columns as they are encoded "
         "(standard deviations), of pixels, of other rows in each number's standard deviation",

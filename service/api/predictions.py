@@ -248,7 +248,7 @@ FIELDS = (
         "median",
         float | None,
         "of the predictive distribution, if the target was "
-        "[transformed](training.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
+        "[transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
         "scores.median",
         unit="units of the target",
         task="regression",
@@ -376,7 +376,7 @@ FIELDS = (
     Field(
         "detectors",
         dict[str, DetectorAnswer],
-        "each [detector](training.md#detectors)'s `score`, its own conformal `p_value`, and whether "
+        "each [detector](detectors.md)'s `score`, its own conformal `p_value`, and whether "
         "it `fired`: `p_value <= fpr`",
         lambda results: _detectors(results, "score", "fired", "p_value"),
         json=lambda results: json_values(

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from model_store.acquisition.choice import most_candidates
-from model_store.artifacts.place import is_url
+from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from service.api.options import num_samples_of
 from service.api.schemas import AcquireRequest, PredictRequest, validate
-from service.batch.computation import StorePlace, request_fields, whole_path
+from service.batch.computation import request_fields
 from service.batch.data_set import (
     OUT,
     REJECTS,
@@ -48,8 +48,6 @@ REPORT_SELDOM_S = 10.0  # elsewhere
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, as options of requests take it."""
-
     model: Model
 
     @property
@@ -153,7 +151,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
         spec = loaded.model.manifest.input
         plan = begin(out, source, request, options.seed is not None, spec, check_rows)
         to_workers = WorkerOptions(
-            whole_path(options.source), whole_path(place), StorePlace.of(settings), tuple(excluded)
+            whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
         progress = _work(plan, out, to_workers, options)
         if command == "acquire":
@@ -170,7 +168,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
-    store = StorePlace.of(settings).open()
+    store = open_store(**settings.store_options())
     name = options.model or settings.default_model
     if name is None:
         names = store.names()
@@ -189,7 +187,6 @@ def _request(
     loaded: Loaded,
     excluded: list[str],
 ) -> DataSetRequest:
-    """Return what is asked, checked as a request is."""
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     given: dict[str, Any] = {"inputs": []} if command == "score" else {}
@@ -229,7 +226,6 @@ def _json(text: str) -> Any:
 
 
 def _excluded(file: Path | None) -> list[str]:
-    """Return the ids of a file, one a line, each once."""
     if file is None:
         return []
     try:
@@ -242,7 +238,6 @@ def _excluded(file: Path | None) -> list[str]:
 
 
 def _refuse_overlap(source: str, out: str) -> None:
-    """Raise InvalidInput if the output would be among the data."""
     if is_url(source) != is_url(out):
         return
     inner, outer = (whole_path(place).rstrip("/") + "/" for place in (out, source))
@@ -377,7 +372,6 @@ class Progress:
         return f"{self.row_draws:,} rows x draws, {self.cpu_s:,.0f} processor seconds"
 
     def end(self) -> None:
-        """Leave the last line."""
         if not self._quiet and sys.stderr.isatty() and self._printed:
             sys.stderr.write(f"\r\x1b[K{self.line()}\n")
             sys.stderr.flush()

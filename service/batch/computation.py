@@ -5,19 +5,15 @@ A row has the same numbers in any company: all rows have the draws of the reques
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Float32, Int64
+from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import checked_acquisition, checked_beta
 from model_store.acquisition.scoring import pool_candidates
-from model_store.artifacts.place import is_url, open_store
-from model_store.artifacts.signature import read_public_key
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import UNKNOWN
-from model_store.conformal.stopping import StoppingRule
 from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, Prediction, decide
@@ -27,7 +23,6 @@ from service.api.options import decision_options, priors_of
 from service.api.responses import about_arrays, acquire_answer, row_arrays
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
-from service.settings import VERIFY_KEY_VARIABLE, Settings
 
 Kind = Literal["score", "acquire"]
 UNKNOWN_CATEGORIES = "unknown_categories"
@@ -50,17 +45,8 @@ class Request:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
         """Return what `dataclasses.asdict` made, once it went through JSON."""
-        options = content["options"]
-        if options is not None:
-            rule = options["rule"]
-            options = _with_priors({**options, "rule": rule and StoppingRule(**rule)})
-            content = {**content, "options": DecisionOptions(**options)}
-        return cls(**_with_priors(content))
-
-
-def _with_priors(content: dict[str, Any]) -> dict[str, Any]:
-    priors = content["priors"]
-    return {**content, "priors": None if priors is None else tuple(priors)}
+        request: Self = TypeAdapter(cls).validate_python(content)
+        return request
 
 
 def request_fields(
@@ -85,38 +71,6 @@ def request_fields(
     }
 
 
-@dataclass(frozen=True)
-class StorePlace:
-    """Where versions are, as it is sent to another process."""
-
-    store: str
-    cache: str
-    cache_bytes: int
-    verify_key_file: str | None
-
-    @classmethod
-    def of(cls, settings: Settings) -> "StorePlace":
-        """Return the place that the settings name, as every process finds it."""
-        key = settings.verify_key_file
-        return cls(
-            whole_path(str(settings.store)),
-            str(settings.cache.resolve()),
-            settings.cache_bytes,
-            None if key is None else str(key.resolve()),
-        )
-
-    def open(self) -> ModelStore:
-        """Return the store."""
-        key = self.verify_key_file
-        trusted = None if key is None else read_public_key(Path(key), VERIFY_KEY_VARIABLE)
-        return open_store(self.store, trusted, Path(self.cache), self.cache_bytes)
-
-
-def whole_path(place: str) -> str:
-    """Return a folder or a bucket's URL as every process finds it."""
-    return place if is_url(place) else str(Path(place).resolve())
-
-
 class Computation:
     """A model under the draws of a request's seed."""
 
@@ -125,7 +79,6 @@ class Computation:
         self.manifest = model.manifest
 
     def draws(self, num_samples: int | None = None) -> DrawSet:
-        """Return the first draws; by default all."""
         number = num_samples or self.request.num_samples
         return self.model.runtime.draw_set(self.request.seed, number)
 
@@ -163,7 +116,6 @@ class Computation:
         return self.manifest.categories is not None and self.manifest.categories.kind == "group"
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
-        """Return what holds of all predictions, given how many unknown categories there were."""
         assert self.request.options is not None
         about = dict(about_arrays(self.manifest, self.request.seed, self.request.options))
         if columns := self.manifest.input.columns:
@@ -179,7 +131,6 @@ class Computation:
         race: float | None = None,
         finalists: int | None = None,
     ) -> dict[str, Any]:
-        """Return the answer of /acquire."""
         return acquire_answer(
             self.manifest,
             acquisition=self.request.acquisition,
@@ -206,11 +157,8 @@ class Computation:
             for x in parts
         ]
         place = np.argsort(np.argsort(rows))
-        return Candidates(
-            np.concatenate([part.gain for part in found])[place],
-            np.concatenate([part.own for part in found])[place],
-            np.concatenate([part.said for part in found])[place],
-        )
+        columns = ([part.gain, part.own, part.said] for part in found)
+        return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))
 
 
 def prediction_of(

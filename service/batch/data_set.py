@@ -23,10 +23,11 @@ from service.call import Call
 
 FORMAT = 1
 PLAN = "job.json"
+# In the order of the file
 REQUEST_KEYS = (
     *("kind", "model", "version", "manifest", "num_samples", "seed", "shard_rows", "priors"),
     *("options", "acquisition", "k", "beta", "exclude"),
-)  # in the order of the file
+)
 REJECTS = "rejects"
 MOST_ROWS = 1 << 15  # of a shard
 MOST_NUMBERS = 1 << 26  # of a shard's rows
@@ -62,8 +63,6 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done."""
-
     request: DataSetRequest
     files: tuple[Listed, ...]
     shards: tuple[Shard, ...]
@@ -73,15 +72,12 @@ class Plan:
         return sum(shard.rows for shard in self.shards)
 
     def part(self, number: int) -> str:
-        """Return the name of a shard's part of the output."""
         return f"part-{number:05d}-of-{len(self.shards):05d}.parquet"
 
     def rejects(self, number: int) -> str:
-        """Return the name of the file of a shard's rejects, if it has any."""
         return f"{REJECTS}/part-{number:05d}-of-{len(self.shards):05d}.jsonl"
 
     def to_bytes(self) -> bytes:
-        """Return the content of `job.json`."""
         content = {
             "format": FORMAT,
             "asked": self.request.to_json(),
@@ -237,7 +233,6 @@ class Rows:
     x: Float32[np.ndarray, "n I"]
 
     def take(self, chosen: np.ndarray) -> "Rows":
-        """Return some of them."""
         ids = [self.ids[i] for i in np.arange(len(self.ids))[chosen]]
         return Rows(self.places[chosen], ids, self.x[chosen])
 
@@ -279,7 +274,6 @@ class Reader:
                     yield kept
 
     def close(self) -> None:
-        """Close the file that is open."""
         if self._open is not None:
             self._open[1].close()
         self._open = None

@@ -35,8 +35,6 @@ class Stopped(DubitoError):
 
 @dataclass(frozen=True)
 class Listed:
-    """A file of a data set."""
-
     name: str  # below the data set, with slashes
     size: int  # bytes
     stamp: str  # changes whenever the file does
@@ -119,14 +117,12 @@ class LocalFiles:
             ) from None
 
     def names(self) -> set[str]:
-        """Return the names of all files but drafts."""
         below = (path for path in self.root.rglob("*") if path.is_file())
         return {
             str(path.relative_to(self.root)) for path in below if not path.name.startswith(DRAFT)
         }
 
     def read(self, name: str) -> bytes | None:
-        """Return a file, None if there is none."""
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:

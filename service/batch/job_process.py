@@ -31,6 +31,7 @@ from model_store.acquisition.ranking import (
     rank_now,
 )
 from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.mondrian import UNKNOWN
@@ -46,7 +47,7 @@ from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
 from service.api.rows import rows_array
-from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request, StorePlace
+from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request
 from service.batch.output import (
     ColumnFiles,
     table_columns,
@@ -125,11 +126,9 @@ class JobRows:
 
     @property
     def has_ids(self) -> bool:
-        """Whether rows have names other than their places."""
         return (self.folder / IDS_FILE).exists() or self._file.has_ids
 
     def ids(self) -> list[str]:
-        """Return a name for each row."""
         own = self.folder / IDS_FILE
         ids = json.loads(own.read_bytes()) if own.exists() else self._file.ids()
         if ids is None:
@@ -145,7 +144,6 @@ class JobRows:
         return f"{error} (id {self.ids()[int(place)][:200]!r})"
 
     def all_from(self, first: int) -> RowParts:
-        """Yield all rows from `first` on."""
         for part in self._file.parts(first):
             x = self._numbers(part, first)
             yield first, x
@@ -282,7 +280,6 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
 def _selected(
     folder: Path, request: JobRequest
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "C"]]:
-    """Return the places of the rows that are ranked, and of those that are set aside."""
     if not request.selected:
         return np.arange(request.rows), np.empty(0, dtype=np.int64)
     with np.load(folder / SELECTED_FILE, allow_pickle=False) as selected:
@@ -336,15 +333,12 @@ class JobPool(Pool):
         self._laps = self._lap_work = 0
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        """Return the score of each row."""
         return np.array(self._all_rows().column("score"))[self._rows]
 
     async def copies(self) -> Copies:
-        """Find rows that are the same bits."""
         return copies_among(np.array(self._all_rows().column("digest"))[self._rows])
 
     def _all_rows(self) -> ColumnFiles:
-        """Return the scores of all rows of the file, and their digests."""
         if self._columns is not None:
             return self._columns
         job, request, computation = self._job, self._job.request, self._job.computation
@@ -416,7 +410,6 @@ class JobPool(Pool):
 
 
 def main() -> int:
-    """Run a job; return the exit code."""
     end_with_parent()
     be_killed_first()
     be_idle()
@@ -425,7 +418,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too
     database = Database(Path(options["state"]))
-    jobs, store = Jobs(database), StorePlace(**options["store"]).open()
+    jobs, store = Jobs(database), open_store(**options["store"])
     try:
         job = jobs.get(options["job"])
         return run(jobs, job, store, options["threads"], ending, partial(keep_acquired, database))

@@ -100,9 +100,8 @@ def _cluster(address: str) -> Iterator[Any]:
         import ray.data
     except ImportError:
         raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
-    folder = (
-        tempfile.mkdtemp(prefix="ray-") if address == LOCAL else None
-    )  # a short path, as sockets need it
+    # A short path, as sockets need it
+    folder = tempfile.mkdtemp(prefix="ray-") if address == LOCAL else None
     try:
         with _quiet():
             try:

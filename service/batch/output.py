@@ -49,7 +49,6 @@ class ColumnFiles:
         return list(self._layout)
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Append rows, the same columns each time."""
         if not self._layout:
             self._layout = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
         for name, (dtype, shape) in self._layout.items():
@@ -77,7 +76,6 @@ class ColumnFiles:
         draft.replace(self.folder / LAYOUT)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column, mapped from its file."""
         dtype, shape = self._layout[name]
         if self.rows == 0:
             return np.empty((0, *shape), dtype=dtype)
@@ -131,7 +129,6 @@ def write_parquet(
 
 
 def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    """Return a table of one row group."""
     sink = io.BytesIO()
     write_parquet(sink, [columns], metadata)
     return sink.getvalue()
@@ -151,5 +148,4 @@ def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]])
 
 
 def table_metadata(about: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return what holds of all rows, given `about_arrays` and the like."""
     return {f"dubito.{name}": str(value.tolist()) for name, value in about.items()}

@@ -54,7 +54,6 @@ class PartRows:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def take(self, rows: np.ndarray) -> "PartRows":
-        """Return some rows."""
         return PartRows(self.place[rows], self.score[rows], self.hash[rows], self.digest[rows])
 
 
@@ -103,13 +102,11 @@ class RankedParts:
         return [{**row, "index": int(rows.place[row["index"]]), "control": False} for row in ranked]
 
     def answer(self, ranked: Ranked) -> dict[str, Any]:
-        """Return the answer of /acquire."""
         return self._computation.acquire_answer(
             ranked, self._plan.rows, self.excluded, dict(self.unknown)
         )
 
     def write(self, ranked: Ranked) -> None:
-        """Write the ranking to the output."""
         columns = {
             "rank": np.array([row["rank"] for row in ranked], dtype=np.int64),
             ID: [row["id"] for row in ranked],
@@ -177,7 +174,6 @@ class RankedParts:
         return PartRows.concatenate(kept)
 
     def _ids(self, places: Int64[np.ndarray, "M"]) -> list[str]:
-        """Return the ids of some rows, given their places in ascending order."""
         found: list[str] = []
         for shard in self._plan.shards:
             low, high = np.searchsorted(places, [shard.place, shard.place + shard.rows])
@@ -211,7 +207,6 @@ class RankedParts:
             yield PartRows(place, score, hashes, np.stack(digest, axis=1) if is_batch else none)
 
     def _columns(self, number: int, names: list[str]) -> Any:
-        """Return columns of a part."""
         import pyarrow
         import pyarrow.parquet
 
@@ -236,11 +231,9 @@ class CandidatePool(Pool):
         self._parts, self._rows = parts, rows
 
     async def copies(self) -> Copies:
-        """Find rows that are the same bits."""
         return copies_among(self._rows.digest)
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return all rows that differ."""
         found = self._parts.candidates(self._rows.place[copies.first])
         return np.arange(len(copies.first)), found
 

@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from model_store.errors import DubitoError
 from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
-from service.batch.computation import StorePlace
 from service.batch.job_process import PUT_BACK, JobRequest, answered_rows
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -56,7 +55,6 @@ class JobRunner:
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for jobs."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -176,7 +174,7 @@ def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
     options = {
         "job": job.id,
         "state": str(settings.state.resolve()),
-        "store": asdict(StorePlace.of(settings)),
+        "store": settings.store_options(),
         "threads": settings.worker_threads,
     }
     write_line(process, options)

@@ -35,13 +35,14 @@ from model_store.acquisition.choice import (
 )
 from model_store.acquisition.scoring import pool_scores
 from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.place import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import be_killed_first, end_with_parent
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
-from service.batch.computation import UNKNOWN_CATEGORIES, Computation, StorePlace
+from service.batch.computation import UNKNOWN_CATEGORIES, Computation
 from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
 from service.batch.files import Stopped, files_at
 from service.batch.output import parquet_bytes, table_columns, table_metadata
@@ -66,7 +67,7 @@ class WorkerOptions:
 
     source: str
     out: str
-    store: StorePlace
+    store: dict[str, Any]  # arguments of `open_store`
     exclude: tuple[str, ...] = ()
 
 
@@ -129,7 +130,7 @@ class Worker:
             raise InvalidInput(OUT, "a place that every worker sees", "one without the job")
         self.plan = Plan.from_bytes(content)
         request = self.plan.request
-        version = options.store.open().open(request.model, request.version, wanted=NEEDED)
+        version = open_store(**options.store).open(request.model, request.version, wanted=NEEDED)
         self.model = Model.load(version, self._threads)
         if manifest_digest(self.model.manifest) != request.manifest:
             expected = f"the {request.model} version {request.version} of the job"
@@ -168,7 +169,6 @@ class Worker:
                 report(done)
 
     def _score(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
-        """Return a table of predictions, and how many draws of rows were taken."""
         computation, manifest = self.computation, self.model.manifest
         ids: list[str] = []
         parts: list[dict[str, np.ndarray]] = []
@@ -250,7 +250,6 @@ class Worker:
 
 
 def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
-    """Return the rows that were computed; the others are rejects."""
     for i in np.flatnonzero(~computed):
         rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
     return rows if computed.all() else rows.take(computed)
@@ -307,7 +306,6 @@ class _Processes:
         self._children |= set(multiprocessing.active_children()) - self._others
 
     def close(self) -> None:
-        """End all processes."""
         for child in self._children:
             child.kill()
         self._executor.shutdown(cancel_futures=True)
@@ -372,7 +370,6 @@ def run_here(
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

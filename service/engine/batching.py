@@ -277,7 +277,6 @@ def _predicted(
     x: Float32[np.ndarray, "N I"],
     sets: list[DrawSet],
 ) -> list[Part]:
-    """Return each job's part of a micro-batch's prediction."""
     job = batch[0].job
     model = job.served.model
     known, density = model.runtime.before_draws(x)

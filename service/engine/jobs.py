@@ -47,7 +47,6 @@ class Job:
         return self.num_samples + self.served.model.encoding_draws
 
     def goes_with(self, other: "Job") -> bool:
-        """Whether both may be in one micro-batch."""
         mine, its = ((job.num_samples, job.rule, job.priors) for job in (self, other))
         are_rows = self.acquisition is None and other.acquisition is None
         return self.served is other.served and are_rows and mine == its

@@ -49,7 +49,6 @@ class EnginePool(Pool):
         return self.job.seed
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        """Return the score of each row."""
         return (await self._score(self.job)).scores
 
     async def lap(self, lap: Lap) -> Scored:
@@ -64,14 +63,12 @@ class EnginePool(Pool):
         return scored.scores, scored.errors
 
     async def copies(self) -> Copies:
-        """Find rows that are the same bits."""
         is_joint = self._most_candidates is not None
         size = COPY_BYTES * len(self.job.x) + is_joint * self.job.x.nbytes
         self.job.call.reservation.reserve(size, "pool")
         return await self.run(partial(copies_of, self.job.x, self.pause))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the rows that gain most alone."""
         distinct = replace(self.job, x=self.job.x[copies.first], candidates=self._most_candidates)
         scored = await self._score(distinct)
         check_computed(scored.scores[copies.group], "pool")
@@ -83,7 +80,6 @@ class EnginePool(Pool):
         return await self.answers.run(self.job.call, self.job.x.nbytes, work)
 
     def pause(self) -> None:
-        """Let others work."""
         self.job.call.pause()
 
     @property
@@ -117,9 +113,8 @@ def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: boo
 
 def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:
     """Return what is kept of the predictions of rows that are set aside."""
-    if (
-        manifest.categories is not None and manifest.categories.kind == "group"
-    ):  # which is not known
+    # Which is not known
+    if manifest.categories is not None and manifest.categories.kind == "group":
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     return said_of(prediction, manifest.classes)
 

@@ -86,8 +86,6 @@ class FairThreads:
 
 
 class _Piece:
-    """A piece of work, in its thread."""
-
     def __init__(self, threads: FairThreads, call: Call) -> None:
         self.threads = threads
         self.call = call
@@ -134,15 +132,12 @@ class Threads:
             pool.submit(int).result()  # its thread is there from the beginning
 
     async def files(self, work: Callable[[], T]) -> T:
-        """Run work that reads the model store."""
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
     async def loads(self, work: Callable[[], T]) -> T:
-        """Run work that loads versions."""
         return await asyncio.get_running_loop().run_in_executor(self._loads, work)
 
     async def state(self, work: Callable[[], T]) -> T:
-        """Run work that reads or writes the service's state, or a pool's file."""
         return await asyncio.get_running_loop().run_in_executor(self._state, work)
 
     def close(self) -> None:

@@ -111,7 +111,6 @@ class Drift:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all rows."""
         with self._lock:
             self._all = Martingale(self._gaps)
             self._without: dict[int, Martingale] = {}  # by group of clients, of all rows but theirs
@@ -305,9 +304,8 @@ class SharedDrift:
     def __init__(self, watched: Watched, evidence: Evidence) -> None:
         self.watched = watched
         self._evidence = evidence
-        self._own = Drift(
-            watched, logs=False
-        )  # of rows that this process answered, for its metrics
+        # Of rows that this process answered, for its metrics
+        self._own = Drift(watched, logs=False)
         self._lock = threading.Lock()
         self._waiting: list[LiveRows] = []
 
@@ -317,7 +315,6 @@ class SharedDrift:
         digests: UInt64[np.ndarray, "n"] | None = None,
         client: Hashable = None,
     ) -> None:
-        """Take in the p-values of a client's request; as `Drift.watch`."""
         rows = live_rows(p_values, digests, client)
         self._own.take(rows)
         with self._lock:

@@ -31,7 +31,7 @@ from model_store.errors import (
 )
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
-from model_store.inference.trials import Failure
+from model_store.inference.preflight_process import Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
 from service.models.drift import AnyDrift, Drift, Evidence, SharedDrift, Watched, row_digests
 from service.models.preflights import Preflights
@@ -193,11 +193,9 @@ class Models:
     # What the watcher does
 
     def serves(self, name: str) -> dict[str, str]:
-        """Return the version that each alias of a model serves."""
         return self._serves.get(name, {})
 
     def serve(self, name: str, serves: dict[str, str]) -> None:
-        """Have aliases of a model serve these versions."""
         with self._lock:
             before, self._serves[name] = self._serves.get(name, {}), serves
         for version in {*before.values()} - {*serves.values()}:
@@ -208,13 +206,11 @@ class Models:
             self._latest[manifest.name] = manifest
 
     def forget_broken(self) -> None:
-        """Have versions that were found broken loaded again when they are wanted."""
         with self._lock:
             self._broken.clear()
         self.preflights.forget_failures()
 
     def forget_gone(self, versions: dict[str, list[str]]) -> None:
-        """Forget models and versions that are neither published nor served."""
         with self._lock:
             for name in self._serves.keys() - versions.keys():
                 del self._serves[name]
@@ -273,7 +269,6 @@ class Models:
             raise error
 
     def _manifest(self, name: str, version: str) -> Manifest:
-        """Return the manifest of a version that there is memory for."""
         manifest = self.store.manifest(name, version)
         need = self._bytes_of([manifest])
         if need > self.settings.max_model_bytes:
@@ -303,7 +298,6 @@ class Models:
             raise
 
     def _open(self, manifest: Manifest) -> Served:
-        """Return a version that passed its preflight."""
         key = name, version = manifest.name, manifest.version
         with self._noting_what_is_broken(name, version):
             artifact = self.store.open(name, version, wanted=NEEDED)
@@ -396,7 +390,6 @@ class Models:
     # What there is
 
     def names(self) -> list[str]:
-        """Return the names of models that are served or should be."""
         return sorted(self._serves)
 
     def broken(self, name: str) -> dict[str, str]:
@@ -410,7 +403,6 @@ class Models:
             return sorted(self._broken)
 
     def all_aliases(self) -> list[tuple[str, str, str]]:
-        """Return each model's aliases and the version that each serves: model, alias, version."""
         with self._lock:
             return [(name, *s) for name, serves in self._serves.items() for s in serves.items()]
 
@@ -426,7 +418,6 @@ class Models:
     # Drift
 
     def drift(self, manifest: Manifest) -> AnyDrift | None:
-        """Return what live rows of a version look like."""
         return self._drifts.get((manifest.name, manifest.version))
 
     def _watch(self, watched: Watched) -> AnyDrift:

@@ -7,6 +7,7 @@ run at a time, so that one that takes long does not keep the others waiting.
 
 import fcntl
 import json
+import math
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +17,10 @@ from pathlib import Path
 
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
-from model_store.artifacts.signature import read_public_key
-from model_store.errors import BrokenArtifact, StoreUnreachable
-from model_store.inference.trials import LOOK_S, Failure, GivenUp, TrialProcess
+from model_store.errors import StoreUnreachable
+from model_store.inference.preflight_process import LOOK_S, Failure, GivenUp, PreflightProcess
 from service.errors import NotReady
-from service.settings import VERIFY_KEY_VARIABLE, Settings
+from service.settings import Settings
 
 AT_ONCE = 2
 RETRY_UNREACHABLE_S = 1.0
@@ -36,7 +36,7 @@ class Preflights:
         settings: Settings,
         ending: threading.Event,
         folder: Path | None = None,
-        spare: TrialProcess | None = None,
+        spare: PreflightProcess | None = None,
     ) -> None:
         """Begin; preflights are given up once `ending` is set, and other workers' outcomes are in
         `folder`.
@@ -44,17 +44,16 @@ class Preflights:
         `spare` is a process for the first preflight, started ahead.
         """
         self.settings = settings
-        key = settings.verify_key_file
-        trusted = None if key is None else read_public_key(key, VERIFY_KEY_VARIABLE)
-        self.store = open_store(settings.store, trusted, settings.cache, settings.cache_bytes)
+        self.store = open_store(
+            settings.store, settings.cache, settings.cache_bytes, settings.verify_key_file
+        )
         self.news = threading.Event()  # set when a preflight is over
         self._ending = ending
         self._folder = folder
         self._pool = ThreadPoolExecutor(AT_ONCE, "preflights")
         self._lock = threading.Lock()  # of these, held for moments
-        self._known: dict[
-            str, tuple[float, Future[Failure | None]]
-        ] = {}  # by digest, and since when
+        # By digest, and since when
+        self._known: dict[str, tuple[float, Future[Failure | None]]] = {}
         self._idle = [] if spare is None else [spare]
         self._wanted = 0  # preflights that are not over
 
@@ -62,16 +61,15 @@ class Preflights:
         """Return the outcome of a version's preflight; one begins where there was none of late."""
         with self._lock:
             begun, future = self._known.get(manifest.digest, (0.0, None))
-            if future is None or (
-                _has_failed(future) and time.monotonic() - begun > _retry_after_s(future)
-            ):
-                if self.settings.trial_s > 0:
-                    future = self._pool.submit(self._run, manifest)
-                    self._wanted += 1
-                else:
-                    future = Future()
-                    future.set_result(None)
-                self._known[manifest.digest] = time.monotonic(), future
+            if future is not None and time.monotonic() - begun <= _lasts_s(future):
+                return future
+            if self.settings.trial_s > 0:
+                future = self._pool.submit(self._run, manifest)
+                self._wanted += 1
+            else:
+                future = Future()
+                future.set_result(None)
+            self._known[manifest.digest] = time.monotonic(), future
             return future
 
     def check(self, manifest: Manifest) -> None:
@@ -87,7 +85,7 @@ class Preflights:
         except GivenUp:  # and StoreError: there is no copy to try
             raise NotReady("the service is about to end") from None
         if failure is not None and failure.is_read:  # else reading it says so too
-            raise BrokenArtifact(manifest.name, manifest.version, failure.file, failure.reason)
+            raise manifest.broken(failure.file, failure.reason)
 
     def forget_failures(self) -> None:
         """Have versions that failed tried again when they are wanted."""
@@ -97,7 +95,7 @@ class Preflights:
                 del self._known[digest]
         if self._folder is not None:
             for digest in failed:
-                (self._folder / f"{digest}.trial").unlink(missing_ok=True)
+                (self._folder / f"{digest}.preflight").unlink(missing_ok=True)
 
     def rest(self) -> None:
         """End the processes that wait for a preflight, unless there will be one."""
@@ -114,15 +112,12 @@ class Preflights:
 
     def _run(self, manifest: Manifest) -> Failure | None:
         try:
-            return (
-                self._run_in_process(manifest)
-                if self._folder is None
-                else self._run_once(self._folder, manifest)
-            )
+            if self._folder is None:
+                return self._run_in_process(manifest)
+            return self._run_once(self._folder, manifest)
         except OSError as error:
-            return Failure(
-                "network.onnx", f"no process could be started to try it: {error.strerror}"
-            )
+            reason = f"no process could be started to try it: {error.strerror}"
+            return Failure("network.onnx", reason)
         finally:
             with self._lock:
                 self._wanted -= 1
@@ -131,7 +126,7 @@ class Preflights:
 
     def _run_once(self, folder: Path, manifest: Manifest) -> Failure | None:
         """Return the outcome of another worker's late preflight; run it where there was none."""
-        said = folder / f"{manifest.digest}.trial"
+        said = folder / f"{manifest.digest}.preflight"
         with said.with_suffix(".lock").open("w") as lock:
             while not _try_lock(lock.fileno()):
                 if self._ending.wait(LOOK_S):
@@ -151,11 +146,11 @@ class Preflights:
         with self._lock:
             process = self._idle.pop() if self._idle else None
         if process is None or not process.is_there:
-            process = TrialProcess()
+            process = PreflightProcess()
         settings, version = self.settings, (manifest.name, manifest.version)
         try:
             with closing(self.store.storage.lease(manifest)) as lease:
-                failure = process.tried(
+                failure = process.run(
                     lease.root, *version, settings.trial_s, settings.trial_bytes, self._ending
                 )
         except BaseException:
@@ -175,7 +170,10 @@ def _has_failed(future: "Future[Failure | None]") -> bool:
     )
 
 
-def _retry_after_s(future: "Future[Failure | None]") -> float:
+def _lasts_s(future: "Future[Failure | None]") -> float:
+    """Return how long an outcome holds."""
+    if not _has_failed(future):
+        return math.inf
     is_unreachable = not future.cancelled() and isinstance(future.exception(), StoreUnreachable)
     return RETRY_UNREACHABLE_S if is_unreachable else RETRY_FAILED_S
 

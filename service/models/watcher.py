@@ -12,7 +12,7 @@ import time
 
 from model_store.artifacts.store import LATEST
 from model_store.errors import StoreError, StoreUnreachable, one_line
-from model_store.inference.trials import LOOK_S
+from model_store.inference.preflight_process import LOOK_S
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH, Models
 
@@ -47,7 +47,6 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; `ending` is set."""
         self.store.storage.close()
         self._news.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Serving where the system has no calls of Linux's, as macOS: the service and its trials do without
+"""Serving where the system has no calls of Linux's, as macOS: the service and its preflights do without
 them."""
 
 import os

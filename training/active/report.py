@@ -68,8 +68,7 @@ class Report:
             *self._protocol(),
             "",
             f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved "
-            "against random "
-            f"({100 * LEVEL:g} % interval) "
+            f"against random ({100 * LEVEL:g} % interval) "
             f"|{''.join(f' {metric} at {count} |' for count in counts)}",
             f"|---|---|---|---|---|{'---|' * len(counts)}",
         ]

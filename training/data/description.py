@@ -83,8 +83,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ),
         "training": (
             f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until it levels "
-            "off, at most "
-            f"{training.max_epochs} epochs",
+            f"off, at most {training.max_epochs} epochs",
             plan.reasons.get("training.max_epochs"),
         ),
     }

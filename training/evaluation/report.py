@@ -42,7 +42,7 @@ from training.evaluation.quality import (
 )
 from training.evaluation.slices import worst_slices
 from training.evaluation.text import blocks, markdown, page
-from training.export.served import fitted_detectors
+from training.export.served import fit_detectors
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
@@ -238,7 +238,7 @@ def _attack(
     keeps the detectors quiet."""
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
-    network = fitted_detectors(model, train, version.recipe, spec.shape)
+    network = fit_detectors(model, train, version.recipe, spec.shape)
     attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
     statistic = None
     if is_fitted:

@@ -53,7 +53,7 @@ def prune_version(
     Raises:
         InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
             version is recalibrated: calibrating on the rows of its fit would undo that.
-        ParityError, TrialError: as of `publish`.
+        ParityError, PreflightError: as of `publish`.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
@@ -138,12 +138,7 @@ def plot_signal_to_noise(
 
 def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
     """Read a source as rows of a published model: its columns or its tokens, its classes in its
-    order, its shape.
-
-    Raises:
-        InvalidInput: if the rows are not such, have labels that the model does not know, or are
-            those of its fit.
-    """
+    order, its shape."""
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
@@ -160,11 +155,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
 
 
 def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
-    """Split all rows of a data set at random into the calibration splits and test rows.
-
-    Raises:
-        InvalidInput: if a split would have no row.
-    """
+    """Split all rows of a data set at random into the calibration splits and test rows."""
     groups = None
     if data.train.groups is not None:
         groups = np.concatenate([data.train.groups, data.test.groups])
@@ -202,7 +193,7 @@ def recalibrate(
     Raises:
         InvalidInput: if the name is not fit for a model.
         BrokenArtifact: if the version cannot be run.
-        TrialError: as of `publish`.
+        PreflightError: as of `publish`.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
     kind, column = (

@@ -38,8 +38,8 @@ from model_store.conformal.calibration import DEFAULT_FPR, Calibration
 from model_store.conformal.label_shift import LabelShift
 from model_store.errors import DubitoError
 from model_store.inference.model import CALIBRATION_FILE, Model
+from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.runtime import Runtime
-from model_store.inference.trials import TrialProcess
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training import log
@@ -55,7 +55,7 @@ ABANDONED_S = 3600.0  # after which a preflight's files are those of a process t
 PREFIX = ".trial-"  # not a model's name: stores pass such folders over
 
 
-class TrialError(DubitoError):
+class PreflightError(DubitoError):
     """A version that the service could not load or predict with; nothing is published."""
 
 
@@ -182,7 +182,7 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
     """Publish a version as the next of `name`, if a fresh process can load it and predict with it.
 
     Raises:
-        TrialError: if it cannot; nothing is published.
+        PreflightError: if it cannot; nothing is published.
         InvalidInput: if the name is not fit for a model.
     """
     scratch = store.storage.scratch  # where there is room for the version, as in no /tmp
@@ -192,10 +192,10 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
             shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:
         drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
-        with closing(TrialProcess()) as process:
-            failure = process.tried(Path(folder), name, drafted.version, PREFLIGHT_S)
+        with closing(PreflightProcess()) as process:
+            failure = process.run(Path(folder), name, drafted.version, PREFLIGHT_S)
     if failure is not None:
-        raise TrialError(
+        raise PreflightError(
             f"model {name} is not published, since the service could not load it: {failure}"
         )
     return store.publish(name, draft.description, draft.files, alias)

@@ -1,5 +1,4 @@
-"""The process that tries versions, seen from outside: how it is started, asked, and ended when it
-takes too long.
+"""The process of preflights, seen from outside: start it, ask it, and end it when it takes too long.
 
 A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much
 memory. So it first runs in a process that can be killed: within a limit of memory that it sets
@@ -18,11 +17,11 @@ from pathlib import Path
 
 from model_store.processes import describe_exit, start_module, write_line
 
-TRIAL = "model_store.inference.trial"
-WORKING_BYTES = 1 << 30  # beside what the files take
+PREFLIGHT = "model_store.inference.preflight"
+WORKING_BYTES = 1 << 30  # besides what the files take
 # in which the process must be ready: it imports for a second, on an idle machine for less
 START_S = 120.0
-LOOK_S = 0.05  # between looks at whether a trial is to be given up
+LOOK_S = 0.05  # between looks at whether a preflight is to be given up
 
 
 @dataclass(frozen=True)
@@ -34,31 +33,30 @@ class Failure:
     is_read: bool = True  # else the files are not those of the manifest, which every reader is told
 
     def __str__(self) -> str:
-        """Return both."""
         return f"{self.file}: {self.reason}"
 
 
 class GivenUp(Exception):
-    """A trial that was told to stop."""
+    """A preflight that was told to stop."""
 
 
-class TrialProcess:
-    """A process that tries versions one after the other; after the first that failed it is of no
+class PreflightProcess:
+    """A process that checks versions one after the other; after the first that failed it is of no
     more use."""
 
     def __init__(self) -> None:
         secret = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # keys, and what opens buckets
         kept = {name: value for name, value in os.environ.items() if not name.startswith(secret)}
         self._process = start_module(
-            TRIAL,
-            {**kept, "CUDA_VISIBLE_DEVICES": ""},  # trials run on the processor
+            PREFLIGHT,
+            {**kept, "CUDA_VISIBLE_DEVICES": ""},  # preflights run on the processor
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
         self._is_ready = False
         self._received = b""
 
-    def tried(
+    def run(
         self,
         store: Path,
         name: str,
@@ -74,36 +72,24 @@ class TrialProcess:
         """
         stopping = stopping or threading.Event()
         if not self._is_ready and self._line(START_S, stopping) is None:
-            return Failure(
-                "network.onnx", f"the process that was to try it did not start ({self._end()})"
-            )
+            return _failure(f"the process that was to try it did not start ({self._end()})")
         self._is_ready = True
-        asked = {
-            "store": str(store.resolve()),
-            "name": name,
-            "version": version,
-            "working_bytes": working_bytes,
-        }
+        version_of = {"store": str(store.resolve()), "name": name, "version": version}
         begun = time.monotonic()
-        write_line(self._process, asked)
+        write_line(self._process, {**version_of, "working_bytes": working_bytes})
         line = self._line(seconds, stopping)
         if line is not None:
             failure = json.loads(line)
             return None if failure is None else Failure(**failure)
         if time.monotonic() - begun >= seconds:
-            return Failure("network.onnx", f"expected a prediction within {seconds:g} s, got none")
-        return Failure(
-            "network.onnx",
-            f"the process that tried it in {working_bytes} bytes ended ({self._end()})",
-        )
+            return _failure(f"expected a prediction within {seconds:g} s, got none")
+        return _failure(f"the process that tried it in {working_bytes} bytes ended ({self._end()})")
 
     @property
     def is_there(self) -> bool:
-        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, whatever it does."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -132,8 +118,11 @@ class TrialProcess:
     def _end(self) -> str:
         """Say how the process ended; one that has not is killed."""
         try:
-            code = self._process.wait(1.0)
+            return describe_exit(self._process.wait(1.0))
         except subprocess.TimeoutExpired:
             self._process.kill()
             return "not in time"
-        return describe_exit(code)
+
+
+def _failure(reason: str) -> Failure:
+    return Failure("network.onnx", reason)

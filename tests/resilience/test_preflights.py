@@ -15,7 +15,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
-from model_store.inference.trials import TrialProcess
+from model_store.inference.preflight_process import PreflightProcess
 from service.models.preflights import Preflights
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -38,8 +38,8 @@ def graphs(digits_store):
 
 
 @pytest.fixture
-def trials(own_store):
-    """Trials of `own_store` within 60 s and little memory, and what ends them."""
+def preflights(own_store):
+    """Preflights of `own_store` within 60 s and little memory, and what ends them."""
     ending = threading.Event()
     made = Preflights(Settings(store=own_store.root, trial_s=60, trial_bytes=BYTES), ending)
     yield made, ending
@@ -80,7 +80,10 @@ def test_an_endless_graph_stops_neither_the_start_nor_other_models_nor_the_end(
 
 
 def test_the_process_that_tries_a_version_ends_with_the_one_that_started_it_however_that_ends():
-    code = "import time; from model_store.inference.trials import TrialProcess as T; t = T(); time.sleep(600)"
+    code = (
+        "import time; from model_store.inference.preflight_process import PreflightProcess as P; "
+        "p = P(); time.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         wait_until(lambda: any(_is_in_python(pid) for pid in children(process.pid)))
         (trying,) = children(process.pid)
@@ -97,9 +100,9 @@ def _is_in_python(pid):
 @pytest.mark.parametrize("part", ["sampler", "network"])
 @pytest.mark.parametrize("when_loaded", [True, False])
 def test_a_graph_that_takes_more_memory_than_it_may_is_broken_by_name(
-    trials, own_store, digits_store, graphs, part, when_loaded
+    preflights, own_store, digits_store, graphs, part, when_loaded
 ):
-    tries, _ = trials
+    tries, _ = preflights
     odd = hungry(graphs[part], MANY, when_loaded)
     version = publish_again(own_store, digits_store, "digits", **{part: odd})
     with pytest.raises(
@@ -159,7 +162,7 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(
     other.close()
 
 
-def test_a_trial_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
+def test_a_preflight_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
     for name in (
         "DUBITO_API_KEYS",
         "AWS_SECRET_ACCESS_KEY",
@@ -167,14 +170,14 @@ def test_a_trial_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch):
         "GOOGLE_APPLICATION_CREDENTIALS",
     ):
         monkeypatch.setenv(name, KEY)
-    with closing(TrialProcess()) as process:
+    with closing(PreflightProcess()) as process:
         told = Path(f"/proc/{process._process.pid}/environ").read_bytes()
-        assert process.tried(Path("/nowhere"), "m", "1", 30.0).file == "manifest.json"
+        assert process.run(Path("/nowhere"), "m", "1", 30.0).file == "manifest.json"
     assert b"PYTHONPATH" in told
     assert KEY.encode() not in told
 
 
-def test_without_trials_versions_are_loaded_at_once(own_store):
+def test_without_preflights_versions_are_loaded_at_once(own_store):
     ending = threading.Event()
     tries = Preflights(Settings(store=own_store.root, trial_s=0), ending)
     assert tries.of(own_store.manifest("digits", "1")).done()

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.artifacts.manifest import FILES, ClassSpec, Description
 from model_store.artifacts.store import ModelStore
 from training.publishing import stages
-from training.publishing.stages import Draft, TrialError, publish_draft
+from training.publishing.stages import Draft, PreflightError, publish_draft
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def described(draft, **changes):
 
 def refused(store, draft):
     """What is said of a draft, which is not published."""
-    with pytest.raises(TrialError) as raised:
+    with pytest.raises(PreflightError) as raised:
         publish_draft(store, "m", draft)
     assert store.versions("m") == []
     assert list(store.root.iterdir()) == []

@@ -1,7 +1,7 @@
-"""Try versions within bounds of memory: `python -m model_store.inference.trial`.
+"""Load and run versions within bounds of memory: `python -m model_store.inference.preflight`.
 
-It is what `model_store.inference.trials` starts. It reads a line of JSON for each version to try,
-and answers each with a line. A version is opened, verified and loaded as the service does it, and
+`model_store.inference.preflight_process` starts it. It reads a line of JSON for each version, and
+answers each with a line. A version is opened, verified and loaded as the service does it, and
 predicts. After one that failed the process ends: what it has in memory is not to be trusted.
 """
 
@@ -23,56 +23,49 @@ from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 from model_store.processes import be_killed_first, end_with_parent
 
 READY = "ready"
-ENCODED_ROWS = 4  # that are tried together, where each may take long
+ENCODED_ROWS = 4  # that are run together, where each may take long
 COPIES = 6  # of the files that are needed, while they become sessions
 STATUS = Path("/proc/self/status")  # of Linux
 
 
 def main() -> int:
-    """Try versions until one fails or no more are asked for."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     end_with_parent()
     be_killed_first()
     print(READY, file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        failure = tried(
-            ModelStore(Path(asked["store"])),
-            asked["name"],
-            asked["version"],
-            asked["working_bytes"],
-        )
+        failure = check(**json.loads(line))
         print(json.dumps(failure), file=answers, flush=True)
         if failure is not None:
             return 1
     return 0
 
 
-def tried(store: ModelStore, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
-    """Return why a version cannot be served, None if it can, in `working_bytes` beside what its
-    files take.
+def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, Any] | None:
+    """Return why a version cannot be served, None if it can, in `working_bytes` besides its files.
 
     A failure is the `file` and the `reason`; `is_read` says whether the files are at least those of
     the manifest.
     """
     is_read = False
     try:
-        files = store.manifest(name, version).files
+        files = ModelStore(Path(store)).manifest(name, version).files
         copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
         made = sum(times * files[file].size for file, times in copies.items() if file in files)
         _limit_memory(working_bytes + made)
-        artifact = store.open(name, version, wanted=NEEDED)
+        artifact = ModelStore(Path(store)).open(name, version, wanted=NEEDED)
         is_read = True
         predict(Model.load(artifact, threads=1))
     except (StoreError, MemoryError) as error:
-        file, reason = (
-            (error.file, error.reason)
-            if isinstance(error, BrokenArtifact)
-            else ("", one_line(error))
-        )
-        if _is_of_memory(error):
-            reason = f"expected to be loaded and to predict in {working_bytes} bytes beside its files, got more"
+        file, reason = "", one_line(error)
+        if isinstance(error, BrokenArtifact):
+            file, reason = error.file, error.reason
+        if is_of_memory(error):
+            reason = (
+                f"expected to be loaded and to predict in {working_bytes} bytes beside its files, "
+                "got more"
+            )
         return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}
     return None
 
@@ -95,41 +88,39 @@ def predict(model: Model) -> None:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))
         explain(model, prediction, row)
-        scores = prediction.scores
         one = model.runtime.draw(0, 0, 1)
         if manifest.input.takes_ids:
             model.predict(np.full_like(row, manifest.input.maximum), one)
         if model.text_encoder is not None:
             model.predict(model.text_encoder.row("a text")[None], one)
         full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
-        rows = row.repeat(full_run if model.encoder is None else ENCODED_ROWS, axis=0)
-        model.predict(rows, one)
+        model.predict(row.repeat(ENCODED_ROWS if model.encoder else full_run, axis=0), one)
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
-        raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason) from error
-    for score, values in scores.by_name().items():
+        raise manifest.broken("network.onnx", reason) from error
+    for score, values in prediction.scores.by_name().items():
         if not np.isfinite(values).all():
-            reason = f"{score} of a row in the middle of the data's range: expected a number, got {values[0]}"
-            raise BrokenArtifact(manifest.name, manifest.version, "network.onnx", reason)
+            reason = (
+                f"{score} of a row in the middle of the data's range: expected a number, "
+                f"got {values[0]}"
+            )
+            raise manifest.broken("network.onnx", reason)
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process have so many more bytes than it has now; no limit where the system does not
-    say (macOS)."""
+    """Let this process have `more` bytes than it has now; no limit where the system does not say
+    (macOS)."""
     try:
-        status = STATUS.read_text()
+        lines = STATUS.read_text().splitlines()
     except FileNotFoundError:
         return
-    has = 1024 * next(
-        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:")
-    )
+    has = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, is that there was no memory left."""
+def is_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, MemoryError) or "alloc" in str(error).lower():
             return True

@@ -1,15 +1,15 @@
-"""What a trial predicts, in this process; how processes are limited and ended is in
+"""What a preflight predicts, in this process; how processes are limited and ended is in
 tests/resilience."""
 
 import pytest
 
 from model_store.errors import BrokenArtifact
-from model_store.inference import runtime, trial
+from model_store.inference import preflight, runtime
 from model_store.inference.runtime import Runtime
 from tests.support import tiny
 
 
-def test_a_trial_makes_no_more_draws_at_once_than_the_service_does(tmp_path, monkeypatch):
+def test_a_preflight_makes_no_more_draws_at_once_than_the_service_does(tmp_path, monkeypatch):
     model, asked, draw = tiny.loaded(tmp_path, paired=False), [], Runtime.draw
 
     def recorded(self, seed, first_draw, num_draws):
@@ -19,7 +19,7 @@ def test_a_trial_makes_no_more_draws_at_once_than_the_service_does(tmp_path, mon
     monkeypatch.setattr(runtime, "HELD_BYTES", model.runtime.set_bytes(tiny.DRAWS) - 1)
     monkeypatch.setattr(runtime, "CHUNK_BYTES", model.runtime.set_bytes(3))
     monkeypatch.setattr(Runtime, "draw", recorded)
-    trial.predict(model)
+    preflight.predict(model)
     assert max(len(some) for some in asked) == 3
     assert {k for some in asked for k in some} == set(range(tiny.DRAWS))
 
@@ -32,5 +32,5 @@ def test_draws_that_cannot_be_made_are_the_version_s_fault(tmp_path, monkeypatch
 
     monkeypatch.setattr(Runtime, "draw", none_left)
     with pytest.raises(BrokenArtifact, match="it does not predict a row: MemoryError") as broken:
-        trial.predict(model)
-    assert trial._is_of_memory(broken.value)
+        preflight.predict(model)
+    assert preflight.is_of_memory(broken.value)
