@@ -292,7 +292,6 @@ def _path(job: Job | str) -> str:
 
 
 def _begin(limits: Limits, made: Callable[[float | None], Request]) -> Steps[Job]:
-    """Ask for a job, not twice: each time would begin another."""
     return record(Job, (yield from send(made, limits, is_repeatable=False)).json())
 
 
@@ -309,8 +308,6 @@ def _result(
 def _posted(
     path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request of rows, of a file, or of the name of one in the operator's
-    folder."""
     named = f"{field}_file"
     if rows is None:
         if options.get(named) is None:
@@ -321,15 +318,13 @@ def _posted(
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
-            raise InvalidInput(
-                field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}"
-            )
+            expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
+            raise InvalidInput(field, expected, f"one in {rows.suffix!r}")
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return request_of(path, field, rows_of(rows, field), options, {})
 
 
 def _counted_from(first: int, error: InvalidInput) -> InvalidInput:
-    """Return an error of a part's row with the row's number among all."""
     row = re.fullmatch(r"inputs\.(\d+)(.*)", error.field, re.DOTALL)
     if row is None:
         return error

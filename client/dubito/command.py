@@ -129,14 +129,12 @@ def _add(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 
 
 def _count(text: str) -> int:
-    """Return a number of rows as it was written."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
     return int(text)
 
 
 def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a request that were given."""
     of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names)}
     given = {name: value for name, value in of_all.items() if value is not None}
     if asked.model is not None:
@@ -189,7 +187,6 @@ def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iter
 
 
 def _unknown(counts: Mapping[str, int]) -> str:
-    """Say in how many rows categories are missing or unknown, by column."""
     found = ", ".join(f"{name} in {n}" for name, n in counts.items())
     return f"rows whose category is missing or unknown to the model: {found}"
 
@@ -243,19 +240,16 @@ def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Prog
 
 
 def _of(model: Model) -> str:
-    """Say what a model predicts."""
     if model.classes is not None:
         return f"{len(model.classes)} classes: {', '.join(model.classes)}"
     return model.target or ""
 
 
 def _is_pool(files: Sequence[Path]) -> bool:
-    """Return whether it is one file of many rows, which the service reads."""
     return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
 
 
 def _rows(files: Sequence[Path]) -> RowsLike:
-    """Return the rows of files: of an npy file, of JSON, or each file a row."""
     path = files[0]
     if len(files) > 1 or not _is(path, ".npy", ".json", *JSON_LINES):
         return files
@@ -281,14 +275,12 @@ def _is(path: Path, *endings: str) -> bool:
 
 
 def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
-    """Return what rows are called: by their ids, their files, or their places."""
     if "ids" in answer:
         return answer.ids.tolist()
     return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
 
 
 def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
-    """Yield what is shown of each row."""
     if answer.is_classification:
         columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
         sets = map(", ".join, answer.sets())
@@ -301,12 +293,10 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
 
 
 def _about(answer: Predictions) -> dict[str, Any]:
-    """Return what an answer says of all rows."""
     return {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
 
 
 def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield a table's rows as JSON has them: what is no finite number is null."""
     lists = {name: array.tolist() for name, array in columns.items()}
     for values in zip(*lists.values(), strict=True):
         yield {
@@ -316,7 +306,6 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
 
 
 def _write(answer: Predictions, path: Path) -> None:
-    """Write all that was answered: a table as CSV, or all arrays as npz."""
     if path.suffix == ".npz":
         np.savez(path, allow_pickle=False, **answer.arrays)
         return

@@ -127,8 +127,7 @@ class Predictions:
     def __repr__(self) -> str:
         return (
             f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed "
-            f"{self.seed}: "
-            f"{int(self.flag.sum())} flagged>"
+            f"{self.seed}: {int(self.flag.sum())} flagged>"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

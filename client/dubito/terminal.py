@@ -47,7 +47,6 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 def plain_table(
     heads: Sequence[str], cells: Sequence[Sequence[str]], is_number: Sequence[bool]
 ) -> str:
-    """Return the same as plain text."""
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
 
     def line(values: Sequence[str]) -> str:

@@ -188,13 +188,13 @@ class Model:
     def row_size(self) -> int:
         return int(np.prod(self.manifest.input.shape))
 
-    @property
+    @cached_property
     def encoder(self) -> Encoder | None:
         encoder = self.runtime.encoder
         assert encoder is None or isinstance(encoder, Encoder)
         return encoder
 
-    @property
+    @cached_property
     def encoding_draws(self) -> int:
         """How many draws take as long as encoding a row; 0 without an encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)

@@ -4,12 +4,11 @@ Rows are left out of pydantic's sight when a request is read (`inputs` checks th
 longer over their numbers than the model does.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
-from model_store.errors import InvalidInput
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -20,74 +19,7 @@ AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked 
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
-    *(
-        0,
-        0,
-        7,
-        15,
-        13,
-        1,
-        0,
-        0,
-        0,
-        8,
-        13,
-        6,
-        15,
-        4,
-        0,
-        0,
-        0,
-        2,
-        1,
-        13,
-        13,
-        0,
-        0,
-        0,
-        0,
-        0,
-        2,
-        15,
-        11,
-        1,
-        0,
-        0,
-    ),
-    *(
-        0,
-        0,
-        0,
-        1,
-        12,
-        12,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        1,
-        10,
-        8,
-        0,
-        0,
-        0,
-        8,
-        4,
-        5,
-        14,
-        9,
-        0,
-        0,
-        0,
-        7,
-        13,
-        13,
-        9,
-        0,
-        0,
-    ),
+    int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
@@ -112,9 +44,9 @@ class Envelope(BaseModel):
     )
     priors: dict[str, float] | None = Field(
         default=None,
-        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
-        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a "
-        "regression",
+        description="shares of all classes among the rows, which sum to 1, if they are not those "
+        "of the training data: probabilities and all that follows from them are "
+        "turned by Bayes' rule. Not of a regression",
     )
     seed: int | None = Field(
         default=None,
@@ -122,10 +54,6 @@ class Envelope(BaseModel):
         le=MAX_SEED,
         description="replays the draws of that seed; absent means fresh draws",
     )
-
-
-Request = TypeVar("Request", bound=Envelope)
-Validated = TypeVar("Validated", bound=BaseModel)
 
 
 class PredictRequest(Envelope):
@@ -159,10 +87,9 @@ class PredictRequest(Envelope):
 
     inputs: list[Any] = Field(
         json_schema_extra=AT_LEAST_ONE,
-        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP "
-        "files, for one of text "
-        "also strings",
+        description="rows, flat or in the model's input shape, in the units of its data; for a "
+        "model of columns also objects keyed by column, for a model of images also "
+        "base64 of PNG, JPEG, WebP or BMP files, for one of text also strings",
     )
     fpr: Probability | None = Field(
         default=None, description="false-positive rate at which the flag fires; by default 0.05"
@@ -177,25 +104,27 @@ class PredictRequest(Envelope):
     )
     confidence: Probability | None = Field(
         default=None,
-        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
-        "it is kept on average over that choice",
+        description="probability, over the choice of the calibration rows, with which `coverage` "
+        "is kept; by default it is kept on average over that choice",
     )
     risk: Probability | None = Field(
         default=None,
-        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
-        "level that the model was published with, if any. Not of a regression",
+        description="abstain where the probability that a label is wrong would otherwise exceed "
+        "this; by default the level that the model was published with, if any. Not of "
+        "a regression",
     )
     settle: Tolerance | None = Field(
         default=None,
-        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
-        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is "
-        "then the most. By "
-        "default the service's own tolerance, if any; null: never",
+        description="stop drawing for a row once its label and flag are settled and its standard "
+        "errors are at most this, in nats and probabilities, of a regression in "
+        "multiples of `std`; `num_samples` is then the most. By default the service's "
+        "own tolerance, if any; null: never",
     )
     groups: list[str] | None = Field(
         default=None,
-        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
-        "rows where it is left out, are judged by the most cautious of all groups",
+        description="of a model that is calibrated by group: the group of each row; a row of an "
+        "unknown one, and all rows where it is left out, are judged by the most "
+        "cautious of all groups",
     )
     return_samples: bool = Field(
         default=False,
@@ -203,8 +132,9 @@ class PredictRequest(Envelope):
     )
     explain: bool = Field(
         default=False,
-        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
-        "flag's statistic, unseen categories, missing values, and the nearest training rows",
+        description="also what made each row strange: detectors, and columns or pixels, by what "
+        "they add to the flag's statistic, unseen categories, missing values, and the "
+        "nearest training rows",
     )
 
 
@@ -219,7 +149,7 @@ class AcquireRequest(Envelope):
                     "ids": ["a three", "noise"],
                     "k": 1,
                     "seed": 7,
-                },
+                }
             ]
         }
     )
@@ -242,15 +172,16 @@ class AcquireRequest(Envelope):
         default=None,
         ge=1e-6,
         lt=1,
-        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
-        "with which one that can be is left out. By default all rows take all draws",
+        description="rows that cannot be among the k best take a tenth or a quarter of the draws; "
+        "the probability with which one that can be is left out. By default all rows "
+        "take all draws",
     )
     beta: float | None = Field(
         default=None,
         ge=LEAST_BETA,
         le=MOST_BETA,
-        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
-        "default. The larger, the more BALD decides",
+        description="of `power_bald`: rows are taken by chance, with BALD to this power as their "
+        "weights; 1 by default. The larger, the more BALD decides",
     )
     exclude_labelled: bool = Field(
         default=True,
@@ -258,13 +189,13 @@ class AcquireRequest(Envelope):
     )
     keep: bool = Field(
         default=False,
-        description="keep the rows that are answered on the service's disk, so that a label needs their id alone; "
-        "needs `ids`",
+        description="keep the rows that are answered on the service's disk, so that a label needs "
+        "their id alone; needs `ids`",
     )
     control: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0,
-        description="the share of the k rows that are not chosen but set aside at random, to judge the model by on "
-        "live data; needs `keep`. Keep to one share for a model",
+        description="the share of the k rows that are not chosen but set aside at random, to "
+        "judge the model by on live data; needs `keep`. Keep to one share for a model",
     )
     acquisition: Acquisition = Field(
         default="bald",
@@ -495,34 +426,6 @@ class Problem(BaseModel):
     detail: str
 
 
-def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    """Return a request's envelope.
-
-    Raises:
-        InvalidInput: naming the field that is wrong, what was expected and what came.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(
-            str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"])
-        )
-        if first["type"] == "extra_forbidden":
-            raise InvalidInput(
-                _shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field"
-            ) from None
-        if first["type"] == "missing":
-            raise InvalidInput(field, "a value", "none") from None
-        if first["type"] == "too_short":
-            raise InvalidInput(
-                field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])
-            ) from None
-        raise InvalidInput(
-            field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
-        ) from None
-
-
 def kind_of(value: Any) -> str:
     """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
     match value:
@@ -541,7 +444,3 @@ def kind_of(value: Any) -> str:
         case dict():
             return "an object"
     return type(value).__name__
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -22,13 +22,15 @@ from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
 from service.api.predictions import reported
-from service.api.requests import JSON, parse_json, read_body
+from service.api.requests import parse_json, read_body, row_numbers
+from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
+from service.error_forms import JSON
 from service.errors import TooLarge
 from service.integrations.label_studio.projects import (
     Fetch,
@@ -56,7 +58,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"content": {JSON: {}
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Say that the backend is up."""
     context_of(request).models.name(name)
-    return Response(orjson.dumps({"status": "UP", "model_class": "Dubito"}), media_type=JSON)
+    return json_response({"status": "UP", "model_class": "Dubito"})
 
 
 @router.post("/setup", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
@@ -67,7 +69,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     content = parse_json(await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
     served = await context.served(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
-    return Response(orjson.dumps({"model_version": model_version(served)}), media_type=JSON)
+    return json_response({"model_version": model_version(served)})
 
 
 @router.post("/predict", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
@@ -92,7 +94,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     with context.admission.admitted(
         len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
     ):
-        x = await context.rows(call, rows, served, "tasks")
+        x = await row_numbers(context, call, rows, served, "tasks")
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job)
@@ -135,15 +137,14 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     content = parse_json(body)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
-        return Response(orjson.dumps({"kept": False}), media_type=JSON)
+        return json_response({"kept": False})
     served = await context.served(call, Envelope(model=name))
     key = key_name(request.scope)
     kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
-    return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
+    return json_response({"kept": kept}, 201 if kept else 200)
 
 
 def model_version(served: Served) -> str:
-    """Return what predictions are marked with, and a project filters them by."""
     return f"{served.name}:{served.version}"
 
 

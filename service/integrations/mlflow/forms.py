@@ -31,12 +31,7 @@ _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTA
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: Call
 ) -> tuple[PredictRequest, str, Any]:
-    """Return the envelope of a request, which form its rows have, and these as they came.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge, Overloaded: before it takes more memory than it may.
-    """
+    """Return the envelope of a request, which form its rows have, and these as they came."""
     if b"NaN" in body:
         call.reservation.acquire(len(body))
         body = _without_nan(body, call)
@@ -72,12 +67,7 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
 
 def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
     """Return the rows of a request as `/predict` takes them. Columns that the model does not take
-    are passed over.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge: if there are more rows than there may be.
-    """
+    are passed over."""
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)
@@ -104,9 +94,8 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         "data",
         "index",
     }:
-        raise InvalidInput(
-            SPLIT, "an object of columns and data, and perhaps index", kind_of(given)
-        )
+        expected = "an object of columns and data, and perhaps index"
+        raise InvalidInput(SPLIT, expected, kind_of(given))
     names, data = given["columns"], given["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
         raise InvalidInput(f"{SPLIT}.columns", "an array of different names", kind_of(names))
@@ -114,9 +103,8 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
     for n, row in enumerate(data):
         if not isinstance(row, list) or len(row) != len(names):
-            raise InvalidInput(
-                f"{SPLIT}.data.{n}", f"an array of {len(names)}, as there are columns", kind_of(row)
-            )
+            expected = f"an array of {len(names)}, as there are columns"
+            raise InvalidInput(f"{SPLIT}.data.{n}", expected, kind_of(row))
     wanted = _wanted(spec)
     if wanted is not None and (spec.columns or len(names) > 1):
         places = {name: _place(name, names, f"{SPLIT}.columns") for name in wanted}
@@ -164,9 +152,8 @@ def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
             else given[wanted[0]]
         )
     if len(given) != 1:
-        raise InvalidInput(
-            INPUTS, "one array of rows, since the model takes no columns", f"{len(given)} arrays"
-        )
+        expected = "one array of rows, since the model takes no columns"
+        raise InvalidInput(INPUTS, expected, f"{len(given)} arrays")
     rows: list[Any] = columns[0]
     return rows
 
@@ -187,7 +174,6 @@ def _place(name: str, names: list[Any], field: str) -> int:
 
 
 def _is_row(data: list[list[Any]]) -> bool:
-    """Whether the only cell of a row is the row itself: a text, a file, or an array."""
     return bool(data) and isinstance(data[0][0], str | list)
 
 
