@@ -35,10 +35,10 @@ class Envelope(BaseModel):
     version: str = "latest"
     """a version number or an alias"""
 
-    num_samples: int | None = Field(None, ge=1)
+    num_samples: int | None = Field(default=None, ge=1)
     """posterior draws; by default the model's own number"""
 
-    deadline_s: float | None = Field(None, gt=0, le=86_400)
+    deadline_s: float | None = Field(default=None, gt=0, le=86_400)
     """answer 504 if there is no answer in so many seconds"""
 
     priors: dict[str, float] | None = None
@@ -46,7 +46,7 @@ class Envelope(BaseModel):
     data: probabilities and all that follows from them are turned by Bayes' rule. Not of a
     regression"""
 
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """replays the draws of that seed; absent means fresh draws"""
 
 
@@ -164,14 +164,14 @@ class AcquireRequest(Envelope):
     ids: list[str] | None = None
     """a different name for each row; by default its index. Decides ties and what is random"""
 
-    k: int = Field(10, ge=1)
+    k: int = Field(default=10, ge=1)
     """how many rows to rank; a smaller pool is ranked whole"""
 
-    race: float | None = Field(None, ge=1e-6, lt=1)
+    race: float | None = Field(default=None, ge=1e-6, lt=1)
     """rows that cannot be among the k best take a tenth or a quarter of the draws; the probability
     with which one that can be is left out. By default all rows take all draws"""
 
-    beta: float | None = Field(None, ge=LEAST_BETA, le=MOST_BETA)
+    beta: float | None = Field(default=None, ge=LEAST_BETA, le=MOST_BETA)
     """of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by
     default. The larger, the more BALD decides"""
 
@@ -187,7 +187,7 @@ class AcquireRequest(Envelope):
     live data; needs `keep`. Keep to one share for a model"""
 
     acquisition: Acquisition = Field(
-        "bald",
+        default="bald",
         description="what to choose rows by; where it is left out, that of a regression is "
         "`epistemic_variance`. "
         + "; ".join(f"a model of {task} has {', '.join(of)}" for task, of in ACQUISITIONS.items()),
@@ -197,7 +197,7 @@ class AcquireRequest(Envelope):
 class PreviewRequest(Envelope):
     """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
 
-    rows: list[Annotated[int, Field(ge=0)]] = Field(list(range(10)), max_length=1000)
+    rows: list[Annotated[int, Field(ge=0)]] = Field(default=list(range(10)), max_length=1000)
     """which rows to show, by index; those that the file has not are left out"""
 
 

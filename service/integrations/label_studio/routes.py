@@ -10,7 +10,6 @@ import math
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
@@ -91,9 +90,8 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
     rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
-    with context.admission.admitted(
-        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
-    ):
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         x = await row_numbers(context, call, rows, served, "tasks")
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
@@ -109,16 +107,11 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         values = scores.mean.tolist()
         doubts = (scores.std / (1.0 + scores.std)).tolist()
     results = [
-        {
-            "model_version": version,
-            "score": 1.0 - min(1.0, doubt),
-            "result": result_of(config, value),
-        }
-        for value, doubt in zip(values, doubts, strict=True)
+        {"model_version": version, "score": 1.0 - min(1.0, doubt), "result": result_of(config, v)}
+        for v, doubt in zip(values, doubts, strict=True)
     ]
     call.record.add_usage(served.name, served.version, len(x), num_samples)
-    answer = orjson.dumps({"results": results, "model_version": version})
-    return Response(answer, media_type=JSON)
+    return json_response({"results": results, "model_version": version})
 
 
 @router.post(
@@ -200,9 +193,8 @@ def _keep(
     if value is None:
         return False
     name = label_id(project, task)
-    entry = LabelEntry(
-        id=name, **({"label": value} if isinstance(value, str) else {"target": value})
-    )
+    field = "label" if isinstance(value, str) else "target"
+    entry = LabelEntry.model_validate({"id": name, field: value})
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", fetch)
