@@ -172,11 +172,11 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
-    for said in _noted(client, answer, not_read):
+    for said in _notes(client, answer, not_read):
         print(said)
 
 
-def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
+def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
     """Yield what one should know of the rows: columns that were passed over, and categories that
     say nothing."""
     if not_read:

@@ -59,7 +59,7 @@ class Rows:
 
 def rows_of(rows: RowsLike, field: str) -> Rows:
     """Return rows as they are sent."""
-    rows = _as_array(_unframed(rows, field), field)
+    rows = _as_array(_from_frame(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
@@ -198,7 +198,7 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
     return dict(options) if left_s is None else {**options, "deadline_s": left_s}
 
 
-def _unframed(rows: Any, field: str) -> Any:
+def _from_frame(rows: Any, field: str) -> Any:
     """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is
     imported here."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))

@@ -27,7 +27,7 @@ from service.api.fields import (
     Field,
     Values,
     answer_model,
-    named_arrays,
+    arrays_by_name,
     of_task,
 )
 
@@ -57,7 +57,7 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        return reported(self.prediction.scores)
+        return scores_in_units(self.prediction.scores)
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class Results:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        return dict(named_arrays(self._fields, self))
+        return dict(arrays_by_name(self._fields, self))
 
     @property
     def _fields(self) -> "list[Field]":
@@ -75,7 +75,7 @@ class Results:
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
 
 
-def reported(scores: AnyScores) -> AnyScores:
+def scores_in_units(scores: AnyScores) -> AnyScores:
     """Return the scores as they are answered: of a regression, of the target in its own units."""
     return scores if isinstance(scores, Scores) else scores.in_units
 
@@ -193,7 +193,7 @@ def _gaussian_arrays(results: Results) -> dict[str, np.ndarray] | None:
 
 def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
     explained = results.explained
-    return None if explained is None else dict(named_arrays(EXPLANATION, explained))
+    return None if explained is None else dict(arrays_by_name(EXPLANATION, explained))
 
 
 ERROR_NAMES: dict[Task, tuple[str, ...]] = {

@@ -114,7 +114,7 @@ def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
     ]
 
 
-def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
+def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
     """Return the label or target that an annotation gives; None of one that was skipped, or says
     nothing of it."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):

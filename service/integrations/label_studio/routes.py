@@ -20,7 +20,7 @@ from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
-from service.api.predictions import reported
+from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, row_numbers
 from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
@@ -34,11 +34,11 @@ from service.errors import TooLarge
 from service.integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
-    annotated_value,
     label_config,
     label_id,
     result_of,
     row_input,
+    value_of,
 )
 from service.integrations.label_studio.studio import LabelStudio
 from service.models.models import Served
@@ -98,7 +98,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         predicted = await context.engine.predict(job)
     prediction = predicted.prediction
     check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
-    scores = reported(prediction.scores)
+    scores = scores_in_units(prediction.scores)
     version, classes = model_version(served), manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]
@@ -189,7 +189,7 @@ def _keep(
     project, task = content.get("project"), content.get("task")
     text = project.get("label_config") if isinstance(project, dict) else None
     config = label_config(text, manifest)
-    value = annotated_value(config, content.get("annotation"))
+    value = value_of(config, content.get("annotation"))
     if value is None:
         return False
     name = label_id(project, task)

@@ -103,7 +103,7 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         place = names.index(name)
         return [row[place] for row in data]
 
-    wanted = _wanted_columns(names, column, len(data), spec, f"{SPLIT}.columns")
+    wanted = _take_columns(names, column, len(data), spec, f"{SPLIT}.columns")
     return _whole_rows(data) if wanted is None else wanted
 
 
@@ -119,7 +119,7 @@ def _records(given: Any, spec: InputSpec, form: str) -> Rows:
     def column(name: str) -> list[Any]:
         return [record[name] for record in given]
 
-    wanted = _wanted_columns(list(given[0]), column, len(given), spec, form)
+    wanted = _take_columns(list(given[0]), column, len(given), spec, form)
     return _whole_rows([list(row.values()) for row in given]) if wanted is None else wanted
 
 
@@ -131,7 +131,7 @@ def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
     ):
         raise InvalidInput(INPUTS, "arrays of one length, by column", "others")
-    wanted = _wanted_columns(list(given), given.__getitem__, len(columns[0]), spec, INPUTS)
+    wanted = _take_columns(list(given), given.__getitem__, len(columns[0]), spec, INPUTS)
     if wanted is not None:
         return wanted
     if len(given) != 1:
@@ -141,7 +141,7 @@ def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
     return rows
 
 
-def _wanted_columns(
+def _take_columns(
     names: list[Any],
     column: Callable[[str], list[Any]],
     count: int,
