@@ -100,8 +100,7 @@ def name_of(value: Any, field: str) -> str:
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[slice]:
-    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at
-    least."""
+    """Yield parts of at most `most` rows and `PART_BYTES`, in order, each of a row at least."""
     first, held = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
@@ -115,7 +114,7 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return a function that makes a request of rows, given the seconds left, if there is a deadline.
+    """Return a function that makes a request of rows, given the seconds that are left.
 
     An array goes as npy, with the options in the query; with ids as npz. Other lists among the
     options would make the query too long: then all is JSON.
