@@ -34,7 +34,8 @@ from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, Runtime
 from model_store.inference.training_rows import TrainingRows
-from model_store.scores.classification import Scores, taken
+from model_store.scores.classification import Scores
+from model_store.scores.records import take
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ class Model:
                 rule,
             )
             if stops.any():
-                stopped = taken(scores, stops)
+                stopped = take(scores, stops)
                 parts.append(self._prediction(stopped, stopped, density[stops], stage, rank_tables))
                 order.append(left[stops])
                 left, density, sums = left[~stops], density[~stops], sums.take(~stops)

@@ -16,6 +16,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
+from model_store.scores.records import take as take_rows
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import DETECTED, AnyScores
 from model_store.types import Task
@@ -50,7 +51,7 @@ class Results:
         return replace(
             self,
             prediction=self.prediction.take(rows),
-            decision=self.decision.take(rows),
+            decision=take_rows(self.decision, rows),
             samples=None if self.samples is None else self.samples[:, rows],
             explained=None if self.explained is None else self.explained.take(rows),
         )
