@@ -460,11 +460,7 @@ def override(
     target: str | None = None,
     leave_out: list[str] | None = None,
 ) -> Recipe:
-    """Return a recipe with what the command line says in place of what the file says.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
+    """Return a recipe with what the command line says in place of what the file says."""
     content = recipe.model_dump()
     for field, value in (("name", name), ("seed", seed)):
         if value is not None:

@@ -47,12 +47,7 @@ class Parent:
         return output.classes if isinstance(output, ClassSpec) else ()
 
     def model(self) -> "BayesianModel":
-        """Return the fitted model.
-
-        Raises:
-            InvalidInput: if the recipe's network is not any more what it was, as of a factory that
-                has changed.
-        """
+        """Return the fitted model."""
         from safetensors.torch import load
 
         from training.model import build
@@ -89,11 +84,7 @@ def open_parent(store: ModelStore, text: str, field: str) -> Parent:
 
 
 def parent_of(artifact: Artifact, field: str) -> Parent:
-    """Return an opened version.
-
-    Raises:
-        InvalidInput: if it is by a recipe that is not understood any more.
-    """
+    """Return an opened version."""
     recipe, files = recipe_of(artifact.manifest, field), artifact.files
     return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
@@ -106,11 +97,7 @@ def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artif
 
 
 def recipe_of(manifest: Manifest, field: str) -> Recipe:
-    """Return the recipe that a version was fitted by.
-
-    Raises:
-        InvalidInput: if it is not understood any more.
-    """
+    """Return the recipe that a version was fitted by."""
     try:
         return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError:

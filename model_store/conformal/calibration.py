@@ -225,11 +225,7 @@ class Calibration:
 
     @cached_property
     def rank_tables(self) -> Callable[..., RankTables]:
-        """The ranking rows of a number of draws each or, by a rule, of at most that many.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
+        """The ranking rows of a number of draws each or, by a rule, of at most that many."""
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
     def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
@@ -276,9 +272,6 @@ class Calibration:
 
         Where there are categories, rows are ranked within their own; `groups` are those of a
         calibration by group.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
         categories = None if self.categories is None else self.categories.of_rows(labels, groups)

@@ -19,11 +19,7 @@ Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # outputs
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
     """Return the rows that get the first labels: equally many of each class, or of a regression
-    random ones.
-
-    Raises:
-        InvalidInput: if they are too many, too few for one of each class, or all of one target.
-    """
+    random ones."""
     if not 1 <= count <= len(y):
         raise InvalidInput(
             "--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count)

@@ -149,11 +149,7 @@ class Report:
 
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Return the report; the default target is what random choice comes to, over all its seeds.
-
-    Raises:
-        InvalidInput: if there are no rounds, or none of random choice where that is the target.
-    """
+    """Return the report; the default target is what random choice comes to, over all its seeds."""
     curves = [
         Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds})
         for one in wanted

@@ -35,11 +35,7 @@ class CategoriesWanted:
 
     @classmethod
     def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoriesWanted | None":
-        """Return what a recipe's `serving.calibration` wants of data; None where it is marginal.
-
-        Raises:
-            InvalidInput: if the data have no such groups.
-        """
+        """Return what a recipe's `serving.calibration` wants of data; None where it is marginal."""
         if calibration == "class":
             return cls("class", data.classes)
         if calibration != "group":
@@ -113,11 +109,7 @@ def nonconformity(
     scores: AnyScores, y: np.ndarray, transform: Transform | None = None
 ) -> Float64[np.ndarray, "n"]:
     """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in
-    what measure.
-
-    Raises:
-        InvalidInput: naming a target that the transform cannot take.
-    """
+    what measure."""
     if isinstance(scores, Scores):
         return class_nonconformity(scores.probabilities, y)
     if transform is not None:

@@ -102,9 +102,6 @@ def csv_table(
     """Read a CSV file; columns of numbers and booleans are such.
 
     Without a task the target is as any other column.
-
-    Raises:
-        InvalidInput: if it cannot be read, or its first line does not name columns.
     """
     table = _read_text(path, section)
     kinds: dict[str, str] = {**section.columns}
@@ -393,11 +390,7 @@ def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_wanted: bool
 ) -> tuple[Numbers, str | None] | None:
     """Return a column's times, NaN where missing, and the format of its dates: None of ISO 8601,
-    and where several fit; None if it is not one of times.
-
-    Raises:
-        InvalidInput: if it could be read in two ways, or is wanted as one of times and is not.
-    """
+    and where several fit; None if it is not one of times."""
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)
     tables = {form: _all_seconds(form, distinct) for form in forms}

@@ -58,11 +58,7 @@ def present(values: Numbers | Categories) -> np.ndarray:
 
 
 def fit_columns(table: Table) -> list[AnyColumn]:
-    """Return how to encode the columns of training rows.
-
-    Raises:
-        InvalidInput: naming the column that has no values, or no category that is frequent enough.
-    """
+    """Return how to encode the columns of training rows."""
     return [_fit_column(table, name) for name in table.columns]
 
 

@@ -64,11 +64,7 @@ class Findings:
 
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Look at a source, up to its rows' target; what can be said instead is not refused.
-
-    Raises:
-        InvalidInput: if it cannot be read, or has no such column.
-    """
+    """Look at a source, up to its rows' target; what can be said instead is not refused."""
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"

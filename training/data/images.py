@@ -71,9 +71,6 @@ def images(path: Path, section: "DataSection") -> Dataset:
     to, else all must be of one size.
 
     They are grey, of shape (H, W), if all files are, and else colour, of shape (3, H, W).
-
-    Raises:
-        InvalidInput: naming the file that is broken or of another size, or what is missing.
     """
     with _files(path) as files:
         found = _classes_for_training(files, path)
@@ -144,11 +141,7 @@ def _classes_for_training(files: Folder | Zip, path: Path) -> dict[str, dict[str
 
 def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
     """Return for train and test each image's name and its class, by name; folders of classes alone
-    are `train`.
-
-    Raises:
-        InvalidInput: naming a class's folder that has no image.
-    """
+    are `train`."""
     is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
     hidden = (".", "__MACOSX")
     paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]

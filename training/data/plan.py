@@ -43,11 +43,7 @@ class Plan:
 
 
 def plan_of(found: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
-    """Return the recipe for what was found.
-
-    Raises:
-        InvalidInput: naming what the data do not bear.
-    """
+    """Return the recipe for what was found."""
     if found.task is None:
         raise InvalidInput("--target", "the name of a column", "none")
     if found.rows < FEWEST_ROWS:
@@ -204,11 +200,7 @@ def recipe_text(plan: Plan) -> str:
 
 
 def keep_recipe(plan: Plan, path: Path) -> Recipe:
-    """Write a recipe where nothing or the same recipe is, and return it as it is read.
-
-    Raises:
-        InvalidInput: if another file is there, or none can be written.
-    """
+    """Write a recipe where nothing or the same recipe is, and return it as it is read."""
     text = recipe_text(plan)
     if path.exists():
         if load(path) != plan.recipe:

@@ -51,11 +51,7 @@ class SplitSizes:
     is_stratified: bool = False
 
     def rows(self, rows: int) -> tuple[int, int, int]:
-        """Return how many of `rows` training rows validate, are the reference, and rank.
-
-        Raises:
-            InvalidInput: if fewer than half of the rows would be left for training.
-        """
+        """Return how many of `rows` training rows validate, are the reference, and rank."""
         sizes = {name: self._size(name, rows) for name in DEFAULTS}
         for name, size in sizes.items():
             if size < 1:
@@ -75,12 +71,7 @@ class SplitSizes:
 
     def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
         """Return the numbers of the validation, reference, ranking and, last, the remaining
-        training rows.
-
-        Raises:
-            InvalidInput: if fewer than half of the rows would be left for training, or no group is
-                small enough.
-        """
+        training rows."""
         keys = keys or Keys()
         sizes = self.rows(rows)
         rng = np.random.default_rng(self.seed)
@@ -123,9 +114,6 @@ def hold_out(
     the same.
 
     By the keys that are there: the latest rows, whole groups, or of each class its share.
-
-    Raises:
-        InvalidInput: if the share comes to no row, or to all.
     """
     keys = keys or Keys()
     size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)

@@ -62,9 +62,6 @@ def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> D
     `data.txt` holds all rows; `index_features.txt` and `index_target.txt` say which columns are
     what, `index_train_I.txt` and `index_test_I.txt` the rows of split I. Columns are named x0, x1,
     ...
-
-    Raises:
-        InvalidInput: naming the file that is missing or not as it should be.
     """
     data = _numbers(folder / "data.txt", 2)
 
@@ -102,11 +99,7 @@ def dataset_of(
     texts: TextRows | None = None,
 ) -> Dataset:
     """Return the rows of an Arrow table whose text columns of numbers are such; with `texts`, of
-    the text alone.
-
-    Raises:
-        InvalidInput: naming the column or row that is not as it should be.
-    """
+    the text alone."""
     features = _features(table, section, known)
     assert section.target is not None
     kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns

@@ -65,11 +65,7 @@ def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
 
 
 def checked_fitted(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return targets as they are fitted.
-
-    Raises:
-        InvalidInput: naming the first one that the transform cannot take.
-    """
+    """Return targets as they are fitted."""
     z = to_fitted(transform, y)
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))
