@@ -51,6 +51,9 @@ DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear t
 IN_TARGET_UNITS = frozenset(DETECTED["regression"])
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
+Labels = Int64[np.ndarray, "N"]
+ByDetector = dict[str, Float64[np.ndarray, "N"]]
+
 
 def at_least(rate: float) -> str:
     """Return a rate in six digits, rounded up where it must be: what it says is never below the
@@ -211,12 +214,7 @@ class Calibration:
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
-    def surprisals_of(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        num_draws: int,
-    ) -> dict[str, Float64[np.ndarray, "N"]]:
+    def surprisals_of(self, scores: ByDetector, labels: Labels, num_draws: int) -> ByDetector:
         detectors = self.detectors(num_draws)
         return {name: detector(scores[name], labels) for name, detector in detectors.items()}
 
@@ -261,11 +259,7 @@ class Calibration:
         return replace(everything, kind=self.categories.kind, by_category=parts)
 
     def p_values(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        num_draws: int,
-        groups: Int64[np.ndarray, "N"] | None = None,
+        self, scores: ByDetector, labels: Labels, num_draws: int, groups: Labels | None = None
     ) -> ConformalPValues:
         """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a
         calibrated number.
@@ -283,12 +277,7 @@ class Calibration:
         return [stage for stage in stages if stage < num_draws]
 
     def stops(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        spread: Spread,
-        num_draws: int,
-        rule: StoppingRule,
+        self, scores: ByDetector, labels: Labels, spread: Spread, num_draws: int, rule: StoppingRule
     ) -> Bool[np.ndarray, "N"]:
         if self.early_stopping is None:
             raise ValueError("expected a calibration with stages, got one without")

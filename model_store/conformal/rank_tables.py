@@ -20,14 +20,17 @@ from model_store.conformal.stopping import StoppingRule
 
 KEPT_THRESHOLDS = 1024  # by rate and risk
 
+Values = Float64[np.ndarray, "N"]
+Numbers = Int64[np.ndarray, "N"]
+
 
 @dataclass(frozen=True, eq=False)
 class ConformalPValues:
     """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the
     calibration data."""
 
-    p_value: Float64[np.ndarray, "N"]
-    detector_p_values: dict[str, Float64[np.ndarray, "N"]]
+    p_value: Values
+    detector_p_values: dict[str, Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +53,7 @@ class RankTables:
     by_category: tuple["RankTables", ...] = ()
 
     def p_values(
-        self,
-        statistic: Float64[np.ndarray, "N"],
-        surprisals: dict[str, Float64[np.ndarray, "N"]],
-        categories: Int64[np.ndarray, "N"] | None = None,
+        self, statistic: Values, surprisals: dict[str, Values], categories: Numbers | None = None
     ) -> ConformalPValues:
         """Return p-values of N rows, given the flag's statistic and each detector's surprisal.
 
@@ -85,7 +85,7 @@ class RankTables:
         mass: Float64[np.ndarray, "N C"],
         coverage: float,
         confidence: float | None = None,
-        categories: Int64[np.ndarray, "N"] | None = None,
+        categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set, given the mass above each.
 
@@ -101,11 +101,11 @@ class RankTables:
 
     def intervals(
         self,
-        mean: Float64[np.ndarray, "N"],
-        std: Float64[np.ndarray, "N"],
+        mean: Values,
+        std: Values,
         coverage: float,
         confidence: float | None = None,
-        categories: Int64[np.ndarray, "N"] | None = None,
+        categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, given mean and std.
 
@@ -130,8 +130,8 @@ class RankTables:
         return large or self.by_category
 
     def thresholds(
-        self, fpr: float, risk: float, categories: Int64[np.ndarray, "N"] | None = None
-    ) -> Float64[np.ndarray, "N"] | float:
+        self, fpr: float, risk: float, categories: Numbers | None = None
+    ) -> Values | float:
         if self.kind is None or categories is None:
             return self.largest_uncertainty(fpr, risk)
         found = np.full(len(self.by_category) + 1, NOTHING)
@@ -167,13 +167,11 @@ class RankTables:
         return self.abstention
 
 
-def _or_unknown(categories: Int64[np.ndarray, "N"] | None, rows: int) -> Int64[np.ndarray, "N"]:
+def _or_unknown(categories: Numbers | None, rows: int) -> Numbers:
     return np.full(rows, UNKNOWN) if categories is None else categories
 
 
-def conformal_p_value(
-    score: Float64[np.ndarray, "N"], calibration: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "N"]:
+def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> Values:
     """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
     n = len(calibration)
     return (n + 1 - calibration.searchsorted(score)) / (n + 1)

@@ -44,6 +44,9 @@ LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
 # of probabilities in float32: a product of three is still a normal number, all else are slow
 LEAST_KEPT = 1e-12
 
+Rows = Int64[np.ndarray, "n"]
+Gains = Float64[np.ndarray, "n"]
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
@@ -88,10 +91,10 @@ class JointScore(ABC):
         """Return of how many rows bounds of a level take some milliseconds."""
 
     @abstractmethod
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]: ...
+    def gains(self, rows: Rows) -> Gains: ...
 
     @abstractmethod
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
+    def bounds(self, rows: Rows, level: int) -> Gains:
         """Return what some rows would gain now at most."""
 
     @abstractmethod
@@ -158,10 +161,10 @@ class BatchBald(JointScore):
     def _classes(self) -> int:
         return self.candidates.said.shape[1] // self.num_draws
 
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    def gains(self, rows: Rows) -> Gains:
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
+    def bounds(self, rows: Rows, level: int) -> Gains:
         """Return the gains of a level's configurations in float32, and beside it what it may be
         wrong by."""
         # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p|
@@ -174,11 +177,8 @@ class BatchBald(JointScore):
         return np.maximum(self._gains(rows, *self._rough[level]), 0.0) + rounding
 
     def _gains(
-        self,
-        rows: Int64[np.ndarray, "n"],
-        weights_S_K: Float[np.ndarray, "S K"],
-        mass_S: Float[np.ndarray, "S"],
-    ) -> Float64[np.ndarray, "n"]:
+        self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
+    ) -> Gains:
         probs_nC_K = (
             self.candidates.said[rows]
             .reshape(-1, self.num_draws)
@@ -266,10 +266,10 @@ class MaxDet(JointScore):
     def at_once(self, level: int) -> int:  # noqa: ARG002
         return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
 
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    def gains(self, rows: Rows) -> Gains:
         return _information(self._left(rows)[0], self.candidates.own[rows])
 
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:  # noqa: ARG002
+    def bounds(self, rows: Rows, level: int) -> Gains:  # noqa: ARG002
         """Return the gains, and beside them what their rounding may be."""
         return self.gains(rows) + ROUNDING
 
@@ -280,9 +280,7 @@ class MaxDet(JointScore):
             [self._directions, vector / np.sqrt(left + self.candidates.own[row])]
         )
 
-    def _left(
-        self, rows: Int64[np.ndarray, "n"]
-    ) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n S"]]:
+    def _left(self, rows: Rows) -> tuple[Gains, Float64[np.ndarray, "n S"]]:
         """Return each row's variance that is left, and its products with V."""
         vectors = self.candidates.said[rows].astype(np.float64)
         products = vectors @ self._directions.T
@@ -410,9 +408,7 @@ def greedy(
     return chosen
 
 
-def _largest(
-    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"], pause: Pause
-) -> int:
+def _largest(joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Rows, pause: Pause) -> int:
     """Return which of some rows gains most now, the first of several; the bounds of those computed
     become smaller."""
     places = np.argsort(-bound[open_], kind="stable")

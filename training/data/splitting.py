@@ -21,14 +21,17 @@ DEFAULTS = {
 }
 DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS = 0.2, 10_000
 
+Rng = np.random.Generator
+Labels = Int64[np.ndarray, "N"]
+
 
 @dataclass(frozen=True, eq=False)
 class Keys:
     """What a split of N rows looks at, where there is such a thing: class numbers, group numbers,
     times."""
 
-    labels: Int64[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = None
+    labels: Labels | None = None
+    groups: Labels | None = None
     times: Float64[np.ndarray, "N"] | None = None
 
     def take(self, index: Index) -> "Keys":
@@ -134,12 +137,12 @@ def hold_out(
     return np.sort(train), np.sort(test)
 
 
-def _by_time(times: Float64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+def _by_time(times: Float64[np.ndarray, "N"], rng: Rng) -> Index:
     shuffled = rng.permutation(len(times))
     return shuffled[np.argsort(times[shuffled], kind="stable")]
 
 
-def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+def _by_class(labels: Labels, rng: Rng) -> Index:
     """Return rows class by class, in random order within each; classes come as they first appear,
     whatever their numbers.
     """
@@ -149,7 +152,7 @@ def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index
 
 
 def _apart(
-    order: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator
+    order: Labels, size: int, rng: Rng
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
     """Return the rows that are left, and `size` rows taken at equal steps from a random start
     (systematic sampling): every row is as likely to be taken, and of each class its share, rounded
@@ -161,9 +164,7 @@ def _apart(
     return order[~is_taken], order[is_taken]
 
 
-def _groups(
-    groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str
-) -> np.ndarray:
+def _groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarray:
     """Return which rows are of groups that, in random order, fit into `size` rows together; refuse
     rows of which no group does."""
     numbers, counts = np.unique(groups, return_counts=True)

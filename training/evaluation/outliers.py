@@ -72,6 +72,10 @@ FEW_VALUES = 10  # up to which a number of an even row is one of them
 Rows = Float32[np.ndarray, "N I"]
 Images = Float32[np.ndarray, "N C H W"]
 
+Given = Num[np.ndarray, "N I"]
+Labels = Int64[np.ndarray, "N"]
+Made = Float32[np.ndarray, "M I"]
+
 
 @dataclass(frozen=True)
 class OutlierSource:
@@ -135,7 +139,7 @@ def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
-def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Rows]:
+def noise(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):
@@ -144,11 +148,7 @@ def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Ro
 
 
 def near_rows(
-    spec: InputSpec,
-    x: Num[np.ndarray, "N I"],
-    y: Num[np.ndarray, "N"],
-    is_classified: bool,
-    seed: int,
+    spec: InputSpec, x: Given, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
 ) -> dict[str, Rows]:
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
@@ -177,7 +177,7 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
     return (spec.minimum + _span(spec) * normal).astype(np.float32)
 
 
-def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
+def takes_even_rows(spec: InputSpec, x: Given) -> bool:
     """Whether even rows take the place of noise: where rows have columns, or are no images and a
     number of theirs has few values.
     """
@@ -186,9 +186,7 @@ def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
     )
 
 
-def even_rows(
-    spec: InputSpec, x: Num[np.ndarray, "N I"], rows: int, *seed: int
-) -> Float32[np.ndarray, "M I"]:
+def even_rows(spec: InputSpec, x: Given, rows: int, *seed: int) -> Made:
     """Return rows whose every column is drawn by itself, from those of `x`: a category or a number
     of few values evenly over these, any other number or time uniformly over its range.
 
@@ -218,20 +216,18 @@ def even_rows(
     return np.concatenate(made, axis=1)
 
 
-def random_ids(spec: InputSpec, x: Num[np.ndarray, "N I"], *seed: int) -> Rows:
+def random_ids(spec: InputSpec, x: Given, *seed: int) -> Rows:
     drawn = generator(*seed).integers(int(spec.minimum), int(spec.maximum) + 1, x.shape)
     return np.where(_is_token(spec, x), drawn, x).astype(np.float32)
 
 
-def mixed(x: Rows, y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
+def mixed(x: Rows, y: Labels, seed: int) -> Made:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
     partners = _partners(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
-def crossed(
-    x: Num[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], spec: InputSpec, seed: int
-) -> Float32[np.ndarray, "M I"]:
+def crossed(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
     """Return rows that have each column, or each id, of one of two rows of different classes, at
     random; of a lone class, none.
 
@@ -255,7 +251,7 @@ def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
 
-def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
+def shuffled_ids(x: Given, spec: InputSpec, seed: int) -> Rows:
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
@@ -311,7 +307,7 @@ def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def _partners(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
+def _partners(y: Labels, rng: np.random.Generator) -> list[int]:
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
@@ -321,7 +317,7 @@ def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
     return np.split(x, np.cumsum(widths)[:-1], axis=1)
 
 
-def _is_token(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> Bool[np.ndarray, "N I"]:
+def _is_token(spec: InputSpec, x: Given) -> Bool[np.ndarray, "N I"]:
     return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
 
 

@@ -64,6 +64,9 @@ SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
 MOST_GROUPS = 100  # that are told apart, those of the most rows
 
+Values = Float64[np.ndarray, "N"]
+Bounds = Float64[np.ndarray, "N 2"]
+
 
 @dataclass(frozen=True, eq=False)
 class ServedPrediction:
@@ -76,7 +79,7 @@ class ServedPrediction:
     """
 
     prediction: Prediction
-    scores: dict[str, Float64[np.ndarray, "N"]]
+    scores: dict[str, Values]
     flagged: dict[str, float]
 
     @classmethod
@@ -116,9 +119,7 @@ class ServedPredictor:
         return ServedPrediction.of(prediction, self.model.calibration)
 
 
-def _scores(
-    prediction: Prediction, calibration: Calibration
-) -> dict[str, Float64[np.ndarray, "N"]]:
+def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
     detected, combined = prediction.detected, calibration.combined
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.surprisals_of(detected, labels, draws)
@@ -183,15 +184,13 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     return concatenate(parts)
 
 
-def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
+def losses(scores: AnyScores, y: np.ndarray) -> Values:
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(
-    predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]
-) -> ErrorDetection | None:
+def error_detection(predicted: ServedPrediction, loss: Values) -> ErrorDetection | None:
     """Return how well each score tells misclassified rows from the others; None where there are
     none of either."""
     is_wrong = loss > 0
@@ -310,9 +309,7 @@ def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
     return is_within(ends, y)
 
 
-def _interval(
-    coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples
-) -> Interval:
+def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples) -> Interval:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.of_rows).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
@@ -324,9 +321,7 @@ def _interval(
     )
 
 
-def _by_spread(
-    scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int
-) -> list[SpreadBin]:
+def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) -> list[SpreadBin]:
     """Return coverage and error of bins of equally many rows, the surest first."""
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
