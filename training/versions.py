@@ -113,13 +113,9 @@ def refuse_made_by(
     facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
-        label, made_of = (
-            f"{n} version {v}"
-            for n, v in ((manifest.name, manifest.version), (parent.name, parent.version))
-        )
-        raise InvalidInput(
-            field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}"
-        )
+        label, made_of = (f"{of.name} version {of.version}" for of in (manifest, parent))
+        expected = f"a version that is not {derivation}"
+        raise InvalidInput(field, expected, f"{label}, which is, from {made_of}")
 
 
 def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
@@ -153,9 +149,8 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     digest = Provenance.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
-        raise InvalidInput(
-            "data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}"
-        )
+        got = f"others, {data.digest()[:12]}..., in {recipe.data.source}"
+        raise InvalidInput("data.source", expected, got)
     return data
 
 

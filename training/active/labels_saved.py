@@ -62,15 +62,12 @@ def labels_saved(
     control = likelihoods(known.control, rows)
     resamples = Resamples.of(len(control), known.parent.recipe.seed)
     table = np.stack([*chosen, control], axis=1)
-    sampled = [
-        as_good(counts, sums[:-1], float(sums[-1]))
-        for sums in resamples.values(lambda w: w @ table)
-    ]
+    sums = resamples.values(lambda weights: weights @ table)
+    sampled = [as_good(counts, of[:-1], float(of[-1])) for of in sums]
     needed = as_good(counts, table[:, :-1].sum(axis=0), float(control.sum()))
     low, high = percentiles(rows - np.array(sampled))
-    log.info(
-        "labels saved: %.0f of %d (95 %% interval %.0f to %.0f)", rows - needed, rows, low, high
-    )
+    said = "labels saved: %.0f of %d (95 %% interval %.0f to %.0f)"
+    log.info(said, rows - needed, rows, low, high)
     means = {str(n): float(values.mean()) for n, values in zip(counts, chosen, strict=True)}
     return {
         "control_labels": rows,
