@@ -21,7 +21,7 @@ from training import recipe as recipes
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.rows import class_weights
-from training.data.targets import fit_transform, kinds_for, log_slope_of, transformed
+from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Run, keep_freed_memory, run_provenance
@@ -147,7 +147,7 @@ def fit(
         raw = splits if encoding is None else encoding.of(splits, quiet)
         fits = _Fits(recipe, data, raw, device, start, encoding)
         transform, choice = fits.choose_transform(folder)
-        splits = transformed(raw, transform)
+        splits = transform_splits(raw, transform)
         run = fits.begin(splits, folder)
         _announce(run, start)
         model = run.fit(quiet)
@@ -230,7 +230,7 @@ class _Fits:
         epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
         shorter = settings.model_copy(update={key: epochs})
         short = self.recipe.model_copy(update={"training": shorter})
-        run = self.begin(transformed(self.splits, transform), folder, short)
+        run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
         draws, seed = settings.validation_draws, self.recipe.seed
         eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)

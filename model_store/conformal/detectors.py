@@ -164,7 +164,7 @@ class FittedDetector:
         return score if self.standard is None else self.standard(score, label)
 
 
-def combined_surprisal(surprisals: list[Scores]) -> Scores:
+def combine_surprisals(surprisals: list[Scores]) -> Scores:
     """Return log mean_j exp(surprisal_j)."""
     return np.logaddexp.reduce(surprisals, axis=0) - np.log(len(surprisals))
 
@@ -172,7 +172,7 @@ def combined_surprisal(surprisals: list[Scores]) -> Scores:
 def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) -> Scores:
     """Return the statistic of rows, given each detector's surprisals and the names of those to
     combine."""
-    return combined_surprisal([surprisals[name] for name in combined])
+    return combine_surprisals([surprisals[name] for name in combined])
 
 
 def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:

@@ -148,7 +148,7 @@ def weighted_p_value(
     )
 
 
-def shifted_log_probs(
+def shift_log_probs(
     log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
 ) -> Float64[np.ndarray, "K N C"]:
     """Return the log class probabilities of each draw under other shares of the classes, by Bayes'

@@ -199,7 +199,7 @@ class BatchBald(JointScore):
             if len(s) <= self._most:
                 self._set(self._weights_S_K[s] * probs_C_K[c], mass_S_C[s, c])
                 return
-            self._draw_S, s = self._sampled()
+            self._draw_S, s = self._sample()
             self._set(self._weights_S_K[s], np.full(len(s), 1.0 / len(s)))
         self._set(
             self._weights_S_K * probs_C_K[self._labels(self._draw_S, probs_C_K)], self._mass_S
@@ -214,13 +214,13 @@ class BatchBald(JointScore):
             weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY
         )
         self._weights_S_K, self._mass_S = weights_S_K, mass_S
-        merged = [_merged(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
+        merged = [_merge(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
         few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
         self._rough = [
             (_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))
         ]
 
-    def _sampled(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
+    def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Return samples of draws and configurations: as many of each draw, as they are spread
         evenly over all."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)  # draw by draw
@@ -298,7 +298,7 @@ class ClassMaxDet(MaxDet):
         noise = (
             np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
         )
-        return _centred(probs_N_C_K, noise)
+        return _centre(probs_N_C_K, noise)
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
@@ -320,14 +320,14 @@ class TargetMaxDet(MaxDet):
         noise_std_N = np.maximum(
             noise_std_N, LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
         )
-        return _centred((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
+        return _centre((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:  # noqa: ARG004
         return num_draws
 
 
-def _merged(
+def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"], draws: int
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
     """Return configurations with those merged that have the same most probable draws, in order."""
@@ -347,7 +347,7 @@ def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
     return rough
 
 
-def _centred(
+def _centre(
     values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
 ) -> Candidates:
     num_draws = values_N_C_K.shape[-1]

@@ -113,7 +113,7 @@ def mixture_sums(
     )
 
 
-def transformed_scores(
+def target_scores(
     sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
     """Return the scores of a transformed target, given sums of both; raises ValueError where they

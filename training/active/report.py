@@ -18,10 +18,10 @@ from training.active.rounds import (
     Mean,
     Needed,
     Saved,
+    count_needed,
     has_ended,
     mean_needed,
-    needed,
-    saved,
+    measure_saved,
 )
 from training.evaluation.figures import LEVEL
 
@@ -163,7 +163,7 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
     if not curves or target is None:
         raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
     by_arm = [
-        {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()}
+        {seed: count_needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()}
         for one in curves
     ]
     found = []
@@ -172,7 +172,9 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
             its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)
         ]
         both = [seed for seed in mine if against and seed in against[0]]
-        savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
+        savings = (
+            measure_saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
+        )
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
     unfinished: dict[str, list[int]] = {}
     for one in wanted:

@@ -120,7 +120,7 @@ class Saved:
     seeds: int
 
 
-def needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
+def count_needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
     at = [is_at(done.metric, target, task) for done in rounds]
     runs = [i for i in range(len(at) - in_a_row + 1) if all(at[i : i + in_a_row])]
     kept = rounds[runs[0]].labels if runs else None
@@ -145,7 +145,7 @@ def mean_needed(seeds: Sequence[Needed]) -> Mean:
     return Mean(value, "" if reached == len(seeds) else "at least" if reached else "more than")
 
 
-def saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
+def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
     """Return the labels that an arm saves against random choice, the same seeds in the same order.
 
     The interval is Student's, of the differences by seed. Where a seed ends below the target its

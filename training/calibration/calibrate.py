@@ -19,7 +19,7 @@ from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.data import MAX_GROUPS, Dataset, Rows
-from training.data.targets import checked_fitted
+from training.data.targets import apply_transform
 from training.scoring import rows_per_draw_set, scores_and_spreads
 from training.seeds import ServedRows, hash_key
 
@@ -113,7 +113,7 @@ def nonconformity(
     if isinstance(scores, Scores):
         return class_nonconformity(scores.probabilities, y)
     if transform is not None:
-        y = checked_fitted(transform, y)
+        y = apply_transform(transform, y)
     return target_nonconformity(scores.mean, scores.std, y)
 
 

@@ -51,7 +51,7 @@ def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
     return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
-def present(values: Numbers | Categories) -> np.ndarray:
+def presence(values: Numbers | Categories) -> np.ndarray:
     if isinstance(values, np.ndarray):
         return ~np.isnan(values)
     return np.array([value is not None for value in values], dtype=bool)

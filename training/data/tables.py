@@ -17,7 +17,7 @@ from model_store.sources.columns import Categories, Columns, Numbers, category_t
 from model_store.sources.parquet import is_list
 from training import log
 from training.data.cells import index_column, stored_writing, values_of, with_times
-from training.data.columns import Table, fit_columns, present, take
+from training.data.columns import Table, fit_columns, presence, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.texts import TextRows
@@ -328,7 +328,7 @@ def _target_kind(task: str) -> str:
 
 
 def _with_target(values: Numbers | Categories, name: str) -> Index:
-    kept, rows = np.flatnonzero(present(values)), len(values)
+    kept, rows = np.flatnonzero(presence(values)), len(values)
     if len(kept) < 2:
         expected = f"a value of {name} in at least two rows"
         raise InvalidInput("data.target", expected, f"{len(kept)} of {rows}")

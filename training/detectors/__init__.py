@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def fitting(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
+def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
     """Return the names of the detectors that rows of a shape can have; of ids, which have no size,
     those of features alone.
     """

@@ -104,7 +104,7 @@ class OutlierSource:
         if self.kind == "npz":
             return self._arrays(spec, most, seed)
         read = some_images if self.kind == "images" else _idx_images
-        shown = read(self.path, spec.shape, _decoding(spec), most, seed).astype(np.float32)
+        shown = read(self.path, spec.shape, _image_spec(spec), most, seed).astype(np.float32)
         return np.float32(spec.minimum) + shown * np.float32(_span(spec) / 255.0)
 
     def _arrays(self, spec: InputSpec, most: int, seed: int) -> Rows:
@@ -153,17 +153,17 @@ def near_rows(
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
     if is_classified and (spec.takes_ids or spec.columns):
-        sets["crossed"] = crossed(rows, labels, spec, seed)
+        sets["crossed"] = cross(rows, labels, spec, seed)
     elif is_classified:
-        sets["mixed"] = mixed(rows, labels, seed)
+        sets["mixed"] = mix(rows, labels, seed)
     if spec.takes_ids:
-        sets["shuffled"] = shuffled_ids(rows, spec, seed)
+        sets["shuffled"] = shuffle_ids(rows, spec, seed)
     elif _is_image(spec):
         images = rows.reshape(len(rows), -1, *spec.shape[-2:])
         for name, corrupt in CORRUPTIONS.items():
             sets[name] = corrupt(images, spec, seed).reshape(len(rows), -1)
     else:
-        sets["shuffled"] = shuffled(rows, spec, seed)
+        sets["shuffled"] = shuffle(rows, spec, seed)
     return sets
 
 
@@ -221,13 +221,13 @@ def random_ids(spec: InputSpec, x: Given, *seed: int) -> Rows:
     return np.where(_is_token(spec, x), drawn, x).astype(np.float32)
 
 
-def mixed(x: Rows, y: Labels, seed: int) -> Made:
+def mix(x: Rows, y: Labels, seed: int) -> Made:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
     partners = _partners(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
-def crossed(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
+def cross(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
     """Return rows that have each column, or each id, of one of two rows of different classes, at
     random; of a lone class, none.
 
@@ -244,26 +244,26 @@ def crossed(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
     return np.where(is_other, others, own).astype(np.float32)
 
 
-def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
+def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
     """Return rows whose every column is some other row's: each alone is as in the data, together
     they are not."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
 
-def shuffled_ids(x: Given, spec: InputSpec, seed: int) -> Rows:
+def shuffle_ids(x: Given, spec: InputSpec, seed: int) -> Rows:
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
     return rows
 
 
-def rotated(images: Images, *_: object) -> Images:
+def rotate(images: Images, *_: object) -> Images:
     quarters = 1 if images.shape[2] == images.shape[3] else 2
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
 
-def noisy(images: Images, spec: InputSpec, seed: int) -> Images:
+def add_noise(images: Images, spec: InputSpec, seed: int) -> Images:
     normal = generator(seed, EvaluationStream.NOISY).standard_normal(images.shape)
     return _clip(images + np.float32(NOISE * _span(spec)) * normal.astype(np.float32), spec)
 
@@ -273,7 +273,7 @@ def low_contrast(images: Images, *_: object) -> Images:
     return mean + np.float32(CONTRAST) * (images - mean)
 
 
-def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
+def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
     """Return images with a rectangle of the data's minimum over a random place, a quarter of the
     area."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
@@ -286,18 +286,18 @@ def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
     return covered
 
 
-def blurred(images: Images, spec: InputSpec, *_: object) -> Images:
+def blur(images: Images, spec: InputSpec, *_: object) -> Images:
     std = BLUR * images.shape[2]
     down, across = (_blur(side, std) for side in images.shape[2:])
     return _clip(down @ images @ across.T, spec)
 
 
 CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
-    "rotated": rotated,
-    "noisy": noisy,
+    "rotated": rotate,
+    "noisy": add_noise,
     "low-contrast": low_contrast,
-    "occluded": occluded,
-    "blurred": blurred,
+    "occluded": occlude,
+    "blurred": blur,
 }
 
 
@@ -325,7 +325,7 @@ def _is_image(spec: InputSpec) -> bool:
     return len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3)
 
 
-def _decoding(spec: InputSpec) -> ImageSpec:
+def _image_spec(spec: InputSpec) -> ImageSpec:
     """Return how images become rows: as those that the model takes do, of whatever size."""
     if spec.image is not None and spec.image.resize:
         return spec.image

@@ -141,7 +141,7 @@ def measure_test(
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    ends = _flagged_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
+    ends = _flag_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
     if isinstance(scores, Scores):
         figures = class_figures(scores.probabilities, test.y)
         probs = scores.probabilities
@@ -217,7 +217,7 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
         scores={
             name: detection(score, test.scores[name]) for name, score in outliers.scores.items()
         },
-        confidence_intervals=_flagged_intervals(outliers, m),
+        confidence_intervals=_flag_intervals(outliers, m),
     )
 
 
@@ -335,7 +335,7 @@ def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) ->
     return measured
 
 
-def _flagged_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
+def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
     return {
         f"flagged.{fpr}": share_interval(round(rate * rows), rows)
         for fpr, rate in predicted.flagged.items()
