@@ -60,9 +60,8 @@ class RankTables:
         With categories they are ranks among the rows of each row's own.
         """
         if categories is not None and self.by_category:
-            p_values = ConformalPValues(
-                np.empty(len(statistic)), {n: np.empty(len(statistic)) for n in surprisals}
-            )
+            empty = {name: np.empty(len(statistic)) for name in surprisals}
+            p_values = ConformalPValues(np.empty(len(statistic)), empty)
             for category in np.unique(categories).tolist():
                 here = categories == category
                 of_these = {name: surprisal[here] for name, surprisal in surprisals.items()}

@@ -140,9 +140,8 @@ class BatchBald(JointScore):
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        configurations = min(
-            MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1, outputs ** min(k, 32)
-        )
+        most = min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1)
+        configurations = min(most, outputs ** min(k, 32))
         return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
@@ -165,8 +164,6 @@ class BatchBald(JointScore):
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
     def bounds(self, rows: Rows, level: int) -> Gains:
-        """Return the gains of a level's configurations in float32, and beside it what it may be
-        wrong by."""
         # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p|
         # times as much.
         rounding = (
@@ -179,11 +176,8 @@ class BatchBald(JointScore):
     def _gains(
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
     ) -> Gains:
-        probs_nC_K = (
-            self.candidates.said[rows]
-            .reshape(-1, self.num_draws)
-            .astype(weights_S_K.dtype, copy=False)
-        )
+        said_nC_K = self.candidates.said[rows].reshape(-1, self.num_draws)
+        probs_nC_K = said_nC_K.astype(weights_S_K.dtype, copy=False)
         probs_nC_S = probs_nC_K @ weights_S_K.T
         terms_nC_S = np.log(np.maximum(probs_nC_S, weights_S_K.dtype.type(LEAST_LABEL)))
         terms_nC_S *= probs_nC_S
@@ -201,34 +195,29 @@ class BatchBald(JointScore):
                 return
             self._draw_S, s = self._sample()
             self._set(self._weights_S_K[s], np.full(len(s), 1.0 / len(s)))
-        self._set(
-            self._weights_S_K * probs_C_K[self._labels(self._draw_S, probs_C_K)], self._mass_S
-        )
+        label_S = self._labels(self._draw_S, probs_C_K)
+        self._set(self._weights_S_K * probs_C_K[label_S], self._mass_S)
 
     def _set(
         self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
     ) -> None:
         """Set the configurations' probabilities, and those of draws given each, which need not add
         up to 1 yet."""
-        weights_S_K = weights_S_K / np.maximum(
-            weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY
-        )
+        total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
+        weights_S_K = weights_S_K / np.maximum(total_S_1, LEAST_PROBABILITY)
         self._weights_S_K, self._mass_S = weights_S_K, mass_S
         merged = [_merge(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
         few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
-        self._rough = [
-            (_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))
-        ]
+        levels = (*few, (weights_S_K, mass_S))
+        self._rough = [(_rough(weights), _rough(mass)) for weights, mass in levels]
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Return samples of draws and configurations: as many of each draw, as they are spread
         evenly over all."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)  # draw by draw
         places = (np.arange(self._most) + self._rng.random()) / self._most
-        found = np.minimum(
-            np.searchsorted(cumulative, places * cumulative[-1], "right"), len(cumulative) - 1
-        )
-        draw, s = np.divmod(found, len(self._weights_S_K))
+        found = np.searchsorted(cumulative, places * cumulative[-1], "right")
+        draw, s = np.divmod(np.minimum(found, len(cumulative) - 1), len(self._weights_S_K))
         return draw, s
 
     def _labels(
@@ -237,9 +226,8 @@ class BatchBald(JointScore):
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
         evenly = self._rng.permutation(len(draw_S)) + self._rng.random()
         places = evenly / len(draw_S)
-        label_S: np.ndarray = (
-            cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
-        ).sum(axis=1)
+        is_below = cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
+        label_S: np.ndarray = is_below.sum(axis=1)
         return label_S
 
 
@@ -276,9 +264,8 @@ class MaxDet(JointScore):
     def choose(self, row: int) -> None:
         (left,), products = self._left(np.array([row]))
         vector = self.candidates.said[row].astype(np.float64) - products[0] @ self._directions
-        self._directions = np.vstack(
-            [self._directions, vector / np.sqrt(left + self.candidates.own[row])]
-        )
+        vector /= np.sqrt(left + self.candidates.own[row])
+        self._directions = np.vstack([self._directions, vector])
 
     def _left(self, rows: Rows) -> tuple[Gains, Float64[np.ndarray, "n S"]]:
         """Return each row's variance that is left, and its products with V."""
@@ -295,10 +282,8 @@ class ClassMaxDet(MaxDet):
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
-        noise = (
-            np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
-        )
-        return _centre(probs_N_C_K, noise)
+        variance = 1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1)
+        return _centre(probs_N_C_K, np.maximum(variance, 0.0) + LEAST_NOISE)
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
@@ -313,13 +298,10 @@ class TargetMaxDet(MaxDet):
     def of(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
         """Keep the draws' means less their mean, in standard deviations of the row's noise: no unit
         overflows."""
-        mean_N_K, std_N_K = (
-            np.moveaxis(samples, 2, 0).transpose(0, 2, 1).astype(np.float64, order="C")
-        )
+        mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
-        noise_std_N = np.maximum(
-            noise_std_N, LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
-        )
+        least_N = LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
+        noise_std_N = np.maximum(noise_std_N, least_N)
         return _centre((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
 
     @staticmethod
@@ -354,9 +336,8 @@ def _centre(
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)
     said = vectors.reshape(len(vectors), -1).astype(np.float32)
-    return Candidates(
-        _information(np.square(said, dtype=np.float64).sum(axis=1), noise), noise, said
-    )
+    variance = np.square(said, dtype=np.float64).sum(axis=1)
+    return Candidates(_information(variance, noise), noise, said)
 
 
 def _information(

@@ -27,9 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 # of the quadrature: of a log-normal of log standard deviation 1 the variance is right to 1e-9
 NODES = 24
-LARGEST_LOG = (
-    300.0  # beyond it a target is as large as is answered, e^300: its square is still a float64
-)
+# beyond it a target is as large as is answered, e^300: its square is still a float64
+LARGEST_LOG = 300.0
 HALVINGS = 40  # of the range that a median is looked for in
 
 Array = Float64[np.ndarray, "*shape"]
@@ -116,9 +115,8 @@ def target_moments(transform: Transform, mean: Array, variance: Array) -> tuple[
             target_mean += weight * to_target(transform, mean + node * std)
         target_variance = np.zeros(mean.shape)
         for node, weight in zip(nodes, weights, strict=True):
-            target_variance += weight * np.square(
-                to_target(transform, mean + node * std) - target_mean
-            )
+            deviation = to_target(transform, mean + node * std) - target_mean
+            target_variance += weight * np.square(deviation)
     return target_mean, target_variance
 
 

@@ -172,9 +172,9 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
             its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)
         ]
         both = [seed for seed in mine if against and seed in against[0]]
-        savings = (
-            measure_saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
-        )
+        savings = None
+        if both:
+            savings = measure_saved([mine[s] for s in both], [against[0][s] for s in both])
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
     unfinished: dict[str, list[int]] = {}
     for one in wanted:

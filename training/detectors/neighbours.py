@@ -11,9 +11,8 @@ BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts
 COSINE_ROWS = 1000  # of training rows, where directions are compared
 FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
-ROUNDING = (
-    1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
-)
+# of squared distances of rows of about unit length in float32: nearer is not told apart
+ROUNDING = 1e-6
 DIRECTIONS = 64
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
 
@@ -118,10 +117,9 @@ class CosineNeighbours(nn.Module):
         return cls(fold, bank.T.contiguous(), NEIGHBOUR)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        cosines = (
-            matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
-        )
-        return (1.0 - cosines).clamp(min=ROUNDING)
+        cosines = matmul(_unit(self.fold(rows)), self.bank)
+        nearest = cosines.topk(self.neighbour, dim=1).values[:, -1]
+        return (1.0 - nearest).clamp(min=ROUNDING)
 
 
 def _unit(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:

@@ -53,15 +53,12 @@ class Roughness(nn.Module):
         image = rows.reshape(-1, channels, height, width)
         differences = []
         if height > 1:
-            differences.append(
-                (image[:, :, 1:] - image[:, :, :-1]).reshape(-1, channels * (height - 1) * width)
-            )
+            down = image[:, :, 1:] - image[:, :, :-1]
+            differences.append(down.reshape(-1, channels * (height - 1) * width))
         if width > 1:
-            differences.append(
-                (image[..., 1:] - image[..., :-1]).reshape(-1, channels * height * (width - 1))
-            )
+            across = image[..., 1:] - image[..., :-1]
+            differences.append(across.reshape(-1, channels * height * (width - 1)))
         variance = 2.0 * self.variance(rows) + self.floor
-        squares = sum(
-            (square_norms(part) / part.shape[1] for part in differences), torch.zeros_like(variance)
-        )
+        means = (square_norms(part) / part.shape[1] for part in differences)
+        squares = sum(means, torch.zeros_like(variance))
         return (squares / (max(len(differences), 1) * variance)).clamp(min=LEAST)

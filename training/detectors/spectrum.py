@@ -9,10 +9,8 @@ from training.networks.layers import matmul
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 FLOOR = 1e-4  # of the mean variance, added to each component's
 LARGEST = 4096  # numbers of a row; longer ones are folded
-CHUNK_ROWS, CHUNK_NUMBERS = (
-    4096,
-    1 << 24,
-)  # that are computed with at a time: of images of 224 pixels a side 111
+# that are computed with at a time: of images of 224 pixels a side 111
+CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
 
 Folded = Float[Tensor, "N F"]
@@ -68,9 +66,8 @@ class Residual(nn.Module):
         return cls(min(int((share < EXPLAINED).sum()) + 1, len(variances) - 1))
 
     def forward(self, spectrum: Folded) -> Float[Tensor, "N"]:
-        return torch.maximum(
-            square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum)
-        )
+        rest = square_norms(spectrum[:, self.kept :])
+        return torch.maximum(rest, ROUNDING * square_norms(spectrum))
 
     def deviation(self, spectrum: Folded) -> Folded:
         """Return the vector from the nearest point of the span."""
@@ -160,9 +157,8 @@ def principal_components(
     columns, in float64."""
     parts = chunks(x)  # rows may be bytes, and eight times as large in float64
     size = min(x.shape[1], LARGEST)
-    mean = sum(
-        (fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)
-    ) / len(x)
+    zeros = torch.zeros(size, dtype=torch.float64)
+    mean = sum((fold(part.double()).sum(0) for part in parts), zeros) / len(x)
     scatter = torch.zeros(size, size, dtype=torch.float64)
     for part in parts:
         centred = fold(part.double()) - mean

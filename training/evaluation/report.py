@@ -1,7 +1,6 @@
 """`python -m training evaluate`: the evaluation report of a published version."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +75,13 @@ def evaluate_version(
     test = test_rows(data, wanted)
     sets = _sets(version, model, data, test, wanted)
     predictor = ServedPredictor(model, draws, wanted.seed)
-    with _bar(1 + len(sets) + wanted.attacks * attacks.COUNT, quiet) as done:
+    total = 1 + len(sets) + wanted.attacks * attacks.COUNT
+    with tqdm(total=total, unit="set", disable=quiet) as bar:
+
+        def done(name: str) -> None:
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
         groups = groups_known(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)
         done("test")
@@ -272,14 +277,3 @@ def _plots(
         "roc.png": plots.roc_plot(test, sets, ["flag", main]),
         "precision-recall.png": plots.precision_recall_plot(test, sets, rows.y, names),
     }
-
-
-@contextlib.contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    with tqdm(total=total, unit="set", disable=quiet) as bar:
-
-        def done(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
-            bar.update()
-
-        yield done
