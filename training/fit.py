@@ -164,8 +164,6 @@ def fit(
 
 @dataclass(frozen=True, eq=False)
 class _Fits:
-    """The runs of one fit: short ones, by which a target's transform is chosen, and its own."""
-
     recipe: Recipe
     data: Dataset
     splits: Splits  # their targets in their own units
@@ -251,7 +249,6 @@ def best_of(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 
 
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
-    """Set a model's temperature by validation rows, unless its recipe wants none."""
     if not recipe.serving.temperature:
         return None
     draws = recipe.training.validation_draws

@@ -275,8 +275,6 @@ class AugmentationSection(Section):
 
 
 class LikelihoodSection(Section):
-    """`[likelihood]` of a regression: whether its noise is one number or differs by row."""
-
     noise: Literal["homoscedastic", "heteroscedastic"] = "homoscedastic"
 
 
@@ -460,7 +458,6 @@ def override(
     target: str | None = None,
     leave_out: list[str] | None = None,
 ) -> Recipe:
-    """Return a recipe with what the command line says in place of what the file says."""
     content = recipe.model_dump()
     for field, value in (("name", name), ("seed", seed)):
         if value is not None:

@@ -24,9 +24,6 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class Parent:
-    """A published version: its manifest, the recipe that it was fitted by, its weights' file, and
-    its tokenizer's."""
-
     manifest: Manifest
     recipe: Recipe
     weights: bytes
@@ -38,7 +35,6 @@ class Parent:
 
     @property
     def provenance(self) -> ParentVersion:
-        """What the manifest of a version made from it says of it."""
         return ParentVersion(name=self.manifest.name, version=self.manifest.version)
 
     @property
@@ -47,7 +43,6 @@ class Parent:
         return output.classes if isinstance(output, ClassSpec) else ()
 
     def model(self) -> "BayesianModel":
-        """Return the fitted model."""
         from safetensors.torch import load
 
         from training.model import build
@@ -84,20 +79,16 @@ def open_parent(store: ModelStore, text: str, field: str) -> Parent:
 
 
 def parent_of(artifact: Artifact, field: str) -> Parent:
-    """Return an opened version."""
     recipe, files = recipe_of(artifact.manifest, field), artifact.files
     return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
 
 def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
-    """Return a version as `open_parent` finds it, with the bytes of `wanted`, whatever it was made
-    by."""
     name, _, version = text.partition(":")
     return store.open(name, store.resolve(name, version or LATEST), wanted)
 
 
 def recipe_of(manifest: Manifest, field: str) -> Recipe:
-    """Return the recipe that a version was fitted by."""
     try:
         return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError:
@@ -108,8 +99,6 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
 def refuse_made_by(
     manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str
 ) -> None:
-    """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made
-    from."""
     facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
@@ -119,7 +108,6 @@ def refuse_made_by(
 
 
 def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
-    """Raise InvalidInput if rows of ids have larger ones than a version takes."""
     if manifest.input.takes_ids and data.maximum > manifest.input.maximum:
         label = f"{manifest.name} version {manifest.version}"
         expected = f"ids up to {manifest.input.maximum:.0f}, as {label} takes them"
@@ -127,8 +115,6 @@ def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
 
 
 def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
-    """Return a recipe's data, their columns, tokens and classes as of the version that a fit
-    starts at."""
     if start is None:
         return load(recipe, root)
     if start.recipe.task != recipe.task:

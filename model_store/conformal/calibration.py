@@ -237,7 +237,6 @@ class Calibration:
         of_detectors = {name: surprisals[at, rows] for name, surprisals in self.surprisals.items()}
 
         def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
-            """Return the tables of the rows that are judged, and those whose truth counts."""
             order = judged[np.argsort(statistic[judged], kind="stable")]
             return RankTables(
                 num_draws,

@@ -149,8 +149,6 @@ class Standard:
 
 @dataclass(frozen=True, eq=False)
 class FittedDetector:
-    """A detector fitted on the reference split, at one number of draws."""
-
     standard: Standard | None  # of density detectors
     surprisal: Surprisal
 
@@ -170,8 +168,6 @@ def combine_surprisals(surprisals: list[Scores]) -> Scores:
 
 
 def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) -> Scores:
-    """Return the statistic of rows, given each detector's surprisals and the names of those to
-    combine."""
     return combine_surprisals([surprisals[name] for name in combined])
 
 

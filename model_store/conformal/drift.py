@@ -42,8 +42,6 @@ LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
 
 
 class Martingale:
-    """The urn, the capital bet against it, and what was seen."""
-
     # in addition to `gaps`, which stay
     STATE: ClassVar = ("seen", "late", "log_bets", "evidence", "largest")
 

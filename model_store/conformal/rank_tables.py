@@ -116,7 +116,6 @@ class RankTables:
         return np.stack([mean - half, mean + half], axis=1)
 
     def _quantiles(self, coverage: float, confidence: float | None) -> Float64[np.ndarray, "G1"]:
-        """Return q of each category, and last, where `UNKNOWN` points, the largest."""
         found, cautious = (
             [sets.quantile(table.nonconformity, coverage, confidence) for table in tables]
             for tables in (self.by_category, self._cautious)
@@ -144,7 +143,6 @@ class RankTables:
 
     @cached_property
     def largest_uncertainty(self) -> Callable[[float, float], float]:
-        """The largest uncertainty to answer at, of a false-positive rate and a risk."""
         return lru_cache(maxsize=KEPT_THRESHOLDS)(
             lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk)
         )
@@ -155,7 +153,6 @@ class RankTables:
         return self._abstention().smallest_risk(self.flagged(fpr))
 
     def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`."""
         rows = len(self.statistic)
         return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
 

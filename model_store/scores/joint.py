@@ -50,8 +50,6 @@ Gains = Float64[np.ndarray, "n"]
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Rows that may be chosen, and what a joint score keeps of them."""
-
     gain: Float64[np.ndarray, "N"]  # of each alone
     # what its label says of itself alone: the expected entropy, or the noise variance
     own: Float64[np.ndarray, "N"]
@@ -146,7 +144,6 @@ class BatchBald(JointScore):
 
     @property
     def is_exact(self) -> bool:
-        """Whether all configurations of labels are counted."""
         return self._draw_S is None
 
     @property
@@ -268,7 +265,6 @@ class MaxDet(JointScore):
         self._directions = np.vstack([self._directions, vector])
 
     def _left(self, rows: Rows) -> tuple[Gains, Float64[np.ndarray, "n S"]]:
-        """Return each row's variance that is left, and its products with V."""
         vectors = self.candidates.said[rows].astype(np.float64)
         products = vectors @ self._directions.T
         left = np.einsum("nd,nd->n", vectors, vectors) - np.einsum("ns,ns->n", products, products)
@@ -343,7 +339,6 @@ def _centre(
 def _information(
     variance: Float64[np.ndarray, "N"], noise: Float64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N"]:
-    """Return what a Gaussian label tells of a mean, in nats."""
     information: np.ndarray = 0.5 * np.log1p(variance / noise)
     return information
 

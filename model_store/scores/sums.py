@@ -84,7 +84,6 @@ class DrawSums:
         return self.prediction, self.squared_deviations, self.uncertainty
 
     def along(self, i: int) -> "DrawSums":
-        """Return the sums at i of the axis that prediction and uncertainty both have."""
         return DrawSums(self.num_draws, *(values[:, i] for values in self._by_row))
 
     def drawn(self) -> "DrawSums":

@@ -150,5 +150,4 @@ DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.ite
 
 
 def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
-    """Return what depends on a task; of a regression also on the transform of its target."""
     return PREDICTIVES[task] if transform is None else Target(transform)

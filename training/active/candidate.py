@@ -63,9 +63,6 @@ GATES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a candidate is made of: the version before it, its data, and the labels that have come
-    since."""
-
     parent: Parent
     data: Dataset
     splits: Splits  # of the data alone
@@ -83,7 +80,6 @@ class Known:
 
     @property
     def control(self) -> Rows:
-        """Labelled rows that were set aside."""
         return self._rows(self.usable & self.labels.is_control)
 
     def _rows(self, chosen: Bool[np.ndarray, "N"]) -> Rows:
@@ -165,7 +161,6 @@ def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.dev
 
 
 def labels_tried(store: ModelStore, database: Database, name: str) -> int:
-    """Return the labels of the served version, or of the candidate if it was judged already."""
     rows = candidates(database, name)
     judged = {row["version"] for row in rows if row["promoted"] or row["why"] != NO_WORSE}
     aliases = store.aliases(name)
@@ -180,9 +175,6 @@ def labels_of(store: ModelStore, name: str, version: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate may take the place of the version before it, and why not if it may
-    not."""
-
     is_promoted: bool
     why: str
     control: dict[str, Any] | None

@@ -90,7 +90,6 @@ def as_good(counts: list[int], likelihoods: Float64[np.ndarray, "P"], wanted: fl
 
 
 def before_labels(store: ModelStore, parent: Parent) -> Parent:
-    """Return the version that a chain of candidates began at."""
     while True:
         made = Provenance.of(parent.manifest)
         if made.labels is None or made.warm_start is None:

@@ -26,16 +26,12 @@ from training.seeds import ServedRows, hash_key
 
 @dataclass(frozen=True)
 class CategoriesWanted:
-    """By what guarantees are to hold: the names of all classes, or of all groups, of the column
-    `column`."""
-
     kind: CategoryKind
     names: tuple[str, ...]
     column: str | None = None
 
     @classmethod
     def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoriesWanted | None":
-        """Return what a recipe's `serving.calibration` wants of data; None where it is marginal."""
         if calibration == "class":
             return cls("class", data.classes)
         if calibration != "group":
@@ -108,8 +104,6 @@ def by_detector(
 def nonconformity(
     scores: AnyScores, y: np.ndarray, transform: Transform | None = None
 ) -> Float64[np.ndarray, "n"]:
-    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in
-    what measure."""
     if isinstance(scores, Scores):
         return class_nonconformity(scores.probabilities, y)
     if transform is not None:
@@ -118,8 +112,6 @@ def nonconformity(
 
 
 def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
-    """Return the uncertainty of either split at each number of draws, and where the ranking split's
-    labels are wrong; None of a regression."""
     of_ranking = [s for s in ranking if isinstance(s, Scores)]
     if not of_ranking:
         return None

@@ -48,7 +48,6 @@ class Temperature:
 
 
 def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: int) -> Temperature:
-    """Fit a model's temperature on validation rows, set it, and return it."""
     likelihood = model.likelihood
     likelihood.temperature.fill_(1.0)
     draws = min(draws, model.posterior.max_draws or draws)
@@ -64,8 +63,6 @@ def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: in
 def choose_temperature(
     likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor
 ) -> Temperature:
-    """Return the temperature for what a likelihood serves at T = 1; fewer than two rows keep T =
-    1."""
     if len(y) < 2:
         return Temperature(1.0, 1.0, 0.0, 0.0)
     before = likelihood.mixture_log_likelihood(served, y)

@@ -184,7 +184,6 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
-    """Return when arms end, with all rows labelled at the latest."""
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
         expected = "none for a regression: --target-rmse"

@@ -28,7 +28,6 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Return the path of a file of data, which is below the data folder if it is relative."""
     path = root / rest
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"

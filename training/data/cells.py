@@ -119,8 +119,6 @@ def csv_table(
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    """Read a Parquet file; columns of text that are wanted as numbers, or are such but for
-    `data.missing_values`, are such."""
     table, changed = _without(read_table(path, "data.source"), section.missing_values)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
@@ -144,7 +142,6 @@ def as_text(column: Column) -> Column | None:
 
 
 def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
-    """Return how the numbers of a column were written, None of plain ones."""
     metadata = table.schema.field(name).metadata or {}
     return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
@@ -443,7 +440,6 @@ def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[i
 
 
 def _refuse_mostly_numbers(column: Column, name: str) -> None:
-    """Raise InvalidInput for a column of text that is numeric but for a few cells."""
     texts = column.to_pylist()
     present = sum(text is not None for text in texts)
     cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]

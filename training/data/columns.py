@@ -58,7 +58,6 @@ def presence(values: Numbers | Categories) -> np.ndarray:
 
 
 def fit_columns(table: Table) -> list[AnyColumn]:
-    """Return how to encode the columns of training rows."""
     return [_fit_column(table, name) for name in table.columns]
 
 

@@ -39,9 +39,6 @@ KINDS = ("csv", "parquet", "npz", "images")
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a source holds: columns of a table, or a row's shape; its task and classes; what is odd
-    about it."""
-
     source: str
     rows: int
     task: Task | None

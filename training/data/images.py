@@ -90,8 +90,6 @@ def images(path: Path, section: "DataSection") -> Dataset:
 def some_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, most: int, seed: int
 ) -> Pixels:
-    """Read at most `most` images, a random choice by seed of `test/CLASS/*`, or else of
-    `train/CLASS/*`; they are brought to `shape`, (H, W) or (3, H, W), as `spec` says."""
     with _files(path) as files:
         found = _image_classes(files.names())
         names = [*(found["test"] or found["train"])]
@@ -182,7 +180,6 @@ def _outer(files: Iterable[PurePosixPath]) -> int:
 def _shape(
     files: Folder | Zip, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
-    """Return the shape of all images and how they are decoded, from their headers."""
     first: tuple[int, int] | None = None
     is_grey = True
     for name in names:

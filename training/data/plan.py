@@ -43,7 +43,6 @@ class Plan:
 
 
 def plan_of(found: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
-    """Return the recipe for what was found."""
     if found.task is None:
         raise InvalidInput("--target", "the name of a column", "none")
     if found.rows < FEWEST_ROWS:
@@ -181,7 +180,6 @@ def _too_few(ranking: int) -> list[str]:
 
 
 def recipe_text(plan: Plan) -> str:
-    """Return a recipe as TOML that is read as the same recipe."""
     content = plan.recipe.model_dump(exclude_defaults=True, exclude_none=True)
     content["posterior"] = plan.recipe.posterior.model_dump(exclude_none=True)
     content["training"] = plan.recipe.training.model_dump(exclude_none=True)
@@ -200,7 +198,6 @@ def recipe_text(plan: Plan) -> str:
 
 
 def keep_recipe(plan: Plan, path: Path) -> Recipe:
-    """Write a recipe where nothing or the same recipe is, and return it as it is read."""
     text = recipe_text(plan)
     if path.exists():
         if load(path) != plan.recipe:

@@ -116,7 +116,6 @@ class Splits:
 
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
-    """Split the training rows into training, validation and the two calibration splits."""
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
     validation, reference, ranking, train = (
         data.train.take(part) for part in sizes.split(len(data.train), keys)
@@ -166,7 +165,6 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return a data set whose classes are these, in their order, and after them its others."""
     vanished = [name for name in classes if name not in data.classes]
     if vanished:
         expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"

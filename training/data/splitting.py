@@ -27,9 +27,6 @@ Labels = Int64[np.ndarray, "N"]
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What a split of N rows looks at, where there is such a thing: class numbers, group numbers,
-    times."""
-
     labels: Labels | None = None
     groups: Labels | None = None
     times: Float64[np.ndarray, "N"] | None = None
@@ -54,7 +51,6 @@ class SplitSizes:
     is_stratified: bool = False
 
     def rows(self, rows: int) -> tuple[int, int, int]:
-        """Return how many of `rows` training rows validate, are the reference, and rank."""
         sizes = {name: self._size(name, rows) for name in DEFAULTS}
         for name, size in sizes.items():
             if size < 1:

@@ -31,7 +31,6 @@ Index = Int64[np.ndarray, "M"]
 
 
 def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np.ndarray]:
-    """Return the one column of lists of integers, x, and the target, y, of rows that have one."""
     target, names = section.target, table.column_names
     if target is None or target not in names:
         raise InvalidInput("data.target", f"one of the columns {names[:20]}", repr(target)[:100])
@@ -98,8 +97,6 @@ def dataset_of(
     known: Columns = (),
     texts: TextRows | None = None,
 ) -> Dataset:
-    """Return the rows of an Arrow table whose text columns of numbers are such; with `texts`, of
-    the text alone."""
     features = _features(table, section, known)
     assert section.target is not None
     kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
@@ -152,7 +149,6 @@ def dataset_of(
 
 
 def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[str]:
-    """Return the columns that a model looks at; refuse what a recipe names that is not there."""
     names, target = list(table.column_names), section.target
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     group = ("data.calibration_group", section.calibration_group)
@@ -186,7 +182,6 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise InvalidInput unless columns have different names."""
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
         got = f"{repeated[0]!r} twice or without a name"
@@ -314,7 +309,6 @@ def _text(columns: dict[str, Any], texts: TextRows) -> Categories:
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
-    """Return the ids of some rows; one without a value is called by its number."""
     given = column.to_pylist()
     return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
 

@@ -65,7 +65,6 @@ def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
 
 
 def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return targets as they are fitted."""
     z = to_fitted(transform, y)
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))

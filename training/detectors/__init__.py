@@ -33,9 +33,6 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A detector by name: how it is fitted, where it looks, and which flags combine it unless a
-    recipe says otherwise."""
-
     fit: Callable[..., nn.Module]  # of rows, a generator, and labels or an image's shape if it has
     space: Space
     is_two_sided: bool = False  # whether small scores too mean unlike the data

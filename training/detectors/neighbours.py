@@ -59,8 +59,6 @@ class Neighbours(nn.Module):
         bank_rows: int = BANK_ROWS,
         neighbour: int = NEIGHBOUR,
     ) -> "Neighbours":
-        """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the
-        bank."""
         fold = Fold.fit(rows.shape[1], generator)
         rows = rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]]
         rows = torch.cat([fold(part.float()) for part in chunks(rows)])

@@ -25,8 +25,6 @@ class Roughness(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, int, int], floor: float) -> None:
-        """Make a detector of images of a shape (channels, height, width); `floor` is in squared
-        units of the data."""
         super().__init__()
         self.shape = shape
         self.floor = floor

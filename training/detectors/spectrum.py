@@ -70,7 +70,6 @@ class Residual(nn.Module):
         return torch.maximum(rest, ROUNDING * square_norms(spectrum))
 
     def deviation(self, spectrum: Folded) -> Folded:
-        """Return the vector from the nearest point of the span."""
         return nn.functional.pad(spectrum[:, self.kept :], (self.kept, 0))
 
 
@@ -168,7 +167,6 @@ def principal_components(
 
 
 def chunks(rows: Num[Tensor, "N I"]) -> tuple[Num[Tensor, "M I"], ...]:
-    """Return rows in parts that are small also as numbers of 8 bytes."""
     return rows.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // rows.shape[1])))
 
 

@@ -111,8 +111,6 @@ class AttackedRows:
 def attacks(
     attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
 ) -> Iterator[AttackedRows]:
-    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD;
-    and, where the detectors' statistic is given, PGD that keeps them quiet."""
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     everything = np.arange(len(rows))
     fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
@@ -236,7 +234,6 @@ class _Ball:
 def _climb(
     x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient
 ) -> Tensor:
-    """Return where projected steps along a gradient's sign lead; of a size below 0, downhill."""
     for i in range(steps):
         x = project(x + size * gradient(x, i).sign())
     return x
@@ -258,8 +255,6 @@ def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradien
 def _margin_and_statistic(
     attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return each row's margin (log p of its label less that of the next class), statistic, and
-    both gradients."""
     x = x.detach().requires_grad_()
     outputs, _, density = attacked.network(x, theta)
     log_probs = log_mean_probs(outputs)

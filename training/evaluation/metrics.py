@@ -165,7 +165,6 @@ class TargetMeasures:
 
 
 def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
-    """Return the share of each row's predictive distribution at or below y."""
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     below: np.ndarray = ndtr((y - mean) / std).mean(axis=0)
     return below

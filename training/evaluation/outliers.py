@@ -85,7 +85,6 @@ class OutlierSource:
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "OutlierSource":
-        """Read NAME=SRC; relative paths are under `root`."""
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])

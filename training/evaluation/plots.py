@@ -265,14 +265,12 @@ def _plain_text(name: str) -> str:
 
 
 def _ends(records: Sequence[Any], key: str) -> np.ndarray:
-    """Return the lower and the upper ends of a figure's intervals."""
     return np.array([one.confidence_intervals[key] for one in records]).reshape(-1, 2).T
 
 
 def _dots(
     axis: Axes, at: np.ndarray, records: Sequence[Any], key: str, marker: str = "o", **style: Any
 ) -> None:
-    """Draw a figure of each record, with its interval."""
     axis.vlines(at, *_ends(records, key), **style)
     axis.plot(at, [getattr(one, key) for one in records], marker, **style)
 

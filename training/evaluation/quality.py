@@ -110,8 +110,6 @@ class ServedPredictor:
     def __call__(
         self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
     ) -> ServedPrediction:
-        """Predict a named set of rows; of a version that is calibrated by group, of these groups or
-        unknown ones."""
         parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
         prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
@@ -191,8 +189,6 @@ def losses(scores: AnyScores, y: np.ndarray) -> Values:
 
 
 def error_detection(predicted: ServedPrediction, loss: Values) -> ErrorDetection | None:
-    """Return how well each score tells misclassified rows from the others; None where there are
-    none of either."""
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
@@ -224,8 +220,6 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
 def measure_attack(
     test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
 ) -> AttackMeasures:
-    """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error
-    detection."""
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
@@ -322,7 +316,6 @@ def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
 
 
 def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) -> list[SpreadBin]:
-    """Return coverage and error of bins of equally many rows, the surest first."""
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {

@@ -142,7 +142,6 @@ def evaluate_version(
 def _sets(
     version: Parent, model: Model, data: Dataset, test: Rows, wanted: Wanted
 ) -> dict[str, np.ndarray]:
-    """Return sets of rows unlike the data; refuse a source with the name of another set."""
     spec, is_classified = version.manifest.input, bool(data.classes)
     near = near_rows(spec, test.x, test.y, is_classified, wanted.seed)
     names = ["uniform", "gaussian", "even", LEFT_OUT, *near]
@@ -214,8 +213,6 @@ def _attack(
     test: Rows,
     done: Callable[[str], None],
 ) -> dict[str, Attack]:
-    """Attack the test rows, and measure what comes of it; with the rows of the fit also by PGD that
-    keeps the detectors quiet."""
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
     network = fit_detectors(model, train, version.recipe, spec.shape)
