@@ -101,9 +101,8 @@ class DetectorScores:
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
         spreads = None if self.spreads is None else [take(spread, rows) for spread in self.spreads]
-        return DetectorScores(
-            {name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads
-        )
+        by_name = {name: scores[:, rows] for name, scores in self.by_name.items()}
+        return DetectorScores(by_name, self.labels[:, rows], spreads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ variance s_k^2, in the target's units. The predictive distribution is the mixtur
 Gaussians, and its scores are
 
     mean            m = mean_k m_k
-    aleatoric_std   sqrt(mean_k s_k^2)                     uncertainty of the draws: noise in the data
-    epistemic_std   sqrt(mean_k (m_k - m)^2)               disagreement of the draws
-    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total uncertainty
+    aleatoric_std   sqrt(mean_k s_k^2)                       uncertainty of each draw: noise
+    epistemic_std   sqrt(mean_k (m_k - m)^2)                 disagreement of the draws
+    std             sqrt(aleatoric_std^2 + epistemic_std^2)  total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
 2017, equation 9). More is more uncertain. All are 0 or more, but for the mean. The plug-in

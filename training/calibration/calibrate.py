@@ -37,9 +37,8 @@ class CategoriesWanted:
         if calibration != "group":
             return None
         if not data.group_names:
-            expected = (
-                f"a column of at most {MAX_GROUPS} groups in data.calibration_group or data.group"
-            )
+            where = "data.calibration_group or data.group"
+            expected = f"a column of at most {MAX_GROUPS} groups in {where}"
             raise InvalidInput("serving.calibration", expected, repr(column))
         return cls("group", data.group_names, column)
 
@@ -95,10 +94,8 @@ def by_detector(
     spreads: list[Spread] | None = None,
 ) -> DetectorScores:
     detected = [detector_scores(s, density, names) for s in scores]
-    labels = np.stack([s.labels for s in scores])
-    return DetectorScores(
-        {name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads
-    )
+    by_name = {name: np.stack([d[name] for d in detected]) for name in detected[0]}
+    return DetectorScores(by_name, np.stack([s.labels for s in scores]), spreads)
 
 
 def nonconformity(

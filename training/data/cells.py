@@ -60,6 +60,7 @@ DATES = {  # what text looks like, and the formats that it may be read by
     re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
 }
 SHOWN = 40  # characters of a cell
+NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
 
 Column = Any  # an array of pyarrow, whole or in chunks
 
@@ -113,9 +114,8 @@ def csv_table(
     table, _ = _without(table, section.missing_values)
     known = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
-    return _infer_types(
-        table, set(table.column_names), kinds, booleans, _number_format(table, section)
-    )
+    written = _number_format(table, section)
+    return _infer_types(table, set(table.column_names), kinds, booleans, written)
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
@@ -203,9 +203,7 @@ def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categori
 
 
 def is_numeric(of: pa.DataType) -> bool:
-    return (
-        types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
-    )
+    return any(is_kind(of) for is_kind in NUMERIC)
 
 
 def floats_of(column: Column) -> Numbers:
@@ -251,15 +249,12 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
         expected = f"a first line of {path.name} that names the columns"
         raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
     if section.encoding is None and file.encoding != "utf-8-sig":
-        log.info(
-            "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)",
-            *(path.name, file.encoding),
-        )
+        said = "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)"
+        log.info(said, path.name, file.encoding)
     if section.delimiter is None and file.delimiter != ",":
         log.info("cells are separated by %r (data.delimiter says otherwise)", file.delimiter)
-    columns = [
-        pa.chunked_array([part[i] for part in parts], pa.string()) for i in range(len(names))
-    ]
+    by_column = ([part[i] for part in parts] for i in range(len(names)))
+    columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
     return pa.Table.from_arrays(columns, names=names)
 
 
@@ -356,11 +351,9 @@ def _infer_type(
     if writing is not None:
         numbers = {text: number_of(text, writing) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
-        log.info(
-            "column %s: %r is read as %g, and the others alike (`categorical` in data.columns "
-            "keeps text)",
-            *(name, first[:SHOWN], numbers[first]),
-        )
+        said = "column %s: %r is read as %g, and the others alike"
+        otherwise = " (`categorical` in data.columns keeps text)"
+        log.info(said + otherwise, name, first[:SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
     if written.is_plain or not any(map(is_number, plain.values())):

@@ -108,10 +108,8 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     if len(counts) > MAX_CATEGORIES:
         ranked = [value for value in ranked[:MANY_CATEGORIES] if counts[value] >= FREQUENT]
-        log.info(
-            "column %s: of %d categories the %d most frequent are told apart, the others are one",
-            *(name, len(counts), len(ranked)),
-        )
+        said = "column %s: of %d categories the %d most frequent are told apart, the others are one"
+        log.info(said, name, len(counts), len(ranked))
     if not ranked:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"

@@ -76,9 +76,8 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
     content["training"] |= {"batch_rows": batch, "max_epochs": max(1, most // steps)}
     reasons["training.batch_rows"] = f"of {train} training rows"
-    reasons["training.max_epochs"] = (
-        f"{most} steps, about {most * step_s:.0f} s on one core; fewer if it levels off"
-    )
+    seconds = f"about {most * step_s:.0f} s on one core"
+    reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it levels off"
     return Plan(validate(content, "plan"), reasons, _too_few(sizes["ranking"]))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
@@ -84,9 +84,11 @@ class Dataset:
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, by which a run recognises its data."""
-        spec = self.input.model_dump(
-            exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)}
-        )
+        described: dict[str, Any] = {
+            "columns": {"__all__": DESCRIBING},
+            **dict.fromkeys(OF_FILES, True),
+        }
+        spec = self.input.model_dump(exclude=described)
         # What was added to manifests later counts where it says something.
         if self.text is None:
             del spec["text"]
@@ -117,9 +119,8 @@ class Splits:
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
-    validation, reference, ranking, train = (
-        data.train.take(part) for part in sizes.split(len(data.train), keys)
-    )
+    parts = sizes.split(len(data.train), keys)
+    validation, reference, ranking, train = map(data.train.take, parts)
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]
@@ -169,9 +170,8 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
     if vanished:
         expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", expected, f"none of {vanished}")
-    return _number_classes(
-        data, [*classes, *(name for name in data.classes if name not in classes)]
-    )
+    others = [name for name in data.classes if name not in classes]
+    return _number_classes(data, [*classes, *others])
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
