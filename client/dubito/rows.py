@@ -59,7 +59,7 @@ class Rows:
 
 def rows_of(rows: RowsLike, field: str) -> Rows:
     """Return rows as they are sent."""
-    rows = _as_array(_unframed(rows, field), field)
+    rows = _as_array(_from_frame(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
@@ -100,8 +100,7 @@ def name_of(value: Any, field: str) -> str:
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[slice]:
-    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at
-    least."""
+    """Yield parts of at most `most` rows and `PART_BYTES`, in order, each of a row at least."""
     first, held = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
@@ -115,7 +114,7 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return a function that makes a request of rows, given the seconds left, if there is a deadline.
+    """Return a function that makes a request of rows, given the seconds that are left.
 
     An array goes as npy, with the options in the query; with ids as npz. Other lists among the
     options would make the query too long: then all is JSON.
@@ -198,7 +197,7 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
     return dict(options) if left_s is None else {**options, "deadline_s": left_s}
 
 
-def _unframed(rows: Any, field: str) -> Any:
+def _from_frame(rows: Any, field: str) -> Any:
     """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is
     imported here."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))

@@ -56,7 +56,7 @@ def of_task(fields: Iterable[Field], task: Task) -> list[Field]:
     return [field for field in fields if field.task in (None, task)]
 
 
-def named_arrays(fields: Iterable[Field], results: Any) -> Iterator[tuple[str, np.ndarray]]:
+def arrays_by_name(fields: Iterable[Field], results: Any) -> Iterator[tuple[str, np.ndarray]]:
     for field in sorted(fields, key=lambda field: field.place):
         yield from _arrays(field.name, field.values(results))
 

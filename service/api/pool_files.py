@@ -74,7 +74,7 @@ def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> li
         size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
         for row in wanted:
             if first <= row < first + size:
-                shown, cost = _shown(part, row - first, pool.spec.text is not None)
+                shown, cost = _as_json(part, row - first, pool.spec.text is not None)
                 left -= cost
                 if left < 0:
                     break
@@ -90,7 +90,7 @@ def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> li
     ]
 
 
-def _shown(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
+def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
     """Return a row as JSON has it, of a file its base64, and about how many bytes that takes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}

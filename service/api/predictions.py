@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from operator import attrgetter
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ from service.api.fields import (
     Field,
     Values,
     answer_model,
-    named_arrays,
+    arrays_by_name,
     of_task,
 )
 
@@ -58,7 +58,7 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        return reported(self.prediction.scores)
+        return scores_in_units(self.prediction.scores)
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ class Results:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        return dict(named_arrays(self._fields, self))
+        return dict(arrays_by_name(self._fields, self))
 
     @property
     def _fields(self) -> "list[Field]":
@@ -76,7 +76,7 @@ class Results:
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
 
 
-def reported(scores: AnyScores) -> AnyScores:
+def scores_in_units(scores: AnyScores) -> AnyScores:
     """Return the scores as they are answered: of a regression, of the target in its own units."""
     return scores if isinstance(scores, Scores) else scores.in_units
 
@@ -194,74 +194,64 @@ def _gaussian_arrays(results: Results) -> dict[str, np.ndarray] | None:
 
 def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
     explained = results.explained
-    return None if explained is None else dict(named_arrays(EXPLANATION, explained))
+    return None if explained is None else dict(arrays_by_name(EXPLANATION, explained))
 
 
 ERROR_NAMES: dict[Task, tuple[str, ...]] = {
     "classification": Scores.error_names,
     "regression": MixtureScores.error_names,
 }
+ClassField = partial(Field, task="classification")
+TargetField = partial(Field, task="regression", unit="units of the target")
 FIELDS = (
-    Field(
+    ClassField(
         "label",
         str,
         "the most probable class",
         lambda results: np.array(results.manifest.classes)[results.scores.label],
-        task="classification",
         datatype="BYTES",
         place=2,
     ),
-    Field(
+    ClassField(
         "probabilities",
         list[float],
         "mean of the draws' class probabilities, in the order of the model's `classes`",
         attrgetter("scores.probabilities"),
-        task="classification",
         axes=(CLASSES,),
         place=2,
     ),
-    Field(
+    TargetField(
         "mean",
         float,
         "of the predictive distribution, the mixture of the draws' Gaussians",
         attrgetter("scores.mean"),
-        unit="units of the target",
-        task="regression",
         place=2,
     ),
-    Field(
+    TargetField(
         "std",
         float,
         "its standard deviation, the total uncertainty: std^2 = aleatoric_std^2 + epistemic_std^2",
         attrgetter("scores.std"),
-        unit="units of the target",
-        task="regression",
     ),
-    Field(
+    TargetField(
         "aleatoric_std",
         float,
         "root of the mean of the draws' variances: noise in the data, which more rows would not "
         "reduce",
         attrgetter("scores.aleatoric_std"),
-        unit="units of the target",
-        task="regression",
     ),
-    Field(
+    TargetField(
         "epistemic_std",
         float | None,
         "standard deviation of the draws' means: how much they disagree. `null` with one draw",
         lambda results: results.scores.epistemic_std if results.num_samples > 1 else None,
-        unit="units of the target",
-        task="regression",
     ),
-    Field(
+    TargetField(
         "median",
         float | None,
         "of the predictive distribution, if the target was "
         "[transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
         attrgetter("scores.median"),
-        unit="units of the target",
-        task="regression",
         is_given=lambda manifest: manifest.transform is not None,
         place=2,
     ),
@@ -273,53 +263,47 @@ FIELDS = (
         datatype="INT64",
         place=0,
     ),
-    Field(
+    ClassField(
         "entropy",
         float,
         "of `probabilities`: the total uncertainty, 0 to log C",
         attrgetter("scores.entropy"),
         unit="nats",
-        task="classification",
     ),
-    Field(
+    ClassField(
         "expected_entropy",
         float,
         "mean of the draws' entropies: the uncertainty that every single draw has",
         attrgetter("scores.expected_entropy"),
         unit="nats",
-        task="classification",
         place=2,
     ),
-    Field(
+    ClassField(
         "bald",
         float,
         "`entropy` - `expected_entropy`: how much the draws disagree; more labels could reduce it",
         attrgetter("scores.bald"),
         unit="nats",
-        task="classification",
     ),
-    Field(
+    ClassField(
         "bald_corrected",
         float | None,
         "the same without the [bias of few draws](#bias-of-few-draws); `null` with one draw",
         attrgetter("scores.bald_corrected"),
         unit="nats",
-        task="classification",
         place=2,
     ),
-    Field(
+    ClassField(
         "mean_std",
         float,
         "standard deviation of a class's probability over draws, averaged over classes",
         attrgetter("scores.mean_std"),
-        task="classification",
     ),
-    Field(
+    ClassField(
         "variation_ratio",
         float,
         "1 - the largest of `probabilities`",
         attrgetter("scores.variation_ratio"),
-        task="classification",
     ),
     Field(
         "standard_error",
@@ -356,35 +340,31 @@ FIELDS = (
         datatype="BYTES",
         is_given=lambda manifest: manifest.categories is not None,
     ),
-    Field(
+    ClassField(
         "prediction_set",
         list[str],
         "the classes that the row may have, the label always among them",
         attrgetter("decision.prediction_set"),
         json=_sets,
-        task="classification",
         datatype="BOOL",
         axes=(CLASSES,),
         place=2,
     ),
-    Field(
+    ClassField(
         "abstain",
         bool | None,
         "`true`: do not use the label; `false`: answered; `null`: no `risk` applies",
         attrgetter("decision.abstain"),
-        task="classification",
         datatype="BOOL",
         is_given=lambda manifest: manifest.abstention is not None,
         place=2,
     ),
-    Field(
+    TargetField(
         "interval",
         Annotated[list[float | None], Limits(min_length=2, max_length=2)],
         "lower and upper end; holds the target with probability `coverage`. Both are `null`, "
         "meaning unbounded, if there are too few calibration rows",
         attrgetter("decision.interval"),
-        unit="units of the target",
-        task="regression",
         axes=(("low", "high"),),
         place=2,
     ),
@@ -397,25 +377,22 @@ FIELDS = (
         json=_detector_objects,
         parts=_detector_parts,
     ),
-    Field(
+    ClassField(
         "samples",
         list[list[float]],
         "with `return_samples`: the class probabilities of each draw",
         _samples,
-        task="classification",
         datatype="FP32",
         axes=(DRAWS, CLASSES),
         is_optional=True,
         place=3,
     ),
-    Field(
+    TargetField(
         "samples",
         list[GaussianAnswer],
         '`{"mean": ..., "std": ...}` for each draw, with `return_samples`',
         _gaussian_arrays,
         json=_gaussians,
-        unit="units of the target",
-        task="regression",
         datatype="FP32",
         axes=(DRAWS,),
         parts=lambda _: {"mean": "FP32", "std": "FP32"},

@@ -91,8 +91,8 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
         "version": manifest.version,
         "num_samples": results.num_samples,
         "seed": answer.seed,
-        **judged_by(answer.options),
-        "priors": _stated_priors(manifest, answer.options.priors),
+        **rates_of(answer.options),
+        "priors": _priors_by_class(manifest, answer.options.priors),
         "unknown_categories": answer.unknown,
     }
     at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(results))
@@ -154,16 +154,18 @@ def acquire_answer(
         "acquisition": acquisition,
         **about,
         "beta": beta if is_sampled else None,
-        "priors": _stated_priors(manifest, priors),
+        "priors": _priors_by_class(manifest, priors),
         "ranking": ranking,
     }
 
 
-def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict[str, float] | None:
+def _priors_by_class(
+    manifest: Manifest, priors: tuple[float, ...] | None
+) -> dict[str, float] | None:
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
-def judged_by(options: DecisionOptions) -> dict[str, float | None]:
+def rates_of(options: DecisionOptions) -> dict[str, float | None]:
     names = ("fpr", "fdr", "coverage", "confidence", "risk")
     return {name: getattr(options, name) for name in names}
 
@@ -173,7 +175,7 @@ def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> dic
         "model": manifest.name,
         "version": manifest.version,
         "seed": seed,
-        **judged_by(options),
+        **rates_of(options),
         "priors": options.priors,
         "classes": manifest.classes,
     }

@@ -95,12 +95,10 @@ def rows_array(
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
         return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
-    blocks: Iterable[list[Any]]
-    blocks = (
-        rows.parsed()
-        if isinstance(rows, JsonRows)
-        else (rows[first : first + at_once] for first in range(0, len(rows), at_once))
-    )
+    if isinstance(rows, JsonRows):
+        blocks: Iterable[list[Any]] = rows.parsed()
+    else:
+        blocks = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
@@ -153,32 +151,18 @@ class _Reader:
         self.is_objects = bool(spec.columns) and isinstance(first, dict)
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
         self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
-        nested = (
-            len(spec.shape) > 1
-            and isinstance(first, list)
-            and first != []
-            and isinstance(first[0], list)
-        )
+        is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
+        nested = len(spec.shape) > 1 and is_nested
         self.lengths = spec.shape if nested else (math.prod(spec.shape),)
 
     def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
         if self.is_objects:
             return from_objects(rows, self.spec.columns, self.field, first_row)
-        if self.is_images:
-            return np.stack(
-                [
-                    self._image(row, f"{self.field}.{n}")
-                    for n, row in enumerate(rows, start=first_row)
-                ]
-            )
-        if self.is_texts:
-            return np.stack(
-                [
-                    self._text(row, f"{self.field}.{n}")
-                    for n, row in enumerate(rows, start=first_row)
-                ]
-            )
-        return _block(rows, first_row, self.lengths, self.spec, self.field)
+        if not (self.is_images or self.is_texts):
+            return _block(rows, first_row, self.lengths, self.spec, self.field)
+        read = self._image if self.is_images else self._text
+        numbered = enumerate(rows, start=first_row)
+        return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
 
     def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return a text, a string, the bytes of a file or an object of its column alone, as a row
@@ -186,10 +170,8 @@ class _Reader:
         assert self.spec.text is not None
         assert self.encoder is not None
         if isinstance(row, dict):
-            row, field = (
-                _only(row, self.spec.text.column, field),
-                f"{field}.{self.spec.text.column}",
-            )
+            name = self.spec.text.column
+            row, field = _only(row, name, field), f"{field}.{name}"
         if isinstance(row, bytes):
             try:
                 row = row.decode("utf-8-sig")  # without the mark that some editors begin with
@@ -254,13 +236,12 @@ def _block(
     for axis, length in enumerate(lengths):
         for i, part in enumerate(level):
             if type(part) is not list or len(part) != length:
-                expected = f"an array of {length}"
+                expected, got = f"an array of {length}", kind_of(part)
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                of_rows = (
-                    "; a file of many rows is a body of its own" if isinstance(part, bytes) else ""
-                )
-                raise InvalidInput(path(i, axis), expected, kind_of(part) + of_rows)
+                if isinstance(part, bytes):
+                    got += "; a file of many rows is a body of its own"
+                raise InvalidInput(path(i, axis), expected, got)
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))

@@ -114,7 +114,7 @@ def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
     ]
 
 
-def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
+def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
     """Return the label or target that an annotation gives; None of one that was skipped, or says
     nothing of it."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
@@ -139,15 +139,14 @@ def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
 
 def label_id(project: Any, task: Any) -> str:
     """Return the id of a task's row: the one that it was acquired under, or one of its own."""
-    data = task.get("data") if isinstance(task, dict) else None
+    task = task if isinstance(task, dict) else {}
+    data = task.get("data")
     given = data.get(ID) if isinstance(data, dict) else None
     if isinstance(given, str):
         return given
-    number = task.get("id") if isinstance(task, dict) else None
+    number = task.get("id")
     of_project = project.get("id") if isinstance(project, dict) else None
-    of_project = (
-        task.get("project") if of_project is None and isinstance(task, dict) else of_project
-    )
+    of_project = task.get("project") if of_project is None else of_project
     if not isinstance(number, int) or not isinstance(of_project, int):
         raise InvalidInput("task.id", "a task's number, and its project's", "something else")
     return f"label-studio-{of_project}-{number}"

@@ -10,7 +10,6 @@ import math
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
@@ -21,7 +20,7 @@ from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
-from service.api.predictions import reported
+from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, row_numbers
 from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
@@ -35,11 +34,11 @@ from service.errors import TooLarge
 from service.integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
-    annotated_value,
     label_config,
     label_id,
     result_of,
     row_input,
+    value_of,
 )
 from service.integrations.label_studio.studio import LabelStudio
 from service.models.models import Served
@@ -91,16 +90,15 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
     rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
-    with context.admission.admitted(
-        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
-    ):
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         x = await row_numbers(context, call, rows, served, "tasks")
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job)
     prediction = predicted.prediction
     check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
-    scores = reported(prediction.scores)
+    scores = scores_in_units(prediction.scores)
     version, classes = model_version(served), manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]
@@ -109,16 +107,11 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         values = scores.mean.tolist()
         doubts = (scores.std / (1.0 + scores.std)).tolist()
     results = [
-        {
-            "model_version": version,
-            "score": 1.0 - min(1.0, doubt),
-            "result": result_of(config, value),
-        }
-        for value, doubt in zip(values, doubts, strict=True)
+        {"model_version": version, "score": 1.0 - min(1.0, doubt), "result": result_of(config, v)}
+        for v, doubt in zip(values, doubts, strict=True)
     ]
     call.record.add_usage(served.name, served.version, len(x), num_samples)
-    answer = orjson.dumps({"results": results, "model_version": version})
-    return Response(answer, media_type=JSON)
+    return json_response({"results": results, "model_version": version})
 
 
 @router.post(
@@ -196,13 +189,12 @@ def _keep(
     project, task = content.get("project"), content.get("task")
     text = project.get("label_config") if isinstance(project, dict) else None
     config = label_config(text, manifest)
-    value = annotated_value(config, content.get("annotation"))
+    value = value_of(config, content.get("annotation"))
     if value is None:
         return False
     name = label_id(project, task)
-    entry = LabelEntry(
-        id=name, **({"label": value} if isinstance(value, str) else {"target": value})
-    )
+    field = "label" if isinstance(value, str) else "target"
+    entry = LabelEntry.model_validate({"id": name, field: value})
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", fetch)

@@ -15,7 +15,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.regression import MIXTURE_SCORE_NAMES
 from model_store.types import Pause
 from service.api.predictions import BY_TASK
-from service.api.responses import NUMBERS_AT_ONCE, Answer, judged_by
+from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
 from service.integrations.open_inference.requests import (
     GROUPS,
     HEADER_LENGTH,
@@ -98,7 +98,7 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
     said = {
         "seed": answer.seed,
         "num_samples": answer.results.num_samples,
-        **judged_by(options),
+        **rates_of(options),
         "settle": None if options.rule is None else options.rule.tolerance,
         "priors": None if options.priors is None else orjson.dumps(options.priors).decode(),
         "unknown_categories": orjson.dumps(unknown).decode() if unknown else None,

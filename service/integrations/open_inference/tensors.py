@@ -132,32 +132,25 @@ def array_of_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) 
         expected = "binary data, since FP16 has no form in JSON"
         raise InvalidInput(f"{place}.data", expected, "data in JSON")
     level = flat_data(data, shape, place)
-    kinds = set(map(type, level))
-    floats = datatype.startswith("FP")
-    allowed = {bool} if datatype == BOOL else {int, float, type(None)} if floats else {int}
-    if not kinds <= allowed:
-        wanted = (
-            "true or false"
-            if datatype == BOOL
-            else "numbers, or null"
-            if floats
-            else "whole numbers"
-        )
+    allowed: set[type]
+    if datatype == BOOL:
+        allowed, wanted = {bool}, "true or false"
+    elif datatype.startswith("FP"):
+        allowed, wanted = {int, float, type(None)}, "numbers, or null"
+    else:
+        allowed, wanted = {int}, "whole numbers"
+    if not set(map(type, level)) <= allowed:
         odd = next(value for value in level if type(value) not in allowed)
         raise InvalidInput(f"{place}.data", f"{wanted} for {datatype}", kind_of(odd))
-    if type(None) in kinds:
-        level = [math.nan if value is None else value for value in level]
     try:
+        if not datatype.startswith("FP"):
+            return np.array(level, NUMPY[datatype]).reshape(shape)
         with np.errstate(over="ignore"):
-            array = (
-                np.array(level, dtype=np.float64).astype(NUMPY[datatype])
-                if floats
-                else np.array(level, NUMPY[datatype])
-            )
+            # null becomes NaN
+            return np.array(level, dtype=np.float64).astype(NUMPY[datatype]).reshape(shape)
     except OverflowError:
         expected = f"numbers in the range of {datatype}"
         raise InvalidInput(f"{place}.data", expected, "one that is not") from None
-    return array.reshape(shape)
 
 
 def strings_of_json(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:

@@ -35,12 +35,12 @@ class ByWork:
         wanted = context.current_num_replicas
         if work:
             mean = sum(work) / len(work)
-            wanted = wanted_replicas(mean, wanted, self.target_row_draws, self.slack)
+            wanted = count_replicas(mean, wanted, self.target_row_draws, self.slack)
         least = context.capacity_adjusted_min_replicas
         return max(least, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 
-def wanted_replicas(work: float, now: int, target: float, slack: float) -> int:
+def count_replicas(work: float, now: int, target: float, slack: float) -> int:
     ratio = work / target
     return now if abs(ratio - 1.0) <= slack else max(1, math.ceil(now * ratio))
 
