@@ -25,6 +25,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
+from model_store.types import DetectorNames
 
 ROWS, ROUNDS, CALLS = 16, 100, 5
 WHOLE, BARE = "whole", "bare"
@@ -55,8 +56,7 @@ def without_densities(calibration: Calibration) -> Calibration:
     scores = [name for name in calibration.reference if name not in calibration.standards]
     return replace(
         calibration,
-        combined=("entropy",),
-        two_sided=(),
+        names=DetectorNames(("entropy",), tail=calibration.names.tail),
         standards={},
         reference={name: calibration.reference[name] for name in scores},
         surprisals={name: calibration.surprisals[name] for name in scores},

@@ -78,7 +78,6 @@ class BayesianModel(nn.Module):
     def predict(
         self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
     ) -> Float[Tensor, "K N C"]:
-        """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
         groups = theta.split(len(theta) if self.network.is_paired else 1)

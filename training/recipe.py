@@ -151,7 +151,6 @@ class DataSection(Section):
 
     @property
     def group_column(self) -> str | None:
-        """The column of the groups that rows belong to, where one is named."""
         return self.calibration_group or self.group
 
     @property
@@ -231,12 +230,10 @@ class NetworkSection(Section):
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the network takes what an encoder says of rows."""
         return self.encoder not in (None, "none")
 
     @property
     def is_trained(self) -> bool:
-        """Whether the network starts at weights that were trained elsewhere."""
         return self.start == "trained" or self.weights is not None
 
     @property
@@ -317,8 +314,6 @@ class GateSection(Section):
 
 
 class Recipe(Section):
-    """A whole recipe."""
-
     name: Name
     method: Literal[*METHODS]
     task: Task = "classification"
@@ -358,7 +353,6 @@ class Recipe(Section):
 
     @property
     def combined(self) -> list[str]:
-        """Names of the detectors whose surprisals add up to the flag's statistic."""
         if self.serving.combined:
             return list(self.serving.combined)
         names = COMBINED[self.task]
@@ -376,7 +370,6 @@ class Recipe(Section):
 
     @property
     def inference(self) -> Method:
-        """The method, as its module of `training.posteriors` registered it."""
         return METHODS[self.method]
 
     @property
@@ -387,7 +380,6 @@ class Recipe(Section):
 
     @property
     def alpha(self) -> float:
-        """The objective's alpha."""
         return self.inference.alpha if self.training.alpha is None else self.training.alpha
 
     @property
@@ -401,7 +393,6 @@ class Recipe(Section):
 
     @property
     def samples(self) -> int:
-        """Draws of a training step."""
         return self.inference.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
@@ -487,11 +478,6 @@ def override(
 
 
 def validate(content: dict[str, Any], origin: str) -> Recipe:
-    """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
-
-    Raises:
-        InvalidInput: naming the key that is wrong.
-    """
     method = METHODS.get(str(content.get("method")))
     if method is not None:
         _validate(method.section, content.get("posterior", {}), f"{origin}: posterior.")
@@ -502,7 +488,6 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
 
 
 def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """Yield what in a recipe excludes what else it says: field, what is expected, what came."""
     data, serving = recipe.data, recipe.serving
     if serving.precision == "int8":
         if not recipe.inference.has_integers:

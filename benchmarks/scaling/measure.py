@@ -290,7 +290,7 @@ def describe(store: ModelStore) -> Replica:
     artifact = store.open(NAME, store.resolve(NAME), wanted=NEEDED)
     folder = store.root / NAME / store.resolve(NAME)
     files = [path for path in folder.iterdir() if path.is_file()]
-    set_bytes = Model.load(artifact, threads=1).runtime.set_bytes(DRAWS)
+    set_bytes = Model.load(artifact, threads=1).runtime.draw_bytes * DRAWS
     with replicas(store, (0,)) as (replica,):
         start_s = replica.processor_seconds()
         put_load(closed_loop, replica.port, [one], 8, 1.0, warm_up_s=0.0)

@@ -15,7 +15,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
-from training.data import Dataset, Rows, load, numbered_as, split, split_sizes
+from training.data import Dataset, Rows, load, renumber, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transformed
 from training.export.graphs import runtime_of
@@ -141,7 +141,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
-    data = numbered_as(loaded, manifest.classes or ())
+    data = renumber(loaded, manifest.classes or ())
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:
         expected = f"rows of shape {manifest.input.shape}, as {label} takes them"
