@@ -28,11 +28,10 @@ from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.errors import BrokenArtifact
-from model_store.inference.draws import RowsUnderDraws
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
-from model_store.inference.runtime import GraphError, Runtime
+from model_store.inference.runtime import GraphError, OutputsOf, Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores, taken
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
@@ -289,7 +288,7 @@ class Model:
 
     def prediction_with_stopping(
         self,
-        rows: RowsUnderDraws,
+        outputs_of: OutputsOf,
         density: Float32[np.ndarray, "N M"],
         num_draws: int,
         rule: StoppingRule,
@@ -297,7 +296,7 @@ class Model:
         """Return scores and p-values of rows, each of as many draws as a rule lets it take.
 
         Args:
-            rows: asked for their outputs under draws in their order, of fewer and fewer rows.
+            outputs_of: asked for draws in their order, of fewer and fewer rows.
             density: the rows' density scores.
             num_draws: the most draws that a row takes.
             rule: when a row stops.
@@ -307,7 +306,7 @@ class Model:
         rank_tables = self.calibration.rank_tables(used, rule)
         left = np.arange(len(density))
         first_stage, *stages = [*self.calibration.stages(used), used]
-        sums = predictive.sums(rows.outputs(left, 0, first_stage))
+        sums = predictive.sums(outputs_of(left, 0, first_stage))
         parts, order = [], []
         for stage, following in pairwise([first_stage, *stages]):
             scores = predictive.scores(sums)
@@ -325,11 +324,11 @@ class Model:
                 left, density, sums = left[~stops], density[~stops], sums.take(~stops)
             if len(left) == 0:
                 break
-            sums = sums.merge(predictive.sums(rows.outputs(left, stage, following), stage))
+            sums = sums.merge(predictive.sums(outputs_of(left, stage, following), stage))
         if len(left) > 0:
             scores = calibrated_scores = predictive.scores(sums)
             if num_draws > used:
-                rest = predictive.sums(rows.outputs(left, used, num_draws), used)
+                rest = predictive.sums(outputs_of(left, used, num_draws), used)
                 scores = predictive.scores(sums.merge(rest))
             parts.append(self._prediction(scores, calibrated_scores, density, used, rank_tables))
             order.append(left)

@@ -29,6 +29,8 @@ logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
+# What the network says of some rows under their draws `first` to `last - 1`
+OutputsOf = Callable[[slice | np.ndarray, int, int], Float32[np.ndarray, "K n C"]]
 Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
 # Of the network
@@ -178,6 +180,16 @@ class Runtime:
             theta = self.draw(draws.seed, k, min(chunk, last - k))
             parts.append(self.after_draws(known, theta[:, None]))
         return np.concatenate(parts)
+
+    def shared_draws(self, known: Float32[np.ndarray, "N H"], draws: DrawSet) -> OutputsOf:
+        """Return the outputs of rows that are all under the same draws."""
+        return lambda rows, first, last: self.after_draw_set(known[rows], draws, first, last)
+
+    def own_draws(
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K N D"]
+    ) -> OutputsOf:
+        """Return the outputs of rows, each under draws of its own; draws must be paired."""
+        return lambda rows, first, last: self.after_draws(known[rows], theta[first:last, rows])
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
