@@ -119,9 +119,8 @@ class JobRows:
         request = self.request
         path = self.folder / request.path  # a whole path takes the place of the folder
         if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
-            raise InvalidInput(
-                request.field, "the file as it was when the job was asked for", "another, or none"
-            )
+            expected = "the file as it was when the job was asked for"
+            raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self.model.manifest.input, request.field)
 
     @property
@@ -277,14 +276,9 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = _selected(job.folder, request)
-    choice = Choice(
-        manifest.task,
-        request.acquisition,
-        request.k - len(control),
-        request.num_samples,
-        request.race,
-        request.beta,
-    )
+    k = request.k - len(control)
+    asked = request.acquisition, k, request.num_samples, request.race, request.beta
+    choice = Choice(manifest.task, *asked)
     names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
     pool = JobPool(job, ranked_rows, names, choice)
     ranked: Ranked = rank_now(pool, choice)
@@ -332,14 +326,8 @@ def _keep_rows(
         predictions += control_said(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
-    how = Acquisition(
-        request.model,
-        request.version,
-        row_format(model.manifest),
-        request.acquisition,
-        request.seed,
-        request.num_samples,
-    )
+    of_model = request.model, request.version, row_format(model.manifest)
+    how = Acquisition(*of_model, request.acquisition, request.seed, request.num_samples)
     keep(how, acquired_rows(pool, ranked, predictions))
 
 

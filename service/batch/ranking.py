@@ -27,7 +27,7 @@ from model_store.scores.joint import Candidates
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import Computation
-from service.batch.data_set import OUT, Plan, Reader, Rejects
+from service.batch.data_set import OUT, Plan, Reader
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
 from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, needs_all_rows
@@ -105,7 +105,7 @@ class RankedParts:
                 low, high = np.searchsorted(order, [shard.place, shard.place + shard.rows])
                 if low == high:
                     continue
-                for rows in self._reader.rows(shard, Rejects()):
+                for rows in self._reader.rows(shard, []):
                     x = rows.x[np.isin(rows.places, order[low:high])]
                     yield from (part for _, part in self._computation.runs([(0, x)]))
 
