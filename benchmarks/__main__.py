@@ -5,21 +5,16 @@ MNIST's size.
 run the long forms.
 """
 
-import tempfile
-from pathlib import Path
+from argparse import Namespace
 
 from benchmarks import detector_cost, kernel, predict
-from benchmarks.common import NAME, publish_untrained
-from model_store.artifacts.store import ModelStore
+from benchmarks.common import NAME, store_of
 
 ROUNDS, CALLS = 3, 50
 
 
 def main() -> None:
-    """Publish a model of the size and measure it."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(Path(folder))
-        publish_untrained(store)
+    with store_of(Namespace(store=None)) as store:
         print(kernel.table(kernel.measure(store, NAME, ROUNDS), ROUNDS), flush=True)
         print(predict.table(predict.measure(store, ROUNDS, CALLS)), flush=True)
         print(detector_cost.measure(store, NAME))

@@ -16,8 +16,7 @@ from training.__main__ import DONE, main
 
 PROTOCOL = (
     "--initial 20 --batch 10 --until 300 --target-accuracy .95 --candidates 2000 --draws 50 "
-    "--test-draws 10 "
-    "--epochs 50 --seeds 5"
+    "--test-draws 10 --epochs 50 --seeds 5"
 )
 TEXT = """\
 # Active learning on MNIST
@@ -48,8 +47,6 @@ What is as in the paper, and what is not:
 
 @dataclass(frozen=True)
 class Part:
-    """Arms that make a table."""
-
     title: str
     recipes: tuple[str, ...]
     options: str
@@ -63,7 +60,6 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """Where the report is."""
         return Path(os.environ.get("DUBITO_RUNS", "runs")) / "active" / "-".join(self.recipes)
 
 
@@ -90,7 +86,6 @@ PARTS = (
 
 
 def run() -> None:
-    """Simulate, print the page, and with `--write` keep it."""
     parser = parser_of(__doc__, "active-mnist.md", name=None)
     parser.add_argument("--report", action="store_true", help="simulate nothing")
     options = parser.parse_args()

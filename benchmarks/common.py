@@ -1,12 +1,25 @@
-"""What benchmarks share: options, the published model that they measure and its rows, and an
-untrained model of `recipes/mnist.toml`'s size to measure speed on."""
+"""What benchmarks share: options and pages, the published model that they measure and its rows, an
+untrained model of `recipes/mnist.toml`'s size to measure speed on, and a service that runs."""
 
 import argparse
+import http.client
 import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load as load_weights
 
 from model_store.artifacts.store import ModelStore
@@ -23,23 +36,135 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 NAME = "mnist"
 TRAINED_LOG_STD = -0.7
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def bare_parser(description: str | None, written: str) -> argparse.ArgumentParser:
+    """Return a parser with `--write`, which keeps results as `written`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"write docs/results/{written}")
+    return parser
 
 
 def parser_of(
     description: str | None, written: str, name: str | None = "name"
 ) -> argparse.ArgumentParser:
-    """Return a parser with the model that is measured, `--store`, and `--write`, which keeps
-    results as `written`."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Return a parser with the published model that is measured, and `--store`."""
+    parser = bare_parser(description, written)
     if name is not None:
         parser.add_argument(name)
-    parser.add_argument(
-        "--store", type=Path, default=Path(os.environ.get("DUBITO_STORE", "models"))
-    )
-    parser.add_argument("--write", action="store_true", help=f"write docs/results/{written}")
+    default = Path(os.environ.get("DUBITO_STORE", "models"))
+    parser.add_argument("--store", type=Path, default=default)
     return parser
+
+
+def size_parser(description: str | None, written: str) -> argparse.ArgumentParser:
+    """Return a parser with `--store`, by default one with an untrained model: see `store_of`."""
+    parser = bare_parser(description, written)
+    parser.add_argument("--store", type=Path, help="by default one with a model of MNIST's size")
+    return parser
+
+
+@contextmanager
+def store_of(options: argparse.Namespace) -> Iterator[ModelStore]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(options.store or Path(folder))
+        if options.store is None:
+            publish_untrained(store)
+        yield store
+
+
+def report(
+    options: argparse.Namespace, stem: str, text: str, draw: Callable[[], Figure] | None = None
+) -> None:
+    """Print a page, and with `--write` keep it and its picture in docs/results."""
+    print(text)
+    if options.write:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{stem}.md").write_text(text)
+        if draw is not None:
+            plt.switch_backend("Agg")
+            figure = draw()
+            figure.savefig(RESULTS / f"{stem}.png", dpi=100)
+            plt.close(figure)
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Return the median of some values, the least and the most."""
+    numbers = (statistics.median(values), min(values), max(values))
+    median, least, most = (f"{number:.{digits}f}" for number in numbers)
+    return f"{median} ({least} - {most})"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: its port, process and the seconds that it took until it was ready."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    seconds: float
+
+    def ask(self, method: str, path: str, body: str | bytes | None = None) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        assert answer.status in (200, 202), content[:300]
+        return content
+
+    def memory(self) -> tuple[float, float]:
+        """Return resident and proportional memory, in MB."""
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        resident, proportional = (
+            re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss")
+        )
+        assert resident is not None
+        assert proportional is not None
+        return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
+
+    def processor_seconds(self, of_children: bool = False) -> float:
+        """Return the processor time used so far, on request also of children that have ended."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11 : 15 if of_children else 13])) / TICKS_A_SECOND
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serve(store: Path, **settings: str) -> Iterator[Service]:
+    """Run the service in a process of its own, with no other settings than these."""
+    port = free_port()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
+    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0"}
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "service"]
+    environment = kept | given | settings
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        while not _is_ready(port):
+            assert process.poll() is None, "the service ended"
+            time.sleep(0.01)
+        yield Service(port, process, time.perf_counter() - begun)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
 
 
 def add_splits(parser: argparse.ArgumentParser, splits: int = 200) -> None:
@@ -49,18 +174,15 @@ def add_splits(parser: argparse.ArgumentParser, splits: int = 200) -> None:
 
 
 def data_root() -> Path:
-    """Return the folder of data, DUBITO_DATA."""
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
 
 def open_model(options: argparse.Namespace) -> Model:
-    """Return the newest version of the model that is named."""
     store = ModelStore(options.store)
     return Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
 
 
 def splits_of(model: Model) -> Splits:
-    """Return the splits that a model was fitted and calibrated on."""
     recipe = recipe_of(model.manifest, "name")
     return split(load(recipe, data_root(), model.manifest.input.columns), split_sizes(recipe))
 
@@ -105,7 +227,6 @@ def publish_untrained(store: ModelStore, precision: str | None = None) -> None:
 
 
 def torch_model(store: ModelStore, name: str) -> BayesianModel:
-    """Return the torch model of a published version, from its recipe and its weights."""
     artifact = store.open(name, store.resolve(name), wanted=("weights.safetensors",))
     manifest = artifact.manifest
     recipe = recipes.Recipe.model_validate(manifest.training["recipe"])

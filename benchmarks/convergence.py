@@ -10,7 +10,6 @@ letters (DUBITO_DATA/notmnist). The bound is the one that is minimised, with the
 above that of the longest fit, and by how much BALD moves. Nothing is published.
 """
 
-import argparse
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks.common import ROOT, data_root
+from benchmarks.common import RESULTS, ROOT, bare_parser, data_root
 from training import recipe as recipes
 from training.data import Dataset, load
 from training.evaluation.outliers import OutlierSource, uniform
@@ -67,7 +67,6 @@ class Measured:
 def changed(
     recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]
 ) -> Recipe:
-    """Return a recipe whose spread starts elsewhere, and which takes longer."""
     posterior = (
         recipe.posterior
         if start is None
@@ -80,7 +79,6 @@ def changed(
 
 
 def measure(recipe: Recipe, data: Dataset) -> Measured:
-    """Fit, and return what is tabulated."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
@@ -119,7 +117,6 @@ def mean_bald(model: BayesianModel, x: torch.Tensor, eps: torch.Tensor) -> float
 
 
 def row(name: str, seed: int, got: Measured) -> str:
-    """Return a row of the table."""
     bald = [f"{got.bald[kind]:.3f}" if kind in got.bald else "" for kind in ("noise", "letters")]
     cells = [
         name,
@@ -140,8 +137,6 @@ def row(name: str, seed: int, got: Measured) -> str:
 
 
 def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> str:
-    """Return how far bounds are above the longest fit's, and by how much BALD moves with the start
-    and the epochs."""
     longest = max(of_epochs, key=lambda got: got.epochs)
     parts = [
         f"bound after {got.epochs} epochs {got.bound / longest.bound - 1.0:+.1%}"
@@ -162,10 +157,7 @@ def summary(name: str, of_starts: list[Measured], of_epochs: list[Measured]) -> 
 
 
 def main() -> None:
-    """Fit, print the table, and with `--write` draw it beside docs/results/convergence.md."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "convergence.png")
     parser.add_argument(
         "recipes", nargs="*", type=Path, default=[ROOT / "recipes" / "digits-bhn-realnvp.toml"]
     )
@@ -180,7 +172,6 @@ def main() -> None:
         metavar=("KEY", "NUMBER"),
         help="of [training]",
     )
-    parser.add_argument("--write", action="store_true", help="write docs/results/convergence.png")
     options = parser.parse_args()
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     found: dict[str, list[Measured]] = {}
@@ -204,12 +195,10 @@ def main() -> None:
             said.append(summary(f"{recipe.name}, seed {seed}", of_starts, of_epochs))
     print("\n" + "\n".join(f"* {line}" for line in said))
     if options.write:
-        plot(found, ROOT / "docs" / "results" / "convergence.png")
+        plot(found).savefig(RESULTS / "convergence.png", dpi=100)
 
 
-def plot(found: dict[str, list[Measured]], path: Path) -> None:
-    """Draw mean BALD on noise against the start; longer fits as crosses."""
-    plt.switch_backend("Agg")
+def plot(found: dict[str, list[Measured]]) -> Figure:
     figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for i, (name, fits) in enumerate(found.items()):
         shortest = min(got.epochs for got in fits)
@@ -228,8 +217,7 @@ def plot(found: dict[str, list[Measured]], path: Path) -> None:
     )
     axis.grid(alpha=0.3)
     axis.legend(title="x: fitted for longer")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.common import RESULTS, add_splits, open_model, parser_of, unseen_rows
+from benchmarks.common import add_splits, open_model, parser_of, report, unseen_rows
 from benchmarks.flag_rate import fit_p_value
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.abstention import Answers
@@ -58,13 +58,10 @@ class HeldOut:
 
     @property
     def rows(self) -> int:
-        """How many they are."""
         return len(self.y)
 
 
 def held_out(model: Model, draws: int) -> HeldOut:
-    """Score all rows of the model's data that it was not fitted on and that did not choose its
-    checkpoint."""
     rows = unseen_rows(model)
     scores, density = served_scores(model.runtime, rows, [draws], seed=1)
     return HeldOut(
@@ -73,7 +70,6 @@ def held_out(model: Model, draws: int) -> HeldOut:
 
 
 def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return calibration and test rows of random splits."""
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(rows) for _ in range(splits)]
     return [(order[: rows // 2], order[rows // 2 :]) for order in orders]
@@ -82,7 +78,6 @@ def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarr
 def served_sets(
     probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
 ) -> np.ndarray:
-    """Return the sets that are served of all rows, calibrated on some."""
     return prediction_sets(
         mass_above(probs),
         np.sort(class_nonconformity(probs[calibration], y[calibration])),
@@ -122,8 +117,6 @@ SETS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray
 
 
 def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list[str]:
-    """Return a line for each kind of sets: how large they are, and how often they cover which
-    rows."""
     assert isinstance(held.scores, Scores)
     probs, y = held.scores.probabilities, held.y
     is_hard = held.scores.entropy >= np.quantile(held.scores.entropy, 1.0 - HARD)
@@ -156,7 +149,6 @@ def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list
 
 
 def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np.ndarray:
-    """Return how many test rows of each split are covered by what is served."""
     counts = []
     for calibration, test in halves(held.rows, splits, seed):
         if isinstance(held.scores, Scores):
@@ -170,7 +162,6 @@ def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np
 
 
 def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manifest) -> str:
-    """Return a line: how many test rows are answered at a risk, and how wrong the answers are."""
     assert isinstance(held.scores, Scores)
     generator = np.random.default_rng(seed)
     third = held.rows // 3
@@ -208,8 +199,6 @@ def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manif
 def coverage_table(
     held: HeldOut, draws: int, axes: np.ndarray, splits: int, seed: int
 ) -> list[str]:
-    """Return a line for each coverage: covered counts against the beta-binomial, which is drawn
-    beside them."""
     n, m = held.rows // 2, held.rows - held.rows // 2
     right = (
         np.mean(nonconformity(held.scores, held.y) == 0) if isinstance(held.scores, Scores) else 0.0
@@ -244,8 +233,7 @@ def class_tables(
     lines = [
         "",
         f"Where a coverage is below the accuracy, here {accuracy:.4f}, the set is the label alone "
-        "and covers more "
-        "than is stated.",
+        "and covers more than is stated.",
         "",
         f"## Kinds of sets, {draws} draws",
         "",
@@ -277,7 +265,6 @@ def class_tables(
 
 
 def main() -> None:
-    """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
     parser = parser_of(__doc__, "coverage-NAME.{md,png}")
     add_splits(parser)
     parser.add_argument(
@@ -309,11 +296,7 @@ def main() -> None:
     if model.manifest.task == "classification":
         lines += class_tables(held, all_draws[-1], options.splits, options.seed, model.manifest)
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"coverage-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        figure.savefig(target.with_suffix(".png"), dpi=100)
+    report(options, f"coverage-{options.name}", text, lambda: figure)
 
 
 if __name__ == "__main__":

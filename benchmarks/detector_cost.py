@@ -18,20 +18,20 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
-from benchmarks.common import RESULTS, parser_of
-from benchmarks.predict import Client, server
+from benchmarks.common import parser_of, report, serve
+from benchmarks.predict import Client
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import Calibration
 from model_store.inference.model import CALIBRATION_FILE, Model
 from model_store.inference.runtime import Runtime
+from model_store.types import DetectorNames
 
 ROWS, ROUNDS, CALLS = 16, 100, 5
 WHOLE, BARE = "whole", "bare"
 
 
 def without_detectors(network: bytes) -> bytes:
-    """Return the graph with a density of no columns, and nothing that led to the others."""
     model = onnx.load_model_from_string(network)
     graph = model.graph
     wanted = {output.name for output in graph.output if output.name != "density"}
@@ -53,12 +53,10 @@ def without_detectors(network: bytes) -> bytes:
 
 
 def without_densities(calibration: Calibration) -> Calibration:
-    """Return a calibration of the posterior's scores, whose flag goes by entropy."""
     scores = [name for name in calibration.reference if name not in calibration.standards]
     return replace(
         calibration,
-        combined=("entropy",),
-        two_sided=(),
+        names=DetectorNames(("entropy",), tail=calibration.names.tail),
         standards={},
         reference={name: calibration.reference[name] for name in scores},
         surprisals={name: calibration.surprisals[name] for name in scores},
@@ -66,7 +64,6 @@ def without_densities(calibration: Calibration) -> Calibration:
 
 
 def milliseconds(predict: Callable[[], object]) -> float:
-    """Return the mean time of a call."""
     start = time.perf_counter()
     for _ in range(CALLS):
         predict()
@@ -74,7 +71,6 @@ def milliseconds(predict: Callable[[], object]) -> float:
 
 
 def measure(store: ModelStore, name: str) -> str:
-    """Measure a published model and return the result as Markdown."""
     artifact = store.open(name, store.resolve(name), wanted=FILES)
     whole, noise = Model.load(artifact), artifact.manifest.noise
     small = without_detectors(artifact.files["network.onnx"])
@@ -105,9 +101,9 @@ def measure(store: ModelStore, name: str) -> str:
             artifact.files,
         )
         both.publish(BARE, description, {**artifact.files, **cut})
-        with server(both.root) as (port, _):
+        with serve(both.root) as service:
             clients = [
-                Client(port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
+                Client(service.port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
                 for model in (WHOLE, BARE)
             ]
             over_http = rounds_of(*(client.predict for client in clients))
@@ -116,10 +112,8 @@ def measure(store: ModelStore, name: str) -> str:
             f"# What the detectors cost: {name} version {artifact.manifest.version}",
             "",
             f"`python -m benchmarks.detector_cost {name} --write`: {ROWS} rows, "
-            f"{noise.default_draws} draws, "
-            f"{ROUNDS} alternating rounds of {CALLS} calls one after the other; a round's ratio, "
-            "median (first and "
-            "last tenth).",
+            f"{noise.default_draws} draws, {ROUNDS} alternating rounds of {CALLS} calls one after "
+            "the other; a round's ratio, median (first and last tenth).",
             "",
             "| | all detectors, ms | no densities, ms | ratio |",
             "|---|---|---|---|",
@@ -131,7 +125,6 @@ def measure(store: ModelStore, name: str) -> str:
 
 
 def rounds_of(whole: Callable[[], object], bare: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return the milliseconds of both in alternating rounds."""
     for _ in range(CALLS):  # until both are warm
         whole()
         bare()
@@ -147,13 +140,10 @@ def line(times: list[tuple[float, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print, and with `--write` keep it in docs/results."""
     parser = parser_of(__doc__, "detector-cost-NAME.md")
     options = parser.parse_args()
     text = measure(ModelStore(options.store), options.name)
-    print(text)
-    if options.write:
-        (RESULTS / f"detector-cost-{options.name}.md").write_text(text)
+    report(options, f"detector-cost-{options.name}", text)
 
 
 if __name__ == "__main__":

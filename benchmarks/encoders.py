@@ -12,7 +12,6 @@ encoder alone makes, as many rows at once as the service takes. Times depend on 
 what else it does; ratios of one run are the result.
 """
 
-import argparse
 import base64
 import json
 import statistics
@@ -21,9 +20,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32
+from matplotlib.figure import Figure
 
+from benchmarks.common import bare_parser, report, serve
 from benchmarks.load import closed_loop, post
-from benchmarks.predict import RESULTS, Client, seconds, server
+from benchmarks.predict import Client, seconds
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.encoder import Encoder
@@ -36,17 +37,11 @@ MANY_ALONE, MANY = "the encoder alone, many rows", f"POST /predict, {CONNECTIONS
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "encoders-NAME.{md,png}")
     parser.add_argument("name", help="a published version's model, with an encoder")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--image", type=Path, help="what is sent; without it, numbers")
     parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/encoders-NAME.{md,png}"
-    )
     options = parser.parse_args()
     store = ModelStore(options.store)
     artifact = store.open(options.name, store.resolve(options.name), NEEDED)
@@ -67,27 +62,23 @@ def main() -> None:
         )
     x = np.array(row, dtype=np.float32)[None]
     body = json.dumps({"model": options.name, "inputs": [sent], "num_samples": DRAWS}).encode()
-    times = measured(options.store, encoder, x, body, 3 if options.short else 7)
+    times = measure(options.store, encoder, x, body, 3 if options.short else 7)
     page = table(artifact.manifest, encoder, times)
-    print(page)
-    if options.write:
-        (RESULTS / f"encoders-{options.name}.md").write_text(page)
-        plot(times, RESULTS / f"encoders-{options.name}.png")
+    report(options, f"encoders-{options.name}", page, lambda: plot(times))
 
 
-def measured(
+def measure(
     store: Path, encoder: Encoder, x: Float32[np.ndarray, "1 I"], body: bytes, rounds: int
 ) -> dict[str, list[float]]:
-    """Return, by what was timed, seconds a row in each round: medians of a round's calls."""
     many = x.repeat(CONNECTIONS, axis=0)
     calls = max(5, min(50, int(1.0 / encoder.row_s)))
     found: dict[str, list[float]] = {name: [] for name in (ALONE, SERVED, MANY_ALONE, MANY)}
-    with server(store) as running:
-        client = Client(running.port, body)
+    with serve(store) as service:
+        client = Client(service.port, body)
         for n in range(rounds + 1):
             alone, served = seconds(lambda: encoder(x), calls), seconds(client.predict, calls)
             together = seconds(lambda: encoder(many), 2)
-            rate = closed_loop(running.port, [post("/predict", body)], CONNECTIONS, 4.0).rate
+            rate = closed_loop(service.port, [post("/predict", body)], CONNECTIONS, 4.0).rate
             if n > 0:  # the first round warms up
                 found[ALONE].append(statistics.median(alone))
                 found[SERVED].append(statistics.median(served))
@@ -130,8 +121,7 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
     return "\n".join(lines)
 
 
-def plot(times: dict[str, list[float]], path: Path) -> None:
-    """Draw the medians with their ranges."""
+def plot(times: dict[str, list[float]]) -> Figure:
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     for i, of_rounds in enumerate(times.values()):
         ms = sorted(1e3 * s for s in of_rounds)
@@ -142,8 +132,7 @@ def plot(times: dict[str, list[float]], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms a row")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -15,18 +15,15 @@ from model_store.artifacts.store import ModelStore
 
 
 def spread(values: list[float]) -> str:
-    """Return mean and standard deviation, in percent."""
     mean = f"{100 * statistics.mean(values):.2f}"
     return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table, and an empty one."""
     return [*(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
 
 
 def detection(reports: list[dict[str, Any]], kind: str) -> list[str]:
-    """Return a table of AUROCs, a set or attack a line."""
     scores = list(next(iter(reports[0][kind].values()))["scores"])
     rows = [
         [
@@ -42,8 +39,6 @@ def detection(reports: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 def main() -> None:
-    """Print the tables, and with `--write` keep them, with the newest version's plots, in
-    docs/results."""
     parser = parser_of(__doc__, "evidence-NAME.md and its plots")
     options = parser.parse_args()
     store = ModelStore(options.store)
@@ -61,12 +56,10 @@ def main() -> None:
         f"# Evidence of `{options.name}` over seeds",
         "",
         f"`python -m training evaluate {options.name}:VERSION --attacks --outliers ...` for each "
-        f"of {len(reports)} "
-        f"versions (recipe seeds {', '.join(map(str, seeds))}), then "
-        f"`python -m benchmarks.evidence {options.name} --write`. "
-        f"{first['test']['rows']} test rows, at most as many of each set, {first['draws']} draws, "
-        "requests of "
-        f"{first['rows_per_request']} rows; mean ± standard deviation over versions.",
+        f"of {len(reports)} versions (recipe seeds {', '.join(map(str, seeds))}), then `python -m "
+        f"benchmarks.evidence {options.name} --write`. {first['test']['rows']} test rows, at most "
+        f"as many of each set, {first['draws']} draws, requests of {first['rows_per_request']} "
+        "rows; mean ± standard deviation over versions.",
         "",
         *detection(reports, "outliers"),
     ]

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.common import RESULTS, add_splits, open_model, parser_of, unseen_rows
+from benchmarks.common import add_splits, open_model, parser_of, report, unseen_rows
 from model_store.artifacts.manifest import Manifest
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.inference.model import Model
@@ -80,7 +80,6 @@ def fit_p_value(counts: np.ndarray, law: stats.rv_discrete) -> float:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "flag-rate-NAME.{md,png}")
     add_splits(parser)
     parser.add_argument(
@@ -92,14 +91,12 @@ def main() -> None:
         f"# The flag's rate on held-out rows: {options.name} version {model.manifest.version}",
         "",
         f"`python -m benchmarks.flag_rate {options.name} --splits {options.splits} --seed "
-        f"{options.seed}`; "
-        f"detectors {', '.join(model.manifest.detectors.combined)}.",
+        f"{options.seed}`; detectors {', '.join(model.manifest.detectors.combined)}.",
         "Calibration rows have draws of their own, as in publication; test rows share theirs with "
         "a request's.",
         "",
         "| draws | rows a request | fpr | ranking, test rows | rate expected | found | std of "
-        "count expected | found "
-        "| chi-square p |",
+        "count expected | found | chi-square p |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     all_draws = options.draws or [20, model.manifest.noise.default_draws]
@@ -136,11 +133,7 @@ def main() -> None:
             )
     axes[0][0].legend()
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"flag-rate-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        figure.savefig(target.with_suffix(".png"), dpi=100)
+    report(options, f"flag-rate-{options.name}", text, lambda: figure)
 
 
 if __name__ == "__main__":

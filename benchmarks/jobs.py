@@ -18,7 +18,6 @@ with `--whole` the first precision ranks one of so many rows too. In one run:
 """
 
 import argparse
-import http.client
 import json
 import statistics
 import tempfile
@@ -28,50 +27,48 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from benchmarks.common import NAME, ROOT, publish_untrained
+from benchmarks.common import (
+    NAME,
+    RESULTS,
+    Service,
+    bare_parser,
+    publish_untrained,
+    report,
+    serve,
+    spread,
+)
 from benchmarks.load import closed_loop, open_loop, post
-from benchmarks.predict import server
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import available_processors
 from service.engine.batching import part_rows
 
-RESULTS = ROOT / "docs" / "results"
 SECONDS = 10.0  # of one-row requests, each way and round
 KERNEL_S = 5.0
 RUN = "service.batch.job_process"
 
 
 def main() -> None:
-    """Measure each precision and print a table; with `--write` keep it and a plot."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "jobs.{md,png,json}")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--whole", type=int, help="rows of a further pool, of the first precision")
     parser.add_argument("--precision", nargs="+", default=["int8", "float32"])
     parser.add_argument("--rounds", type=int, default=3, help="of one-row requests")
     parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/jobs.md and jobs.png"
-    )
     options = parser.parse_args()
     measured = [
         measure(name, options.rows, options.rounds, options.draws) for name in options.precision
     ]
     if options.whole is not None:
         measured.append(measure(options.precision[0], options.whole, 0, options.draws))
-    text = table(measured, options)
-    print(text)
+    report(options, "jobs", table(measured, options), lambda: plot(measured))
     if options.write:
-        (RESULTS / "jobs.md").write_text(text)
         (RESULTS / "jobs.json").write_text(json.dumps(measured, indent=1) + "\n")
-        plot(measured, RESULTS / "jobs.png")
 
 
 def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any]:
-    """Return what was measured of a model of a precision."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = ModelStore(folder / "models")
@@ -84,12 +81,12 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
             store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors()
         )
         state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
-        with server(folder / "models", **state) as running:
-            few = ranked(running.port, "few.npy", draws, 0.05)
+        with serve(folder / "models", **state) as service:
+            few = rank(service, "few.npy", draws, 0.05)
             before = kernel_rate(model, draws)
-            job = ranked(running.port, "pool.npy", draws, 1.0)
+            job = rank(service, "pool.npy", draws, 1.0)
             after = kernel_rate(model, draws)
-            latencies = beside(running.port, rounds, draws)
+            latencies = beside(service, rounds, draws)
     kernel = (before + after) / 2
     return {
         "precision": precision,
@@ -106,7 +103,6 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
 
 
 def write_pool(path: Path, rows: int) -> None:
-    """Write rows of random pixels, in parts."""
     generator = np.random.default_rng(0)
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, 784))
     for first in range(0, rows, 10_000):
@@ -116,7 +112,6 @@ def write_pool(path: Path, rows: int) -> None:
 
 
 def kernel_rate(model: Model, draws: int) -> float:
-    """Return rows a second of the published graph, on as many rows as are computed at once."""
     rows = part_rows(model, draws)
     x = np.random.default_rng(0).integers(0, 256, (rows, model.row_size)).astype(np.float32)
     drawn = model.runtime.draw_set(0, draws)
@@ -128,16 +123,16 @@ def kernel_rate(model: Model, draws: int) -> float:
     return calls * rows / (time.perf_counter() - begun)
 
 
-def ranked(port: int, pool: str, draws: int, look_s: float) -> dict[str, Any]:
+def rank(service: Service, pool: str, draws: int, look_s: float) -> dict[str, Any]:
     """Have a job rank a pool, and return what it took; looking often takes the processor from
     it."""
-    asked = json.dumps({"pool_file": pool, "k": 10, "seed": 0, "num_samples": draws}).encode()
-    job = request(port, "POST", "/acquire/jobs", asked)
+    asked = {"pool_file": pool, "k": 10, "seed": 0, "num_samples": draws}
+    job = request(service, "POST", "/acquire/jobs", asked)
     largest = 0
     while job["state"] in ("queued", "running"):
         largest = max(largest, largest_bytes())
         time.sleep(look_s)
-        job = request(port, "GET", f"/jobs/{job['id']}")
+        job = request(service, "GET", f"/jobs/{job['id']}")
     assert job["state"] == "done", job
     return {
         "worked_s": job["worked_s"],
@@ -146,18 +141,15 @@ def ranked(port: int, pool: str, draws: int, look_s: float) -> dict[str, Any]:
     }
 
 
-def request(port: int, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-    """Return the answer to a request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request(method, path, body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    content: dict[str, Any] = json.loads(answer.read())
-    assert answer.status in (200, 202), content
-    return content
+def request(
+    service: Service, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    content = None if body is None else json.dumps(body)
+    answer: dict[str, Any] = json.loads(service.ask(method, path, content))
+    return answer
 
 
 def largest_bytes() -> int:
-    """Return the largest resident memory of a job's process so far, 0 where there is none."""
     for process in Path("/proc").iterdir():
         try:
             if RUN.encode() in (process / "cmdline").read_bytes():
@@ -170,50 +162,47 @@ def largest_bytes() -> int:
     return 0
 
 
-def beside(port: int, rounds: int, draws: int) -> dict[str, list[list[float]]]:
+def beside(service: Service, rounds: int, draws: int) -> dict[str, list[list[float]]]:
     """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair
     a round."""
     row = np.random.default_rng(1).integers(0, 256, 784).tolist()
     requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": draws}).encode())]
-    rate = closed_loop(port, requests, 1, 3.0).rate / 4 if rounds else 0.0
+    rate = closed_loop(service.port, requests, 1, 3.0).rate / 4 if rounds else 0.0
     found: dict[str, list[list[float]]] = {"alone": [], "beside": []}
     for _ in range(rounds):
         for how in ("alone", "beside"):
             job = None
             if how == "beside":
-                asked = json.dumps({"pool_file": "pool.npy", "num_samples": draws}).encode()
-                job = request(port, "POST", "/acquire/jobs", asked)
-                while request(port, "GET", f"/jobs/{job['id']}")["progress"] == 0.0:
+                asked = {"pool_file": "pool.npy", "num_samples": draws}
+                job = request(service, "POST", "/acquire/jobs", asked)
+                while request(service, "GET", f"/jobs/{job['id']}")["progress"] == 0.0:
                     time.sleep(0.1)
-            load = open_loop(port, requests, rate, SECONDS, connections=16, poisson=False)
+            load = open_loop(service.port, requests, rate, SECONDS, connections=16, poisson=False)
             assert set(load.counts) == {"200"}, load.counts
             found[how].append([1e3 * load.percentile(50), 1e3 * load.percentile(99)])
             if job is not None:
-                job = request(port, "GET", f"/jobs/{job['id']}")
+                job = request(service, "GET", f"/jobs/{job['id']}")
                 assert job["state"] == "running", (
                     "the pool is too small: the job ended before the requests did"
                 )
-                request(port, "POST", f"/jobs/{job['id']}/cancel")
-                while request(port, "GET", f"/jobs/{job['id']}")["state"] == "running":
+                request(service, "POST", f"/jobs/{job['id']}/cancel")
+                while request(service, "GET", f"/jobs/{job['id']}")["state"] == "running":
                     time.sleep(0.1)
     return found
 
 
 def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    """Return the page."""
     whole = "" if options.whole is None else f"--whole {options.whole} "
     whole += "" if options.draws == 100 else f"--draws {options.draws} "
     lines = [
         f"# Jobs on pools of 784 numbers a row, {options.draws} draws",
         "",
         f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} "
-        "--write`; "
-        f"{available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` says how it "
-        "is measured.",
+        f"--write`; {available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` "
+        "says how it is measured.",
         "",
         "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | "
-        "in all | "
-        "largest memory | of a job of 64 rows |",
+        "in all | largest memory | of a job of 64 rows |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in measured:
@@ -223,8 +212,7 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         )
         lines.append(
             f"| {one['rows']:,} | {one['precision']} | {kernel} | {one['job_rows_s']:.0f} | "
-            f"{one['ratio']:.2f} | "
-            f"{one['whole_ratio']:.2f} | {memory} |"
+            f"{one['ratio']:.2f} | {one['whole_ratio']:.2f} | {memory} |"
         )
     lines += [
         "",
@@ -245,14 +233,7 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
     return "\n".join([*lines, "", "![rates beside the kernel's, and latencies](jobs.png)", ""])
 
 
-def spread(values: list[float]) -> str:
-    """Return the median, least and largest of some values."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
-
-
-def plot(measured: list[dict[str, Any]], path: Path) -> None:
-    """Draw rates beside the kernel's, and latencies alone and beside a job."""
-    plt.switch_backend("Agg")
+def plot(measured: list[dict[str, Any]]) -> Figure:
     figure, (rates, latencies) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     places = np.arange(len(measured))
     kernel = [statistics.mean(one["kernel_rows_s"]) for one in measured]
@@ -274,8 +255,7 @@ def plot(measured: list[dict[str, Any]], path: Path) -> None:
     )
     for axis in (rates, latencies):
         axis.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

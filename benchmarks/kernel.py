@@ -16,22 +16,20 @@ version was made of exports them, in float32 and with its shared weights in int8
 graph, detectors and all, is measured beside them.
 """
 
-import argparse
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import onnxruntime as ort
 import torch
+from matplotlib.figure import Figure
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.common import NAME, ROOT, publish_untrained, torch_model
+from benchmarks.common import NAME, report, size_parser, spread, store_of, torch_model
 from benchmarks.detector_cost import without_detectors
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
@@ -41,7 +39,6 @@ from training.export.graphs import export, runtime_of
 from training.export.quantise import quantise_network
 from training.export.served import served_network
 
-RESULTS = ROOT / "docs" / "results"
 DRAWS = 100
 ROWS = (1, 16, 64, 128)
 PEAK = (3200, 800, 800)
@@ -51,9 +48,6 @@ SECONDS = 0.3  # of calls of one way in a round
 
 @dataclass(frozen=True)
 class Figures:
-    """Operations a second of the peak by its library, and of each graph by number of rows, a number
-    a round."""
-
     peak: dict[str, list[float]]
     graphs: dict[str, dict[int, list[float]]]
     threads: int
@@ -61,7 +55,6 @@ class Figures:
 
 
 def least_work(rows: int, draws: int) -> float:
-    """Return the operations (multiplications and additions) that cannot be spared."""
     first, *others = itertools.pairwise(LAYERS)
     return 2.0 * rows * (first[0] * first[1] + draws * sum(a * b for a, b in others))
 
@@ -79,7 +72,6 @@ def fastest(work: Callable[[], object], seconds: float) -> float:
 
 
 def products(threads: int) -> dict[str, Callable[[], object]]:
-    """Return the ways to make the product that the peak is taken of."""
     m, k, n = PEAK
     generator = np.random.default_rng(0)
     a, b = (
@@ -110,7 +102,6 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
 
 
 def measure(store: ModelStore, name: str, rounds: int) -> Figures:
-    """Measure a published version's network and the peak in alternating rounds."""
     threads = available_processors()
     published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
     reference = torch_model(store, name)
@@ -159,16 +150,13 @@ def ratios(figures: Figures, graph: str, rows: int) -> list[float]:
 
 
 def table(figures: Figures, rounds: int) -> str:
-    """Return the result as Markdown."""
     best = max(max(speeds) for speeds in figures.peak.values())
     lines = [
         "# The network on 100 draws, 784-800-800-10, against the float32 peak",
         "",
         f"`python -m benchmarks.kernel --rounds {rounds} --write`; {figures.threads} threads. The "
-        "least work at the "
-        "round's float32 peak, over the time taken: 1 is a float32 product without any overhead. "
-        "Fastest calls of "
-        "alternating rounds, median (least - most).",
+        "least work at the round's float32 peak, over the time taken: 1 is a float32 product "
+        "without any overhead. Fastest calls of alternating rounds, median (least - most).",
         "",
         "| graph | "
         + " | ".join(f"{n} row{'s' if n > 1 else ''}" for n in ROWS)
@@ -176,20 +164,15 @@ def table(figures: Figures, rounds: int) -> str:
         "|---|" + "---|" * (len(ROWS) + 1),
     ]
     for graph, by_rows in figures.graphs.items():
-        cells = []
-        for n in ROWS:
-            found = ratios(figures, graph, n)
-            cells.append(f"{statistics.median(found):.2f} ({min(found):.2f} - {max(found):.2f})")
+        cells = [spread(ratios(figures, graph, n)) for n in ROWS]
         rate = statistics.median(by_rows[ROWS[-1]]) / least_work(1, DRAWS)
         lines.append(f"| {graph} | " + " | ".join(cells) + f" | {rate:.0f} |")
     speeds = ", ".join(f"{way} {max(found) / 1e9:.0f}" for way, found in figures.peak.items())
     lines += [
         "",
         f"Float32 product of {' x '.join(map(str, PEAK))}, fastest of all rounds, in 10^9 "
-        f"operations/s: {speeds}. "
-        f"Against the fastest of them and of all rounds ({best / 1e9:.0f}), the fastest rounds of "
-        f"{ROWS[-1]} rows "
-        "reach "
+        f"operations/s: {speeds}. Against the fastest of them and of all rounds "
+        f"({best / 1e9:.0f}), the fastest rounds of {ROWS[-1]} rows reach "
         + ", ".join(
             f"{max(by_rows[ROWS[-1]]) / best:.2f} ({graph})"
             for graph, by_rows in figures.graphs.items()
@@ -199,9 +182,7 @@ def table(figures: Figures, rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(figures: Figures, path: Path) -> None:
-    """Draw each round's figure against the number of rows."""
-    plt.switch_backend("Agg")
+def plot(figures: Figures) -> Figure:
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for graph in figures.graphs:
         line = axis.plot(
@@ -221,33 +202,17 @@ def plot(figures: Figures, path: Path) -> None:
     )
     axis.minorticks_off()
     axis.legend()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--store", type=Path, help="measure a published model; by default one of the same size"
-    )
+    parser = size_parser(__doc__, "kernel.{md,png}")
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write docs/results/kernel.{md,png}")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(options.store or Path(folder))
-        if options.store is None:
-            publish_untrained(store)
+    with store_of(options) as store:
         figures = measure(store, options.model, options.rounds)
-    text = table(figures, options.rounds)
-    print(text)
-    if options.write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "kernel.md").write_text(text)
-        plot(figures, RESULTS / "kernel.png")
+    report(options, "kernel", table(figures, options.rounds), lambda: plot(figures))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ class Load:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests ended in each way."""
         return dict(Counter(self.kinds))
 
     def of(self, kind: str) -> np.ndarray:
@@ -70,7 +69,6 @@ class Load:
         )
 
     def summary(self) -> dict[str, object]:
-        """Return counts, the rate and percentiles of good answers, in milliseconds."""
         percentiles = {
             f"p{percent:g}_ms": 1e3 * self.percentile(percent) for percent in (50, 90, 99, 99.9)
         }
@@ -87,7 +85,6 @@ def arrival_times(rate: float, seconds: float, poisson: bool, seed: int = 0) -> 
 
 
 def post(path: str, body: bytes, headers: str = "Content-Type: application/json\r\n") -> bytes:
-    """Return a POST request, head and body."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode()
         + body
@@ -143,7 +140,6 @@ class _Connection:
         self.busy = False
 
     def receive(self) -> str | None:
-        """Read what has come; return how the request ended, if it did."""
         assert self.socket is not None
         try:
             data = self.socket.recv(1 << 18)
@@ -169,8 +165,6 @@ class _Connection:
 
 
 class _Run:
-    """The loop that both ways share."""
-
     def __init__(
         self,
         ports: Sequence[int],
@@ -225,7 +219,6 @@ class _Run:
         return max(self.random.sample(self.idle, 2), key=len)
 
     def send(self, connection: _Connection, due: float) -> str | None:
-        """Send the next request; return how it failed, if it did."""
         request = self.requests[self.count % len(self.requests)]
         self.count += 1
         try:
@@ -253,7 +246,6 @@ class _Run:
         self.epoll.register(opened.fileno(), select.EPOLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Take in answers, waiting for the first for some time at most."""
         select.select([self.epoll], [], [], seconds)  # epoll itself waits for whole milliseconds
         for number, _ in self.epoll.poll(0):
             connection = self.watched[number]
@@ -296,8 +288,6 @@ class _Run:
 
 
 class _no_garbage_collection:
-    """Keep the collector from running while latencies are taken."""
-
     def __enter__(self) -> None:
         gc.collect()
         gc.disable()
@@ -307,7 +297,6 @@ class _no_garbage_collection:
 
 
 def main() -> None:
-    """Put load on a server and print a JSON summary."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

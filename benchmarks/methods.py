@@ -9,11 +9,11 @@ deviation.
 """
 
 import statistics
-from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, parser_of
+from benchmarks.common import parser_of, report
 from benchmarks.quality import comparable
 from model_store.artifacts.store import ModelStore
 
@@ -31,7 +31,6 @@ PAPERS = {
 
 
 def main() -> None:
-    """Print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "methods-mnist.{md,png}", name=None)
     options = parser.parse_args()
     store = ModelStore(options.store)
@@ -66,15 +65,10 @@ def main() -> None:
         )
     lines += ["", "![test errors beside the papers'](methods-mnist.png)"]
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        (RESULTS / "methods-mnist.md").write_text(text)
-        plot(errors, RESULTS / "methods-mnist.png")
+    report(options, "methods-mnist", text, lambda: plot(errors))
 
 
-def plot(errors: dict[str, list[float]], path: Path) -> None:
-    """Draw each method's test errors beside its paper's."""
-    plt.switch_backend("Agg")
+def plot(errors: dict[str, list[float]]) -> Figure:
     figure, axis = plt.subplots(figsize=(7, 0.4 * len(errors) + 1.2), layout="constrained")
     for position, (name, values) in enumerate(errors.items()):
         axis.plot(
@@ -91,8 +85,7 @@ def plot(errors: dict[str, list[float]], path: Path) -> None:
     axis.set(xlabel="test error, %", yticks=range(len(errors)), yticklabels=list(errors))
     axis.grid(axis="x", alpha=0.3)
     axis.legend()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ standard deviation of five-fold residuals.
 by it.
 """
 
-import argparse
 import csv
 import importlib.util
 import json
@@ -28,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.stats import betabinom
 
-from benchmarks.common import RESULTS
+from benchmarks.common import bare_parser, report
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.sets import mass_above
 from model_store.inference.model import NEEDED, Model
@@ -60,8 +61,6 @@ class Set:
 
 
 def sklearns(loader: str, target: str = "target") -> Callable[[Path], Columns]:
-    """Return how a bundled set of scikit-learn is read."""
-
     def read(_: Path) -> Columns:
         import sklearn.datasets
 
@@ -81,8 +80,6 @@ def sklearns(loader: str, target: str = "target") -> Callable[[Path], Columns]:
 
 
 def uci(folder: str) -> Callable[[Path], Columns]:
-    """Return how a UCI set is read."""
-
     def read(root: Path) -> Columns:
         data = np.loadtxt(root / folder / "data.txt")
         features = np.loadtxt(root / folder / "index_features.txt", dtype=int, ndmin=1)
@@ -93,8 +90,6 @@ def uci(folder: str) -> Callable[[Path], Columns]:
 
 
 def packaged(package: str, path: str) -> Callable[[Path], Columns]:
-    """Return how a file of an installed package is read."""
-
     def read(_: Path) -> Columns:
         found = importlib.util.find_spec(package)
         assert found is not None and found.submodule_search_locations, (
@@ -140,7 +135,6 @@ class Measured:
 
 
 def write_csv(columns: Columns, path: Path, target: str, development: bool) -> None:
-    """Write a set, in development without what would be its test rows."""
     kept = [i for i, value in enumerate(columns[target]) if value not in (None, "", "NA")]
     if development:
         kept = [kept[i] for i in hold_out(len(kept), 0.2)[0].tolist()]
@@ -194,7 +188,6 @@ def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def others(data: Dataset) -> dict[str, Measured]:
-    """Fit scikit-learn's models on all rows but the test rows, and measure them on these."""
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.ensemble import (
         HistGradientBoostingClassifier,
@@ -236,10 +229,7 @@ def others(data: Dataset) -> dict[str, Measured]:
 
 
 def main() -> None:
-    """Fit, measure, print a table, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "panel.{md,png}")
     parser.add_argument("uci", type=Path)
     parser.add_argument("--sets", nargs="+", default=list(PANEL), choices=list(PANEL))
     parser.add_argument("--development", action="store_true", help="without the test rows")
@@ -251,9 +241,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--results", type=Path, help="a JSON file that results are kept in, and added to"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/panel.md and its plot"
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -286,8 +273,7 @@ def main() -> None:
         print(f"{name}: {ours.log_likelihood:.3f} {ours.error:.4f}; {at}; {shown}", flush=True)
         if options.results is not None:
             options.results.write_text(json.dumps(results, indent=1))
-    if options.write:
-        write_page(results)
+    report(options, "panel", page(results), lambda: plot(results))
 
 
 MODELS = ("linear", "forest", "boosting")
@@ -303,8 +289,7 @@ def bounds(test: int, ranking: int) -> tuple[int, int]:
     return int(law.ppf(0.005)), int(law.ppf(0.995))
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Write the table and the plot."""
+def page(results: dict[str, Any]) -> str:
     lines, wins = [], [0, 0]
     for name, found in results.items():
         ours = found["ours"]
@@ -326,23 +311,19 @@ def write_page(results: dict[str, Any]) -> None:
         covered = f"{ours['covered'] / found['test']:.3f} ({low / found['test']:.3f} to {high / found['test']:.3f})"
         cells = [name, found["task"], str(found["rows"]), *cells, covered, f"{ours['seconds']:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    page = [
+    text = [
         "# A panel of public sets, by defaults alone",
         "",
         " ".join(__doc__.split("\n\n")[1:3]).replace("\n", " "),
         "",
         "Test rows: log-likelihood in nats a row, and the share of wrong labels or the RMSE; bold "
-        "where at least as "
-        "good as the best of scikit-learn's three, each measure by itself the best of the three "
-        "on these test rows: "
-        f"of {len(results)} sets {wins[0]} by log-likelihood and {wins[1]} by error. One split "
-        "and one seed each. "
-        f"Sets and intervals of coverage {COVERAGE:g}: the share of test rows that they hold, and "
-        "in brackets where "
+        "where at least as good as the best of scikit-learn's three, each measure by itself the "
+        f"best of the three on these test rows: of {len(results)} sets {wins[0]} by "
+        f"log-likelihood and {wins[1]} by error. One split and one seed each. Sets and intervals "
+        f"of coverage {COVERAGE:g}: the share of test rows that they hold, and in brackets where "
         "it ends in 99 of 100 fits if the promise is kept (beta-binomial; where the label alone "
-        "covers more than was "
-        "asked for, the share is above). Seconds of processor time, from file to published "
-        "version.",
+        "covers more than was asked for, the share is above). Seconds of processor time, from "
+        "file to published version.",
         "",
         "| set | task | rows | log-likelihood | best of three | error | best of three | covered | "
         "seconds |",
@@ -351,15 +332,10 @@ def write_page(results: dict[str, Any]) -> None:
         "",
         "![log-likelihood and error against the best of three](panel.png)",
     ]
-    (RESULTS / "panel.md").write_text("\n".join(page) + "\n")
-    plot(results, RESULTS / "panel.png")
+    return "\n".join(text) + "\n"
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Draw ours against each of the others."""
-    import matplotlib.pyplot as plt
-
-    plt.switch_backend("Agg")
+def plot(results: dict[str, Any]) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.36 * len(results) + 1.6), layout="constrained", sharey=True
     )
@@ -383,7 +359,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     )
     axes[1].set_xlabel("error: ours over theirs\n(left is better; clipped at 4)")
     axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 if __name__ == "__main__":

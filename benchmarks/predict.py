@@ -13,35 +13,27 @@
 Times depend on the machine and on what else it does; ratios of one run are the result.
 """
 
-import argparse
-import http.client
 import json
 import os
 import platform
 import re
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks.common import NAME, ROOT, publish_untrained
+from benchmarks.common import NAME, RESULTS, report, serve, size_parser, spread, store_of
 from benchmarks.peers.posterior import DRAWS, Posterior
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import standard_normal
 
 BURST = 50  # requests, fewer than the draw sets that the service keeps ready
-RESULTS = ROOT / "docs" / "results"
 
 
 def seconds(work: Callable[[], object], times: int, interval_s: float = 0.0) -> list[float]:
@@ -67,12 +59,10 @@ class Client:
         self.connect()
 
     def connect(self) -> None:
-        """Open the connection anew."""
         self.socket = socket.create_connection(("127.0.0.1", self.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def predict(self) -> None:
-        """Send the request and read the whole answer."""
         self.socket.sendall(self.request)
         answer = b""
         while b"\r\n\r\n" not in answer:
@@ -84,83 +74,27 @@ class Client:
             content += self.socket.recv(1 << 16)
 
 
-class Running(NamedTuple):
-    """A service in a process of its own."""
-
-    port: int
-    pid: int
-
-
-@contextmanager
-def server(store: Path, **settings: str) -> Iterator[Running]:
-    """Run the service in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "DUBITO_STORE": str(store),
-        "DUBITO_PORT": str(port),
-        "DUBITO_DEFAULT_MODEL": NAME,
-    }
-    environment |= settings
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(200):
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port)
-                connection.request("GET", "/health/ready")
-                if connection.getresponse().status == 200:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.1)
-        yield Running(port, process.pid)
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it with a plot in docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--store", type=Path, help="measure its model `mnist`; by default one of the same size"
-    )
+    parser = size_parser(__doc__, "predict.{json,md,png}")
     parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/predict.{json,md,png}"
-    )
     options = parser.parse_args()
     rounds, calls = (3, 50) if options.short else (5, 150)
-    with tempfile.TemporaryDirectory() as folder:
-        root = options.store or Path(folder)
-        store = ModelStore(root)
-        if options.store is None:
-            publish_untrained(store)
+    with store_of(options) as store:
         result = measure(store, rounds, calls)
-    print(table(result))
+    report(options, "predict", table(result), lambda: plot(result))
     if options.write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / "predict.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / "predict.md").write_text(table(result))
-        plot(result, RESULTS / "predict.png")
 
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
-    """Return the median time of each way in each round, in seconds."""
     artifact = store.open(NAME, store.resolve(NAME), wanted=(*NEEDED, "weights.safetensors"))
     served, reference = Model.load(artifact), Posterior(artifact.files["weights.safetensors"])
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
     eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
     body = json.dumps({"inputs": row.astype(int).tolist(), "num_samples": DRAWS}).encode()
-    with server(store.root) as (port, _):
-        client = Client(port, body)
+    with serve(store.root, DUBITO_DEFAULT_MODEL=NAME) as service:
+        client = Client(service.port, body)
         request = client.predict
 
         def fresh(work: Callable[[], list[float]]) -> list[float]:
@@ -209,7 +143,6 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
 
 
 def table(result: dict[str, object]) -> str:
-    """Return the result as Markdown."""
     times = result["seconds"]
     assert isinstance(times, dict)
     loop = times["textbook loop, torch"]
@@ -225,20 +158,14 @@ def table(result: dict[str, object]) -> str:
         "|---|---|---|",
     ]
     for name, taken in times.items():
-        ms = [1e3 * t for t in taken]
-        ratios = [min(loop) / t for t in taken]
-        lines.append(
-            f"| {name} | {statistics.median(ms):.2f} ({min(ms):.2f} - {max(ms):.2f}) "
-            f"| {statistics.median(ratios):.0f} ({min(ratios):.0f} - {max(ratios):.0f}) |"
-        )
+        ratios = spread([min(loop) / t for t in taken], 0)
+        lines.append(f"| {name} | {spread([1e3 * t for t in taken])} | {ratios} |")
     return "\n".join(lines) + "\n"
 
 
-def plot(result: dict[str, object], path: Path) -> None:
-    """Draw the times of all rounds, on a logarithmic axis."""
+def plot(result: dict[str, object]) -> Figure:
     times = result["seconds"]
     assert isinstance(times, dict)
-    plt.switch_backend("Agg")
     figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
     for position, (name, taken) in enumerate(reversed(times.items())):
         axis.plot([1e3 * t for t in taken], [position] * len(taken), "o", alpha=0.6)
@@ -246,8 +173,7 @@ def plot(result: dict[str, object], path: Path) -> None:
     axis.set(xscale="log", xlabel="ms, median of a round", yticks=[], ylim=(-0.5, len(times)))
     axis.grid(axis="x", alpha=0.3)
     figure.suptitle("One row, 100 fresh draws (784-800-800-10, RealNVP 4)")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, data_root, parser_of
+from benchmarks.common import data_root, parser_of, report
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.publishing.derive import prune_version
@@ -28,7 +29,6 @@ FRACTIONS = [0.0, 0.5, 0.75, 0.95, 0.98]
 
 
 def table(whole: Manifest, pruned: list[Manifest]) -> str:
-    """Return the figures as Markdown."""
     lines = [
         "| removed | weights left | bytes | of the whole | ms | of the whole | test error | "
         "log-likelihood |",
@@ -55,12 +55,10 @@ def _quality(manifest: Manifest) -> str:
     return f"{100 * (1 - quality['test_accuracy']):.2f} % | {quality['test_log_likelihood']:.4f}"
 
 
-def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> None:
-    """Draw density and CDF of the ratios, and error, bytes and time against the share removed."""
+def plot(ratio: np.ndarray, pruned: list[Manifest], title: str) -> Figure:
     decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
     facts = [manifest.training["pruned"] for manifest in pruned]
     removed = [100 * fact["fraction"] for fact in facts]
-    plt.switch_backend("Agg")
     figure, (density, cumulative, error, share) = plt.subplots(
         1, 4, figsize=(16, 3.4), layout="constrained"
     )
@@ -85,12 +83,10 @@ def plot(ratio: np.ndarray, pruned: list[Manifest], path: Path, title: str) -> N
     for axis in (density, cumulative, error, share):
         axis.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
-    """Prune, print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "prune-NAME.{md,png}", name=None)
     parser.add_argument("model", metavar="NAME[:VERSION]")
     parser.add_argument("--data", metavar="SRC")
@@ -119,22 +115,16 @@ def main() -> None:
             f"`python -m training fit recipes/{name}.toml`, then `python -m benchmarks.prune "
             f"{name}{given} --write`.",
             f"{parent.manifest.noise.default_draws} draws, {len(data.test):,} test rows, one "
-            "seed. Bytes are both "
-            "graphs' and the weights' file's. Milliseconds are a request's: one row under fresh "
-            "draws, in process; "
-            "the whole model's were taken in turns with them. Weights left are fewer than the "
-            "share says where units "
-            "that lead nowhere were left out too.",
+            "seed. Bytes are both graphs' and the weights' file's. Milliseconds are a request's: "
+            "one row under fresh draws, in process; the whole model's were taken in turns with "
+            "them. Weights left are fewer than the share says where units that lead nowhere were "
+            "left out too.",
             "",
             table(parent.manifest, pruned),
             "",
         ]
     )
-    print(text)
-    if options.write:
-        target = RESULTS / f"prune-{name}"
-        target.with_suffix(".md").write_text(text)
-        plot(ratio, pruned, target.with_suffix(".png"), name)
+    report(options, f"prune-{name}", text, lambda: plot(ratio, pruned, name))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ of the same recipe but for the seed.
 """
 
 import statistics
-from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, parser_of
+from benchmarks.common import parser_of, report
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 
@@ -32,7 +32,6 @@ def comparable(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def main() -> None:
-    """Print the table, and with `--write` keep it with a plot in docs/results."""
     parser = parser_of(__doc__, "quality-NAME.{md,png}")
     options = parser.parse_args()
     store = ModelStore(options.store)
@@ -51,10 +50,9 @@ def main() -> None:
         "done`",
         f"then `python -m benchmarks.quality {options.name} --write`.",
         f"{first.training['parameters']:,} parameters, {first.training['rows']['train']:,} "
-        "training rows, "
-        f"{first.training['rows']['test']:,} test rows, {first.noise.default_draws} draws. The "
-        "seed decides the "
-        "split, the initial values, the order of rows and the noise.",
+        f"training rows, {first.training['rows']['test']:,} test rows, "
+        f"{first.noise.default_draws} draws. The seed decides the split, the initial values, the "
+        "order of rows and the noise.",
         "",
         f"| | {' | '.join(f'seed {seed}' for seed in seeds)} | mean | std |",
         f"|---|{'---|' * (len(seeds) + 2)}",
@@ -64,15 +62,10 @@ def main() -> None:
         cells = [f"{value:.4g}" for value in [*values, statistics.mean(values), spread]]
         lines.append(f"| {key.replace('_', ' ')} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"quality-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        plot(rows, seeds, target.with_suffix(".png"), options.name)
+    report(options, f"quality-{options.name}", text, lambda: plot(rows, seeds, options.name))
 
 
-def plot(rows: dict[str, list[float]], seeds: list[int], path: Path, title: str) -> None:
-    """Draw the main figures, a dot a seed and a line at the mean."""
+def plot(rows: dict[str, list[float]], seeds: list[int], title: str) -> Figure:
     panels = {
         "test accuracy (%)": [100 * value for value in rows["test_accuracy"]],
         "test log-likelihood (nats)": rows["test_log_likelihood"],
@@ -81,7 +74,6 @@ def plot(rows: dict[str, list[float]], seeds: list[int], path: Path, title: str)
             100 * value for value in rows["uniform_noise_flagged_at_05"]
         ],
     }
-    plt.switch_backend("Agg")
     figure, axes = plt.subplots(1, len(panels), figsize=(13, 2.8), layout="constrained")
     for axis, (label, values) in zip(axes, panels.items(), strict=True):
         axis.plot(seeds, values, "o")
@@ -89,8 +81,7 @@ def plot(rows: dict[str, list[float]], seeds: list[int], path: Path, title: str)
         axis.set(xlabel="seed", title=label, xticks=seeds)
         axis.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32
+from matplotlib.figure import Figure
 
-from benchmarks.common import RESULTS, open_model, parser_of, unseen_rows
+from benchmarks.common import open_model, parser_of, report, spread, unseen_rows
 from model_store.acquisition.ranking import LOST, race, race_stages
 from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.inference.model import Model
@@ -25,7 +26,6 @@ ACQUISITION = "bald"
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it and a plot."""
     parser = parser_of(__doc__, "race-NAME.md and race-NAME.png")
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=100)
@@ -35,16 +35,13 @@ def main() -> None:
     model = open_model(options)
     x = unseen_rows(model).x[: options.rows]
     found = np.array(
-        [raced(model, x, seed, options.k, options.race) for seed in range(options.seeds)]
+        [measure(model, x, seed, options.k, options.race) for seed in range(options.seeds)]
     )
     text = page(options, len(x), found)
-    print(text)
-    if options.write:
-        (RESULTS / f"race-{options.name}.md").write_text(text)
-        plot(found, RESULTS / f"race-{options.name}.png")
+    report(options, f"race-{options.name}", text, lambda: plot(found))
 
 
-def raced(
+def measure(
     model: Model, x: Float32[np.ndarray, "N I"], seed: int, k: int, probability: float
 ) -> list[float]:
     """Return whether a race found the k rows that all draws find, its share of draws, of time, and
@@ -89,27 +86,20 @@ def in_parts(
 
 
 def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
-    """Return the page."""
-    same, draws, seconds, finalists = found.T
-
-    def spread(values: np.ndarray) -> str:
-        return f"{np.median(values):.3f} ({values.min():.3f} - {values.max():.3f})"
-
+    same, *shares = found.T
+    draws, seconds, finalists = (spread(share.tolist(), 3) for share in shares)
     return "\n".join(
         [
             f"# Races on {options.name}'s unseen rows",
             "",
             f"`python -m benchmarks.race {options.name} --rows {rows} --seeds {len(found)} --k "
-            f"{options.k} "
-            f"--race {options.race:g} --write`: {rows:,} rows, {DRAWS} draws, {ACQUISITION}; "
-            "median over seeds "
-            "(least - most).",
+            f"{options.k} --race {options.race:g} --write`: {rows:,} rows, {DRAWS} draws, "
+            f"{ACQUISITION}; median over seeds (least - most).",
             "",
             "| same rows as all draws find | share of the draws | share of the time | rows that "
             "took all draws |",
             "|---|---|---|---|",
-            f"| {int(same.sum())} of {len(same)} seeds | {spread(draws)} | {spread(seconds)} | "
-            f"{spread(finalists)} |",
+            f"| {int(same.sum())} of {len(same)} seeds | {draws} | {seconds} | {finalists} |",
             "",
             f"![share of draws and time by seed](race-{options.name}.png)",
             "",
@@ -117,9 +107,7 @@ def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
     )
 
 
-def plot(found: np.ndarray, path: object) -> None:
-    """Draw shares of draws and time by seed."""
-    plt.switch_backend("Agg")
+def plot(found: np.ndarray) -> Figure:
     figure, axis = plt.subplots(figsize=(6, 3.2), layout="constrained")
     bins = np.linspace(0, max(0.5, found[:, 1:3].max()), 51)
     axis.hist(found[:, 1], bins, alpha=0.7, label="draws")
@@ -127,8 +115,7 @@ def plot(found: np.ndarray, path: object) -> None:
     axis.axvline(0.25, color="black", linewidth=0.8, linestyle="--", label="a quarter")
     axis.set(xlabel="share of what all draws of all rows take", ylabel="seeds")
     axis.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":

@@ -9,46 +9,29 @@ large ones. The client's time does not count, nor does waiting; other work on th
 only as far as it empties their caches.
 """
 
-import argparse
 import http.client
 import io
-import os
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import orjson
 
-from benchmarks.common import RESULTS, publish_untrained
+from benchmarks.common import NAME, Service, report, serve, size_parser, store_of
 from benchmarks.load import HOST, closed_loop, post
-from benchmarks.predict import server
 from model_store.artifacts.store import ModelStore
 
 CONNECTIONS = 64
 ROWS, REQUESTS = 640, 10
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken so far, all of its threads together."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-
-
-def answered(port: int) -> float:
-    """Return how many /predict requests the server has answered with 200."""
-    connection = http.client.HTTPConnection(HOST, port)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
+def count_answers(service: Service) -> float:
     return sum(
         float(line.rsplit(" ", 1)[1])
-        for line in lines
+        for line in service.ask("GET", "/metrics").decode().splitlines()
         if line.startswith('dubito_requests_total{route="/predict",status="200"')
     )
 
 
 def ask_large(port: int, body: bytes, requests: int) -> None:
-    """Send large requests one after the other."""
     connection = http.client.HTTPConnection(HOST, port)
     for _ in range(requests):
         headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
@@ -69,32 +52,29 @@ def measure(store: ModelStore, rounds: int, seconds: float) -> list[tuple[float,
     np.save(packed, generator.integers(0, 256, (ROWS, 784)).astype(np.float32))
     large = packed.getvalue()
     measured = []
-    with server(store.root) as running:
-        closed_loop(running.port, [one], CONNECTIONS, 2.0, warm_up_s=0.0)
-        ask_large(running.port, large, 3)
+    with serve(store.root, DUBITO_DEFAULT_MODEL=NAME) as service:
+        closed_loop(service.port, [one], CONNECTIONS, 2.0, warm_up_s=0.0)
+        ask_large(service.port, large, 3)
         for _ in range(rounds):
-            count, begun = answered(running.port), processor_seconds(running.pid)
-            closed_loop(running.port, [one], CONNECTIONS, seconds, warm_up_s=0.0)
-            ended, requests = processor_seconds(running.pid), answered(running.port) - count
+            count, begun = count_answers(service), service.processor_seconds()
+            closed_loop(service.port, [one], CONNECTIONS, seconds, warm_up_s=0.0)
+            ended, requests = service.processor_seconds(), count_answers(service) - count
             small = (ended - begun) / requests
-            begun = processor_seconds(running.pid)
-            ask_large(running.port, large, REQUESTS)
-            per_row = (processor_seconds(running.pid) - begun) / (REQUESTS * ROWS)
+            begun = service.processor_seconds()
+            ask_large(service.port, large, REQUESTS)
+            per_row = (service.processor_seconds() - begun) / (REQUESTS * ROWS)
             measured.append((1e3 * small, 1e3 * per_row, requests / seconds))
     return measured
 
 
 def table(measured: list[tuple[float, float, float]]) -> str:
-    """Return the result as Markdown."""
     ratios = [one / row for one, row, _ in measured]
     lines = [
         "# A request's processor time",
         "",
         "`python -m benchmarks.request_cost --write`: one worker, a model of MNIST's size (int8, "
-        "100 draws). The "
-        f"server's processor milliseconds for a one-row JSON request on {CONNECTIONS} "
-        "connections, and for a row in "
-        f"requests of {ROWS} rows with npz answers.",
+        "100 draws). The server's processor milliseconds for a one-row JSON request on "
+        f"{CONNECTIONS} connections, and for a row in requests of {ROWS} rows with npz answers.",
         "",
         "| round | a request, ms | a row, ms | ratio | requests/s |",
         "|---|---|---|---|---|",
@@ -109,25 +89,13 @@ def table(measured: list[tuple[float, float, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--store", type=Path, help="measure its model `mnist`; by default one of the same size"
-    )
+    parser = size_parser(__doc__, "request-cost.md")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of one-row requests in a round")
-    parser.add_argument("--write", action="store_true", help="write docs/results/request-cost.md")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(options.store or Path(folder))
-        if options.store is None:
-            publish_untrained(store)
+    with store_of(options) as store:
         text = table(measure(store, options.rounds, options.seconds))
-    print(text)
-    if options.write:
-        (RESULTS / "request-cost.md").write_text(text)
+    report(options, "request-cost", text)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
+from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.common import RESULTS, add_splits, open_model, parser_of, splits_of
+from benchmarks.common import add_splits, open_model, parser_of, report, splits_of
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
@@ -38,8 +39,6 @@ ROUNDS = 30
 
 @dataclass(frozen=True)
 class Settled:
-    """Draws, flags and labels of N rows under a rule."""
-
     draws: Int64[np.ndarray, "N"]
     p_value: Float64[np.ndarray, "N"]
     label: Int64[np.ndarray, "N"]
@@ -165,18 +164,14 @@ def main() -> None:
         f"# Draws that rows need: {options.name} version {model.manifest.version}",
         "",
         f"`python -m benchmarks.settling {options.name} --rows {options.rows} --splits "
-        f"{options.splits} "
-        f"--split-rows {options.split_rows} --seed {options.seed}`: {len(test)} test rows, fpr "
-        f"{FPR}, "
-        f"at most {counts[-1]} draws.",
+        f"{options.splits} --split-rows {options.split_rows} --seed {options.seed}`: {len(test)} "
+        f"test rows, fpr {FPR}, at most {counts[-1]} draws.",
         f"{near.sum()} rows are near: their p-value under {MANY_DRAWS} draws is within {NEAR} of "
-        "the rate. They are "
-        "counted in the columns that say so, and in no other of flags.",
+        "the rate. They are counted in the columns that say so, and in no other of flags.",
         "",
         "| `settle` | mean draws | median | 90 % | rows that take all | labels as under "
-        f"{counts[-1]} draws "
-        f"| flags as under {counts[-1]} | the same of near rows | flags as under {MANY_DRAWS} | "
-        "flag's rate |",
+        f"{counts[-1]} draws | flags as under {counts[-1]} | the same of near rows | flags as "
+        f"under {MANY_DRAWS} | flag's rate |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
 
@@ -193,11 +188,9 @@ def main() -> None:
         flag, draws = settled.p_value <= FPR, settled.draws
         lines.append(
             f"| {tolerance or 'off'} | {draws.mean():.1f} | {np.median(draws):.0f} | "
-            f"{np.quantile(draws, 0.9):.0f} "
-            f"| {np.mean(draws == counts[-1]):.3f} | "
-            f"{same(settled.label, fixed.label, everywhere)} "
-            f"| {same(flag, fixed.p_value <= FPR, ~near)} | "
-            f"{same(flag, fixed.p_value <= FPR, near)} "
+            f"{np.quantile(draws, 0.9):.0f} | {np.mean(draws == counts[-1]):.3f} | "
+            f"{same(settled.label, fixed.label, everywhere)} | "
+            f"{same(flag, fixed.p_value <= FPR, ~near)} | {same(flag, fixed.p_value <= FPR, near)} "
             f"| {same(flag, many_flag, ~near)} | {flag.mean():.4f} |"
         )
     rule = StoppingRule(FPR, SHOWN)
@@ -208,10 +201,9 @@ def main() -> None:
     lines += [
         "",
         f"Over {options.splits} random splits of {len(few.labels[0])} test rows into thirds, "
-        f"`settle` {SHOWN}: of "
-        f"{new} new rows {found.mean():.2f} are flagged, {law.mean():.2f} expected; standard "
-        "deviation "
-        f"{found.std(ddof=1):.2f}, {law.std():.2f} expected of independent splits.",
+        f"`settle` {SHOWN}: of {new} new rows {found.mean():.2f} are flagged, {law.mean():.2f} "
+        f"expected; standard deviation {found.std(ddof=1):.2f}, {law.std():.2f} expected of "
+        "independent splits.",
         "",
         f"Time with all draws over time with `settle` {SHOWN}, in process, draws made before, "
         f"{ROUNDS - 1} "
@@ -229,8 +221,8 @@ def main() -> None:
         low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
         lines.append(f"| {size} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
+
+    def plot() -> Figure:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
         for tolerance in TOLERANCES:
             draws = np.sort(
@@ -255,9 +247,9 @@ def main() -> None:
         right.plot(grid, law.pmf(grid), "k-", label="beta-binomial")
         right.set(xlabel=f"rows flagged of {new}, settle {SHOWN}")
         right.legend()
-        target = RESULTS / f"settling-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        figure.savefig(target.with_suffix(".png"), dpi=100)
+        return figure
+
+    report(options, f"settling-{options.name}", text, plot)
 
 
 if __name__ == "__main__":

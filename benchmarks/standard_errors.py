@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float64
 
-from benchmarks.common import RESULTS, open_model, parser_of, splits_of
+from benchmarks.common import open_model, parser_of, report, splits_of
 from model_store.inference.model import Model
 from model_store.scores.tasks import PREDICTIVES
 from training.scoring import draw_seed
@@ -31,7 +31,6 @@ BLANK = 5  # the line before the table
 def scored(
     model: Model, x: Float64[np.ndarray, "N I"], seeds: int, num_draws: int, seed: int
 ) -> dict[str, tuple[Float64[np.ndarray, "T N"], Float64[np.ndarray, "T N"] | None]]:
-    """Return scores and standard errors, None where there are none, of N rows under T seeds."""
     parts = []
     for number in range(seeds):
         draws = model.runtime.draw_set(draw_seed(seed + num_draws, number), num_draws)
@@ -70,7 +69,6 @@ def times(
 
 
 def main() -> None:
-    """Measure, print tables, and with `--write` keep them with a plot in docs/results."""
     parser = parser_of(__doc__, "standard-errors-NAME.{md,png}")
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -83,8 +81,7 @@ def main() -> None:
         f"{model.manifest.version}",
         "",
         f"`python -m benchmarks.standard_errors {options.name} --seeds {options.seeds} --rows "
-        f"{options.rows} --seed "
-        f"{options.seed}`:",
+        f"{options.rows} --seed {options.seed}`:",
         f"{len(x)} test rows. A row's ratio is the root mean square of its standard errors over "
         "the deviation of its",
         f"score among seeds; rows that deviate by less than {LEAST:g} are left out.",
@@ -134,11 +131,7 @@ def main() -> None:
             f"{share:.3f} |"
         )
     text = "\n".join(lines) + "\n"
-    print(text)
-    if options.write:
-        target = RESULTS / f"standard-errors-{options.name}"
-        target.with_suffix(".md").write_text(text)
-        plot(ratios).savefig(target.with_suffix(".png"), dpi=100)
+    report(options, f"standard-errors-{options.name}", text, lambda: plot(ratios))
 
 
 def summary(medians: dict[str, dict[int, float]]) -> str:
@@ -157,7 +150,6 @@ def summary(medians: dict[str, dict[int, float]]) -> str:
 
 
 def plot(ratios: dict[str, dict[int, np.ndarray]]) -> plt.Figure:
-    """Plot each score's median ratio by number of draws, with the first and last tenth of rows."""
     figure, axes = plt.subplots(
         1, len(ratios), figsize=(3.2 * len(ratios), 3.2), sharey=True, layout="constrained"
     )

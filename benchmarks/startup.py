@@ -12,103 +12,22 @@ memory bound works with, and to see what a bound gives back. With `--write` the 
 docs/results/startup.md. Times depend on what else the machine does; processor seconds less so.
 """
 
-import argparse
-import http.client
 import json
-import os
-import re
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import NAME, ROOT, publish_untrained
+from benchmarks.common import NAME, report, serve, size_parser, store_of
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.processes import available_processors
 
-TICKS = os.sysconf("SC_CLK_TCK")
 VERSIONS = 4  # beside the first, loaded to see what each adds
 
 
-@dataclass(frozen=True)
-class Started:
-    """A running service: its port, process and the seconds that it took until it was ready."""
-
-    port: int
-    process: subprocess.Popen[bytes]
-    seconds: float
-
-    def ask(self, method: str, path: str, body: str | None = None) -> bytes:
-        """Return the body of an answer, which must be 200."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        assert answer.status == 200, content[:300]
-        return content
-
-    def memory(self) -> tuple[float, float]:
-        """Return resident and proportional memory, in MB."""
-        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        resident, proportional = (
-            re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss")
-        )
-        assert resident is not None
-        assert proportional is not None
-        return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
-
-    def processor_seconds(self) -> float:
-        """Return the processor time used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-@contextmanager
-def started(store: Path, **settings: str) -> Iterator[Started]:
-    """Start the service, and stop it at the end of the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
-    given = {
-        "DUBITO_STORE": str(store),
-        "DUBITO_PORT": str(port),
-        "DUBITO_NOTICE_S": "0",
-        **settings,
-    }
-    begun = time.perf_counter()
-    command = [sys.executable, "-m", "service"]
-    process = subprocess.Popen(command, env=kept | given, cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        while not _is_ready(port):
-            assert process.poll() is None, "the service ended"
-            time.sleep(0.01)
-        yield Started(port, process, time.perf_counter() - begun)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", "/health/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-
-
 def row_of(store: ModelStore, model: str) -> str:
-    """Return a request of one row."""
     size = 1
     for length in store.manifest(model, store.resolve(model)).input.shape:
         size *= length
@@ -120,7 +39,7 @@ def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
     request = row_of(store, model)
     figures: dict[str, list[float]] = {}
     for _ in range(repeats):
-        with started(store.root) as service:
+        with serve(store.root) as service:
             measured = {
                 "seconds until ready": service.seconds,
                 "processor seconds": service.processor_seconds(),
@@ -147,7 +66,6 @@ def starts(store: ModelStore, model: str, repeats: int, requests: int) -> str:
 
 
 def versions(store: ModelStore, model: str) -> str:
-    """Return a table of what versions add to memory, beside the estimate, and of what goes back."""
     with tempfile.TemporaryDirectory() as folder:
         copy = ModelStore(Path(folder) / "models")
         first = store.open(model, store.resolve(model))
@@ -160,7 +78,7 @@ def versions(store: ModelStore, model: str) -> str:
                 model, f"a{number}", str(number + 1)
             )  # so that draws are kept ready for each
         copy.set_alias(model, "latest", "1")
-        with started(copy.root) as service:
+        with serve(copy.root) as service:
             estimate = (
                 next(iter(json.loads(service.ask("GET", f"/models/{model}"))["in_memory"].values()))
                 / 1e6
@@ -184,7 +102,7 @@ def versions(store: ModelStore, model: str) -> str:
 def _resident(store: ModelStore, request: dict[str, object], **settings: str) -> list[float]:
     """Return resident memory after each further version was asked for, in MB."""
     found = []
-    with started(store.root, **settings) as service:
+    with serve(store.root, **settings) as service:
         for number in range(VERSIONS + 1):
             service.ask("POST", "/predict", json.dumps({**request, "version": f"a{number}"}))
             time.sleep(4)  # draws are made, and what was freed goes back
@@ -193,37 +111,22 @@ def _resident(store: ModelStore, request: dict[str, object], **settings: str) ->
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--store",
-        type=Path,
-        help="default: a new one with an untrained model of recipes/mnist.toml",
-    )
+    parser = size_parser(__doc__, "startup.md")
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--write", action="store_true", help="also write docs/results/startup.md")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(options.store or Path(folder))
-        if options.store is None:
-            publish_untrained(store)
+    with store_of(options) as store:
         manifest = store.manifest(options.model, store.resolve(options.model))
         text = (
             "# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model "
-            f"{options.model}`, "
-            f"{options.repeats} repeats, one process, {available_processors()} processors shared "
-            "with others.\n"
-            f"The model's method is {manifest.method}, its precision {manifest.precision}.\n\n"
-            f"{starts(store, options.model, options.repeats, options.requests)}\n\n"
-            f"## What a version adds\n\n{versions(store, options.model)}\n"
+            f"{options.model}`, {options.repeats} repeats, one process, {available_processors()} "
+            f"processors shared with others.\nThe model's method is {manifest.method}, its "
+            "precision "
+            f"{manifest.precision}.\n\n{starts(store, options.model, options.repeats, options.requests)}\n\n## "
+            f"What a version adds\n\n{versions(store, options.model)}\n"
         )
-    print(text)
-    if options.write:
-        (ROOT / "docs" / "results" / "startup.md").write_text(text)
+    report(options, "startup", text)
 
 
 if __name__ == "__main__":

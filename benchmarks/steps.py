@@ -34,7 +34,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """Return the step of a plain network of torch's own modules."""
     network = mlp(784, HIDDEN, 10)
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
 
@@ -49,7 +48,6 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
 
 
 def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    """Return the step of a method, as `training.fitting.steps` takes it."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
     posterior = SETTINGS.get(method, {})
     recipe = Recipe.model_validate(
@@ -90,7 +88,6 @@ def seconds(step: Callable[[int], None], steps: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)

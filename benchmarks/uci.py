@@ -6,12 +6,11 @@ split's own test rows. All use the network of `recipes/uci-concrete.toml`, one h
 units, and homoscedastic noise.
 """
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import ROOT
+from benchmarks.common import RESULTS, ROOT, bare_parser
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import ModelStore
 from training.data import load
@@ -57,7 +56,6 @@ def recipe_for(folder: Path, method: str, number: int) -> Recipe:
 
 
 def fitted(recipe: Recipe, root: Path) -> Manifest:
-    """Fit and publish a recipe in a folder of its own, and return what was measured."""
     data = load(recipe, root)
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
@@ -65,7 +63,6 @@ def fitted(recipe: Recipe, root: Path) -> Manifest:
 
 
 def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
-    """Return a line of the table: mean and standard deviation over splits."""
     cells = []
     for key in MEASURED:
         values = [manifest.quality[f"test_{key}"] for manifest in manifests]
@@ -78,38 +75,27 @@ def row_of(name: str, method: str, manifests: list[Manifest]) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and with `--write` keep it in docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "uci.md")
     parser.add_argument("root", type=Path)
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write docs/results/uci.md")
     options = parser.parse_args()
     lines = [
         "# UCI regression",
         "",
         f"`python -m benchmarks.uci DIR --splits {options.splits} --write`, DIR with the sets in "
-        "folders of these "
-        "names.",
+        "folders of these names.",
         "",
         f"Mean ± standard deviation over the first {options.splits} standard splits, measured as "
-        "served (100 draws) "
-        "on each split's test rows: RMSE in the target's units, log-likelihood in nats a row of a "
-        "density in those "
-        "units, and how often the interval of coverage .95 holds the target (calibrated on a "
-        "tenth of the training "
-        f"rows, so it varies). One hidden layer of 50 units, homoscedastic noise, about {STEPS} "
-        "steps of 32 rows, "
-        "the same settings for all sets. They were tried on validation rows of Concrete's first "
-        "split; of one "
-        "discarded setting the test error had been seen. A quarter of the training rows validate "
-        "and calibrate and "
-        "are not fitted. The published figures (MC dropout, Gal and Ghahramani 2016, RMSE / "
-        "log-likelihood over 20 "
-        "splits) fit all of them, search settings for each set, and take 100 times their paper's "
-        "epochs.",
+        "served (100 draws) on each split's test rows: RMSE in the target's units, log-likelihood "
+        "in nats a row of a density in those units, and how often the interval of coverage .95 "
+        "holds the target (calibrated on a tenth of the training rows, so it varies). One hidden "
+        f"layer of 50 units, homoscedastic noise, about {STEPS} steps of 32 rows, the same "
+        "settings for all sets. They were tried on validation rows of Concrete's first split; of "
+        "one discarded setting the test error had been seen. A quarter of the training rows "
+        "validate and calibrate and are not fitted. The published figures (MC dropout, Gal and "
+        "Ghahramani 2016, RMSE / log-likelihood over 20 splits) fit all of them, search settings "
+        "for each set, and take 100 times their paper's epochs.",
         "",
         "| set | rows fitted | method | RMSE | log-likelihood | coverage at .95 | MC dropout, "
         "published | seconds |",
@@ -124,7 +110,7 @@ def main() -> None:
             lines.append(row_of(name, method, [fitted(recipe, options.root) for recipe in recipes]))
             print(lines[-1], flush=True)
     if options.write:
-        (ROOT / "docs" / "results" / "uci.md").write_text("\n".join(lines) + "\n")
+        (RESULTS / "uci.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -64,11 +64,7 @@ def main() -> int:
 
 
 def run(command: str, arguments: list[str]) -> int:
-    """Run a command, which imports what it alone needs; return the exit code.
-
-    Raises:
-        DubitoError: saying what is wrong.
-    """
+    """Run a command, which imports what it alone needs; return the exit code."""
     if command == "key":
         print_new_key(arguments)
         return 0
@@ -87,13 +83,11 @@ def run(command: str, arguments: list[str]) -> int:
 
 
 def set_options(arguments: list[str]) -> None:
-    """Set environment variables from options of the command line."""
     also = (
-        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; "
-        "`python -m service label-studio NAME ...` brings a project of Label Studio and a model "
-        "together; `python -m service cluster` serves by replicas on Ray; "
-        "`python -m service score SRC --out DST` predicts and `python -m service acquire SRC` "
-        "ranks a whole data set."
+        "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
+        "label-studio NAME ...` brings a project of Label Studio and a model together; `python -m "
+        "service cluster` serves by replicas on Ray; `python -m service score SRC --out DST` "
+        "predicts and `python -m service acquire SRC` ranks a whole data set."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument(
@@ -129,13 +123,11 @@ def check_store(settings: Settings, is_first: bool) -> None:
             bucket.names()
         except StoreUnreachable as error:
             if error.is_refused:
-                raise InvalidInput(
-                    "DUBITO_STORE", "a bucket that can be read", str(error)
-                ) from None
+                expected = "a bucket that can be read"
+                raise InvalidInput("DUBITO_STORE", expected, str(error)) from None
 
 
 def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
-    """Serve in this process, alone or as one of several workers."""
     keep_heaps_whole()
     sys.setswitchinterval(SWITCH_S)
     # uvicorn raises it again when it has stopped in good order

@@ -35,7 +35,7 @@ from service.context import Context
 from service.integrations.label_studio import routes as label_studio
 from service.integrations.mlflow import routes as mlflow
 from service.integrations.open_inference import routes as open_inference
-from service.server.process import CloseConnections, end_with_notice, trim_memory
+from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend
 from service.telemetry.logs import request_log
@@ -127,8 +127,13 @@ def create_app(
     posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
     app.add_middleware(Shortcut, routes=posts)  # innermost
     auth.install(app, key_ring)
-    app.add_middleware(CloseConnections, ending=context.ending)
-    app.add_middleware(Observe, metrics=context.metrics, log=request_log(settings), tracing=tracing)
+    app.add_middleware(
+        Observe,
+        metrics=context.metrics,
+        log=request_log(settings),
+        tracing=tracing,
+        ending=context.ending,
+    )
     return app
 
 
@@ -168,7 +173,6 @@ class Shortcut:
 
 
 def _show_examples(app: FastAPI, context: Context) -> None:
-    """Show requests to the models that are served in the OpenAPI document, if all may know them."""
     general = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -17,9 +17,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from model_store.types import Pause
-from service.server.budget import ByteBudget, Reservation, reservation_of
-from service.server.shares import client_of
-from service.telemetry.records import SCOPE_KEY, RequestRecord
+from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
+from service.server.shares import KEY_NAME, address_client
+from service.telemetry import records
+from service.telemetry.records import RequestRecord
 
 T = TypeVar("T")
 
@@ -55,11 +56,14 @@ class Call:
 
     @classmethod
     def of(cls, request: Request, deadline_s: float) -> "Call":
-        """Return the call of a request whose body was not read yet."""
         scope, begun = request.scope, time.monotonic()
-        client, reservation = client_of(scope), reservation_of(scope)
-        reservation.assign(client)
-        return cls(reservation, client, begun + deadline_s, begun, request, scope[SCOPE_KEY])
+        reservation: Reservation | None = scope.get(SCOPE_KEY)
+        if reservation is None:  # without a server that bounds memory, as in tests
+            reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
+        if KEY_NAME in scope:
+            reservation.assign(("key", scope[KEY_NAME]))
+        record = scope[records.SCOPE_KEY]
+        return cls(reservation, reservation.client, begun + deadline_s, begun, request, record)
 
     def pause(self) -> None:
         """Let others work; long work calls it every few milliseconds.

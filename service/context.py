@@ -2,34 +2,25 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fastapi import Request
-from jaxtyping import Float32
 from prometheus_client import generate_latest
 
 from model_store.errors import StateUnusable
 from model_store.inference.preflight_process import PreflightProcess
-from model_store.sources.columns import Columns, OddCells, odd_cells
-from model_store.sources.row_file import RowFile
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
-from service.api.json_blocks import JsonRows
-from service.api.requests import FORM, JSON, SMALL_JSON_BYTES, read_request, request_media_type
-from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope
-from service.api.schemas import Request as AnyEnvelope
 from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
 from service.call import Call
 from service.engine.admission import Admission
 from service.engine.batching import Engine
-from service.engine.threads import SLICE_BYTES, Threads
+from service.engine.threads import Threads
 from service.errors import PastDeadline
 from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
@@ -46,8 +37,6 @@ NO_STATE = (
 
 
 class Context:
-    """What the routes share, made once for an application."""
-
     def __init__(
         self,
         settings: Settings,
@@ -150,67 +139,6 @@ class Context:
                     raise PastDeadline
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
-
-    async def read(
-        self,
-        call: Call,
-        body: bytes | bytearray,
-        kind: type[AnyEnvelope],
-        rows_field: str,
-        max_rows: int,
-        file_field: str | None = None,
-    ) -> tuple[AnyEnvelope, Rows]:
-        """Return a request's envelope and its rows as they came; forms and long JSON take a thread."""
-        work = partial(read_request, call, body, kind, rows_field, max_rows, file_field)
-        media_type = request_media_type(call.request)
-        if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
-            read = await self.threads.requests.run(call, len(body), work)
-        else:
-            read = work()
-        call.record.read = time.perf_counter()
-        return read
-
-    async def rows(
-        self, call: Call, rows: Rows, served: Served, rows_field: str
-    ) -> Float32[np.ndarray, "N I"]:
-        """Return a request's rows as numbers; images, objects and many numbers take a thread."""
-        model, numbers = served.model, len(rows) * served.model.row_size
-        call.reservation.reserve(4 * numbers, rows_field)
-        spec, most_pixels = model.manifest.input, self.settings.max_image_pixels
-        work = partial(rows_array, rows, spec, rows_field, most_pixels, call, model.text_encoder)
-        is_dear = isinstance(rows, JsonRows | Cells) or (
-            isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
-        )
-        if numbers > NUMBERS_AT_ONCE or is_dear:
-            return await self.threads.requests.run(call, 4 * numbers, work)
-        return work()
-
-    async def pool_rows(
-        self, call: Call, pool: RowFile, served: Served
-    ) -> Float32[np.ndarray, "N I"]:
-        size = 4 * pool.rows * pool.row_size
-        call.reservation.reserve(size, pool.field)
-        most_pixels, encoder = self.settings.max_image_pixels, served.model.text_encoder
-        work = partial(pool_array, pool, most_pixels, call, encoder)
-        return await self.threads.requests.run(call, size, work)
-
-    async def odd_cells(self, call: Call, rows: Rows, served: Served) -> list[OddCells] | None:
-        """Return what is odd about the cells of rows that were objects, None of others."""
-        columns = served.model.manifest.input.columns
-        work = partial(_odd_cells, rows, columns, call)
-        return await self.threads.requests.run(call, SLICE_BYTES, work)
-
-
-def _odd_cells(rows: Rows, columns: Columns, call: Call) -> list[OddCells] | None:
-    found = []
-    blocks: Iterable[Any] = rows.parsed() if isinstance(rows, JsonRows) else [rows]
-    for block in blocks:
-        for row in block:
-            if not isinstance(row, dict):
-                return None
-            found.append(odd_cells(row, columns))
-            call.pause()
-    return found
 
 
 def context_of(request: Request) -> Context:

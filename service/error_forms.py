@@ -32,7 +32,6 @@ def is_of_others(path: str) -> bool:
 
 
 def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
-    """Return the status, body and media type of an error, for the path of its request."""
     # A lone surrogate can reach us by a path or query, and is not UTF-8.
     detail = detail.encode("utf-8", "replace").decode("utf-8")
     if not is_of_others(path):
@@ -51,6 +50,5 @@ def error_form(path: str, status: int, detail: str) -> tuple[int, bytes, str]:
 
 
 def problem(path: str, status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the answer that is an error, in the form of the path's protocol."""
     status, body, media_type = error_form(path, status, detail)
     return Response(body, status, headers, media_type=media_type)

@@ -204,24 +204,18 @@ class Settings(BaseSettings):
         return None if value == "" else value
 
     def label_studio_secret(self) -> str | None:
-        """Return the token of Label Studio, of the setting or the file.
-
-        Raises:
-            InvalidInput: if both are given, or the file cannot be read.
-        """
+        """Return the token of Label Studio, of the setting or the file."""
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "none beside DUBITO_LABEL_STUDIO_TOKEN", "both"
-            )
+            expected = "none beside DUBITO_LABEL_STUDIO_TOKEN"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "both")
         if file is None:
             return None if given is None else given.get_secret_value()
         try:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            raise InvalidInput(
-                "DUBITO_LABEL_STUDIO_TOKEN_FILE", "a file that can be read", "another"
-            ) from None
+            expected = "a file that can be read"
+            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "another") from None
 
     def store_options(self) -> dict[str, Any]:
         """Return the arguments of `open_store` as another process is told them."""
@@ -280,6 +274,5 @@ def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
         what = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
             raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
-        raise InvalidInput(
-            what, str(first["msg"]).removeprefix("Input should be "), repr(first["input"])
-        ) from None
+        expected = str(first["msg"]).removeprefix("Input should be ")
+        raise InvalidInput(what, expected, repr(first["input"])) from None

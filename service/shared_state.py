@@ -171,7 +171,6 @@ class SharedState:
                 logger.error("%s reaches no other process: %s", action, error)
 
     def metrics(self) -> bytes:
-        """Return the metrics of all processes; others' may be seconds old."""
         if self.backend is None:
             return self._own_metrics()
         try:

@@ -12,7 +12,7 @@ from service.api.reference import REFERENCE, TABLES, with_tables
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
-from training.data import EXPECTED, FROM_FILES
+from training.data import EXPECTED, KINDS
 from training.posteriors import METHODS
 from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, Recipe
 from training.sections import Section
@@ -130,7 +130,7 @@ def test_every_detector_is_in_the_guide():
 
 def test_every_data_source_is_in_the_guide_and_in_the_error_for_unknown_ones():
     table = guide("data").partition("## Data sources")[2].partition("\n## ")[0]
-    for kind in FROM_FILES:
+    for kind in KINDS:
         assert f"`{kind}:" in table
         assert f"`{kind}:" in EXPECTED
 

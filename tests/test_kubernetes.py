@@ -17,6 +17,8 @@ from service.settings import Settings
 from tests.support.environment import ROOT
 from tests.support.kuberay import RAY_SERVICE
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "docker" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 OF_OTHERS = {

@@ -14,6 +14,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MODULE = "part/module.py"
 OPTIONS = argparse.Namespace(share=1.0, seed=0, python="python")
 

@@ -65,8 +65,6 @@ class Fitted:
     def outputs(
         self, x: Num[np.ndarray, "N I"], draws: int | None = None
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return each draw's log-probabilities of raw rows, or mean and log variance of their
-        targets; by default of as many draws as a request has."""
         model = self.model.cpu().eval()
         if self.encoding is not None:
             x = self.encoding.encoder.rows(x, quiet=True)
@@ -86,7 +84,6 @@ class Fitted:
         return log_probability(scores, rows.y)
 
     def discard_checkpoint(self) -> None:
-        """Remove what a run that was killed would have gone on from."""
         if self.folder is not None:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             for path in self.folder.glob(f"{SHORT_FITS}*"):
@@ -161,10 +158,7 @@ def fit(
     for found in (provenance.convergence, provenance.laplace):
         if found is not None:
             log.info("%s", found["says"])
-    more = {
-        "target_transform": choice,
-        "temperature": temper(model, recipe, splits.validation),
-    }
+    more = {"target_transform": choice, "temperature": temper(model, recipe, splits.validation)}
     provenance = provenance.model_copy(update={k: v for k, v in more.items() if v is not None})
     return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
 
@@ -181,7 +175,6 @@ class _Fits:
     encoding: Encoding | None
 
     def begin(self, splits: Splits, folder: Path, recipe: Recipe | None = None) -> Run:
-        """Begin a run, or take it up at its checkpoint."""
         wanted = self.recipe.data.class_weights
         weights = (
             None if wanted is None else class_weights(wanted, self.data.classes, splits.train.y)
@@ -237,7 +230,6 @@ class _Fits:
         return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means)
 
     def _held_out(self, transform: Transform | None, folder: Path) -> Float64[np.ndarray, "N"]:
-        """Return the log-likelihood of each validation row after a short fit."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
@@ -301,7 +293,6 @@ def run_folder(
     extra: Rows | None = None,
     encoding: Encoding | None = None,
 ) -> Path:
-    """Return the folder of a fit's run: the same for the same fit, and no other's."""
     parts = [recipe.digest(), data.digest(), device.type]
     if start is not None:
         parts += [start.label, sha256(start.weights).hexdigest()]
@@ -315,7 +306,6 @@ def run_folder(
 
 
 def weights_digest(path: Path) -> str:
-    """Return the SHA-256 of a file of weights."""
     try:
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
@@ -326,7 +316,6 @@ def weights_digest(path: Path) -> str:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """Return a torch device; `auto` is CUDA where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)

@@ -11,12 +11,10 @@ from model_store.errors import InvalidInput
 
 
 def runs_folder() -> Path:
-    """Return the folder of runs, DUBITO_RUNS."""
     return Path(os.environ.get("DUBITO_RUNS", "runs"))
 
 
 def data_root() -> Path:
-    """Return the folder of data, DUBITO_DATA."""
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
 

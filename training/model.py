@@ -3,7 +3,7 @@ outputs."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -59,7 +59,7 @@ class BayesianModel(nn.Module):
         if isinstance(self.posterior, FactorialGaussian):
             assert isinstance(self.network, DrawnNetwork)
             kl = self.posterior.divergence(eps)
-            outputs = self.network.drawn_locally(x, *self.posterior.moments(), len(eps))
+            outputs = self.network.sample_locally(x, *self.posterior.moments(), len(eps))
         else:
             theta, kl = self.posterior.sample(eps)
             theta = theta.unflatten(0, (-1, groups))
@@ -78,18 +78,18 @@ class BayesianModel(nn.Module):
     def predict(
         self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
     ) -> Float[Tensor, "K N C"]:
-        """Return what is served of each draw and row, rows x draws in chunks."""
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
         groups = theta.split(len(theta) if self.network.is_paired else 1)
-        return torch.cat(
-            [self._predict(x, group, max(1, chunk_rows // len(group))) for group in groups]
-        )
+        served = [self.serve(x, group, max(1, chunk_rows // len(group))) for group in groups]
+        return torch.cat(served)
 
-    def _predict(self, x: Tensor, theta: Tensor, rows: int) -> Tensor:
-        return torch.cat(
-            [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)], dim=1
-        )
+    def serve(
+        self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
+    ) -> Float[Tensor, "K N C"]:
+        """Return what is served of rows under draws of theta, `rows` at a time."""
+        parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
+        return torch.cat(parts, dim=1)
 
 
 def build(
@@ -119,11 +119,67 @@ def build(
     Raises:
         InvalidInput: if the network cannot be made Bayesian; it names the layer.
     """
-    generator = torch.Generator().manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
+    seed = hash_key(recipe.seed, Stream.INITIALISATION)
+    wanted, method, of = recipe.network, recipe.inference, likelihood(recipe, classes)
+    row_shape = _row_shape(recipe, shape)
+    mean, std = torch.zeros(()), torch.ones(())
+    if encoded is not None:
+        row_shape = (encoded,)
+    else:
+        if wanted.hidden is not None:
+            row_shape = (math.prod(shape),)
+        mean, std = standardisation(wanted, row_shape)
+    if wanted.is_standardised:
+        examples = noise_rows(row_shape)
+    elif rows is None:
+        examples = torch.zeros(ROWS, *row_shape)
+    else:
+        examples = (rows[:ROWS].float().unflatten(1, row_shape) - mean) / std
+    if recipe.data.takes_ids and encoded is None:
+        examples = examples.long()
+
+    def make() -> nn.Module:
+        if wanted.encoder == "frozen":
+            begins = rows is not None and weights is None
+            head = require_split(recipe, shape, classes, begins).head
+            return head if weights is None else _load_parent(head, weights)
+        made = module(wanted, row_shape, of.outputs)
+        if weights is not None:
+            _load_parent(made, weights)
+        elif wanted.weights is not None and rows is not None:
+            load_weights(made, Path(wanted.weights))
+        if largest_id is not None:
+            check_ids(made, row_shape, largest_id)
+        if wanted.factory is not None:
+            check_width(made, wanted.factory, examples, of.outputs, of.meaning)
+        return made
+
+    network: Network
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-        start = _Start(rows, encoded, weights, largest_id)
-        return _build(recipe, tuple(shape), likelihood(recipe, classes), start, generator)
+        torch.manual_seed(seed)
+        if method.stochastic is None:
+            if wanted.bayesian is not None:
+                expected = f"none for method {recipe.method}, which draws no layer"
+                raise InvalidInput("network.bayesian", expected, "some")
+            members = [make() for _ in range(getattr(recipe.posterior, "members", 1))]
+            network = MemberNetwork(members, row_shape, wanted.trained, examples)
+        else:
+            made = make()
+            layers = _patterns(recipe, made, examples)
+            stochastic = replace(method.stochastic(recipe.posterior), layers=layers)
+            is_trained = wanted.is_trained or weights is not None
+            last, gives_outputs = None, False
+            if method.draws_last_layer:
+                last, gives_outputs = last_layer(made, examples)
+            network = DrawnNetwork(
+                made, stochastic, row_shape, wanted.trained, examples, is_trained
+            )
+            network.output_layer = last if gives_outputs else None
+        network.mean, network.std = mean, std
+        generator = torch.Generator().manual_seed(seed)
+        posterior = method.posterior(recipe.posterior, network, generator)
+    decay = recipe.posterior.prior_std if method.decays else None  # type: ignore[attr-defined]
+    return BayesianModel(network, posterior, of, decay)
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -132,93 +188,19 @@ def likelihood(recipe: Recipe, classes: int) -> Likelihood:
     return Categorical(classes, is_weighted=recipe.data.class_weights is not None)
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where a network begins: see `build`."""
-
-    rows: Num[Tensor, "R I"] | None
-    encoded: int | None
-    weights: Mapping[str, Tensor] | None
-    largest_id: int | None
+def _row_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(shape) if recipe.data.takes_ids else channels_first(shape)
 
 
-def _build(
-    recipe: Recipe,
-    data_shape: tuple[int, ...],
-    likelihood: Likelihood,
-    start: _Start,
-    generator: torch.Generator,
-) -> BayesianModel:
-    wanted, method = recipe.network, recipe.approximation
-    shape = data_shape if start.encoded is None else (start.encoded,)
-    takes_ids = recipe.data.takes_ids and start.encoded is None
-    row_shape = (math.prod(shape),) if wanted.hidden is not None else _shape_taken(shape, takes_ids)
-    inputs = torch.zeros(()), torch.ones(())
-    if start.encoded is None:
-        inputs = standardisation(wanted, row_shape)
-    examples = _examples(wanted, row_shape, inputs, start.rows)
-    examples = examples.long() if takes_ids else examples
-
-    def make() -> nn.Module:
-        if wanted.encoder == "frozen":
-            begins = start.rows is not None and start.weights is None
-            head = _head(recipe, data_shape, likelihood, begins)
-            return head if start.weights is None else _with_weights(head, start.weights)
-        made = module(wanted, row_shape, likelihood.outputs)
-        if start.weights is not None:
-            _with_weights(made, start.weights)
-        elif wanted.weights is not None and start.rows is not None:
-            load_weights(made, Path(wanted.weights))
-        if start.largest_id is not None:
-            check_ids(made, row_shape, start.largest_id)
-        if wanted.factory is not None:
-            check_width(made, wanted.factory, examples, likelihood.outputs, likelihood.meaning)
-        return made
-
-    network: Network
-    if method.stochastic is None:
-        if wanted.bayesian is not None:
-            expected = f"none for method {recipe.method}, which draws no layer"
-            raise InvalidInput("network.bayesian", expected, "some")
-        members = [make() for _ in range(getattr(recipe.posterior, "members", 1))]
-        network = MemberNetwork(members, row_shape, wanted.trained, examples)
-    else:
-        made = make()
-        stochastic = replace(
-            method.stochastic(recipe.posterior), layers=_patterns(recipe, made, examples)
-        )
-        is_trained = wanted.is_trained or start.weights is not None
-        output_layer = _output_layer(made, examples) if method.draws_last_layer else None
-        network = DrawnNetwork(made, stochastic, row_shape, wanted.trained, examples, is_trained)
-        network.output_layer = output_layer
-    network.mean, network.std = inputs
-    posterior = method.posterior(recipe.posterior, network, generator)
-    decay = recipe.posterior.prior_std if method.decays else None  # type: ignore[attr-defined]
-    return BayesianModel(network, posterior, likelihood, decay)
-
-
-def _output_layer(made: nn.Module, examples: Num[Tensor, "R ..."]) -> str | None:
-    last, gives_outputs = last_layer(made, examples)
-    return last if gives_outputs else None
-
-
-def _with_weights(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Load the weights of a version's network.
-
-    Raises:
-        InvalidInput: if they are another's, as of a factory that has changed.
-    """
+def _load_parent(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Load the weights of a version's network, unless they are another's, as of a factory that has
+    changed."""
     try:
         made.load_state_dict(weights)
     except RuntimeError as error:
-        raise InvalidInput(
-            "network", "the network of the version to go on from", one_line(error)[:300]
-        ) from None
+        expected = "the network of the version to go on from"
+        raise InvalidInput("network", expected, one_line(error)[:300]) from None
     return made
-
-
-def _shape_taken(shape: tuple[int, ...], takes_ids: bool) -> tuple[int, ...]:
-    return shape if takes_ids else channels_first(shape)
 
 
 def split_network(
@@ -231,65 +213,68 @@ def split_network(
         NotSplit: if it cannot be cut.
         InvalidInput: if the network is not one that can be fitted.
     """
-    wanted, of = recipe.network, likelihood(recipe, classes)
-    takes_ids = recipe.data.takes_ids
-    row_shape = _shape_taken(tuple(shape), takes_ids)
+    wanted, of, row_shape = recipe.network, likelihood(recipe, classes), _row_shape(recipe, shape)
     made = module(wanted, row_shape, of.outputs)
     if wanted.weights is not None and with_weights:
         load_weights(made, Path(wanted.weights))
     examples = torch.zeros(ROWS, *row_shape)
-    examples = examples.long() if takes_ids else examples
+    examples = examples.long() if recipe.data.takes_ids else examples
     assert wanted.factory is not None
     check_width(made, wanted.factory, examples, of.outputs, of.meaning)
-    return split(made, _staying(recipe, made, examples), examples)
+    return split(made, _head_layers(recipe, made, examples), examples)
+
+
+def require_split(
+    recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool
+) -> SplitNetwork:
+    """Return the split network of a recipe that names its frozen layers an encoder.
+
+    Raises:
+        InvalidInput: if it cannot be cut, or not where an encoder has weights.
+    """
+    try:
+        parts = split_network(recipe, shape, classes, with_weights)
+    except NotSplit as error:
+        expected = "a network that can be cut in two"
+        raise InvalidInput("network.encoder", expected, str(error)) from None
+    if parts is None:
+        expected = "frozen layers with weights before those that are drawn or trained"
+        raise InvalidInput("network.encoder", expected, "none")
+    return parts
 
 
 def _patterns(
     recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]
 ) -> Sequence[str] | None:
-    """Return the patterns of the layers that are drawn: those that are named, of laplace else the
-    last that runs."""
+    """Return the patterns of the layers that are drawn: those that are named, by default the last
+    that runs or all."""
     layers = recipe.network.bayesian
-    is_default = layers is None and recipe.approximation.draws_last_layer
+    is_default = layers is None and recipe.inference.draws_last_layer
     if not is_default or isinstance(made, DRAWABLE):
         return layers
     name, _ = last_layer(made, examples)
     return None if name is None else [name]
 
 
-def _staying(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
+def _head_layers(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
     """Return the names of the layers that are drawn, masked or trained."""
-    layers, stochastic = _patterns(recipe, made, examples), recipe.approximation.stochastic
-    names = [] if stochastic is None else list(drawn_layers(made, layers))
-    has_masks = stochastic is not None and stochastic(recipe.posterior).drawn == "masks"
-    own = [
-        name
-        for name, layer in made.named_modules()
-        if has_masks and isinstance(layer, DROPOUTS) and is_named(name, layers)
-    ]
+    layers, stochastic = _patterns(recipe, made, examples), recipe.inference.stochastic
+    names, masks = [], []
+    if stochastic is not None:
+        names = list(drawn_layers(made, layers))
+        if stochastic(recipe.posterior).drawn == "masks":
+            masks = [
+                name
+                for name, layer in made.named_modules()
+                if isinstance(layer, DROPOUTS) and is_named(name, layers)
+            ]
     freeze(made, recipe.network.trained, names)
     trained = [
-        n
-        for n, layer in made.named_modules()
+        name
+        for name, layer in made.named_modules()
         if any(p.requires_grad for p in layer.parameters(recurse=False))
     ]
-    return [*dict.fromkeys([*names, *own, *trained])]
-
-
-def _head(
-    recipe: Recipe, shape: tuple[int, ...], likelihood: Likelihood, with_weights: bool
-) -> nn.Module:
-    try:
-        classes = likelihood.outputs if recipe.task == "classification" else 0
-        parts = split_network(recipe, shape, classes, with_weights)
-    except NotSplit as error:
-        raise InvalidInput(
-            "network.encoder", "a network that can be cut in two", str(error)
-        ) from None
-    if parts is None:
-        expected = "frozen layers with weights before those that are drawn or trained"
-        raise InvalidInput("network.encoder", expected, "none")
-    return parts.head
+    return [*dict.fromkeys([*names, *masks, *trained])]
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:
@@ -303,37 +288,18 @@ def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Mo
 
 def standardisation(section: NetworkSection, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return what is taken from a row's numbers and what they are divided by, before any data are
-    seen.
-
-    Raises:
-        InvalidInput: if there are more or fewer numbers than channels.
-    """
+    seen."""
     if section.pixel_mean is None or section.pixel_std is None:
         return torch.zeros(()), torch.ones(())
     channels = shape[0] if len(shape) == 3 else 1
     if len(section.pixel_mean) != channels:
-        raise InvalidInput(
-            "network.pixel_mean", f"{channels} numbers, one a channel", str(len(section.pixel_mean))
-        )
+        expected = f"{channels} numbers, one a channel"
+        raise InvalidInput("network.pixel_mean", expected, str(len(section.pixel_mean)))
     mean, std = (
         255.0 * torch.tensor(numbers, dtype=torch.float32).view(-1, *[1] * (len(shape) - 1))
         for numbers in (section.pixel_mean, section.pixel_std)
     )
     return mean, std
-
-
-def _examples(
-    section: NetworkSection,
-    shape: tuple[int, ...],
-    inputs: tuple[Tensor, Tensor],
-    rows: Num[Tensor, "R I"] | None,
-) -> Float[Tensor, "S ..."]:
-    if section.is_standardised:
-        return noise_rows(shape)
-    if rows is None:
-        return torch.zeros(ROWS, *shape)
-    mean, std = inputs
-    return (rows[:ROWS].float().unflatten(1, shape) - mean) / std
 
 
 def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
@@ -342,7 +308,6 @@ def initialise(model: BayesianModel, x: Float[Tensor, "N I"], standardise: bool 
     start = model.network.initialise(x, standardise)
     if start is not None:
         model.posterior.start_at(start)
-        if (
-            isinstance(model.network, DrawnNetwork) and model.network.is_trained
-        ):  # which the mean is, not the shift
+        # of a trained network the mean is to be there, not the shift
+        if isinstance(model.network, DrawnNetwork) and model.network.is_trained:
             model.posterior.start_at(2 * start - model.posterior.centre())

@@ -12,18 +12,13 @@ from model_store.artifacts.manifest import Description
 
 
 class Record(BaseModel):
-    """Written without what was not given."""
-
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def content(self) -> dict[str, Any]:
-        """Return it as the manifest holds it."""
         return self.model_dump(exclude_unset=True)
 
 
 class ParentVersion(Record):
-    """A version that another was made from."""
-
     name: str
     version: str
 
@@ -52,8 +47,6 @@ class Recalibration(ParentVersion):
 
 
 class TemperatureChoice(Record):
-    """`training.calibration.temperature.Temperature`."""
-
     value: float
     fitted: float
     gain: float
@@ -77,8 +70,6 @@ class AddedLabels(Record):
 
 
 class Provenance(Record):
-    """How a version was fitted, and what was made of it since."""
-
     run: str | None = None  # that published it: no other version has it
     recipe: dict[str, Any] | None = None
     rows: dict[str, int] | None = None
@@ -105,7 +96,6 @@ class Provenance(Record):
 
     @classmethod
     def of(cls, description: Description) -> "Provenance":
-        """Return that of a manifest."""
         return cls.model_validate(description.training)
 
     def derived(self, **more: Any) -> "Provenance":

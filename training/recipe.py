@@ -151,7 +151,6 @@ class DataSection(Section):
 
     @property
     def group_column(self) -> str | None:
-        """The column of the groups that rows belong to, where one is named."""
         return self.calibration_group or self.group
 
     @property
@@ -231,12 +230,10 @@ class NetworkSection(Section):
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the network takes what an encoder says of rows."""
         return self.encoder not in (None, "none")
 
     @property
     def is_trained(self) -> bool:
-        """Whether the network starts at weights that were trained elsewhere."""
         return self.start == "trained" or self.weights is not None
 
     @property
@@ -317,8 +314,6 @@ class GateSection(Section):
 
 
 class Recipe(Section):
-    """A whole recipe."""
-
     name: Name
     method: Literal[*METHODS]
     task: Task = "classification"
@@ -358,7 +353,6 @@ class Recipe(Section):
 
     @property
     def combined(self) -> list[str]:
-        """Names of the detectors whose surprisals add up to the flag's statistic."""
         if self.serving.combined:
             return list(self.serving.combined)
         names = COMBINED[self.task]
@@ -375,20 +369,18 @@ class Recipe(Section):
         return (self.likelihood or LikelihoodSection()).noise
 
     @property
-    def approximation(self) -> Method:
-        """What the method stands for."""
+    def inference(self) -> Method:
         return METHODS[self.method]
 
     @property
     def is_variational(self) -> bool:
         """Whether what is fitted is a posterior that approximates the true one, and so has a bound
         to converge."""
-        return self.approximation.is_variational
+        return self.inference.is_variational
 
     @property
     def alpha(self) -> float:
-        """The objective's alpha."""
-        return self.approximation.alpha if self.training.alpha is None else self.training.alpha
+        return self.inference.alpha if self.training.alpha is None else self.training.alpha
 
     @property
     def choose(self) -> Literal["elbo", "likelihood"]:
@@ -397,14 +389,11 @@ class Recipe(Section):
     @property
     def row_groups(self) -> int:
         """Groups that the rows of a training step are divided into, each with draws of its own."""
-        return self.training.row_groups if self.approximation.groups_rows else 1
+        return self.training.row_groups if self.inference.groups_rows else 1
 
     @property
     def samples(self) -> int:
-        """Draws of a training step."""
-        return (
-            self.approximation.samples if self.training.samples is None else self.training.samples
-        )
+        return self.inference.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
         """Return a SHA-256 of what the recipe says of the model, whatever the layout of its file.
@@ -489,11 +478,6 @@ def override(
 
 
 def validate(content: dict[str, Any], origin: str) -> Recipe:
-    """Return a recipe of a file's content; `origin` begins what is said of a wrong one.
-
-    Raises:
-        InvalidInput: naming the key that is wrong.
-    """
     method = METHODS.get(str(content.get("method")))
     if method is not None:
         _validate(method.section, content.get("posterior", {}), f"{origin}: posterior.")
@@ -504,14 +488,13 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
 
 
 def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """Yield what in a recipe excludes what else it says: field, what is expected, what came."""
     data, serving = recipe.data, recipe.serving
     if serving.precision == "int8":
-        if not recipe.approximation.has_integers:
+        if not recipe.inference.has_integers:
             yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
         if recipe.task == "regression":
             yield "serving.precision", "float32 for task regression", "'int8'"
-    if recipe.training.epochs == 0 and not recipe.approximation.is_fitted_after:
+    if recipe.training.epochs == 0 and not recipe.inference.is_fitted_after:
         yield "training.epochs", f"1 or more for method {recipe.method}", "0"
     if recipe.task == "regression":
         if data.class_weights is not None:

@@ -5,7 +5,7 @@ Calibration, publication and evaluation all score through here, and so do benchm
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -14,10 +14,11 @@ from jaxtyping import Float32, Float64
 from model_store.conformal.stopping import Spread, stages_among
 from model_store.inference.noise import DRAW_INDEX, MAX_SEED
 from model_store.inference.runtime import Runtime
-from model_store.scores.classification import Scores, concatenated
+from model_store.scores.classification import Scores
+from model_store.scores.records import concatenate
 from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
-from model_store.scores.tasks import AnyScores, Predictive, predictive_of
+from model_store.scores.tasks import AnyScores, predictive_of
 from model_store.scores.transforms import Transform
 from training.data import Rows
 from training.seeds import Stream, hash_key
@@ -89,16 +90,8 @@ def served_scores(
     All numbers of draws are prefixes of the same draws. Returns the scores for each number of
     draws, and the density detectors' scores.
     """
-    predictive = predictive_of(runtime.task, transform)
-    parts: list[list[AnyScores]] = []
-    densities = []
-    for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
-        densities.append(density)
-        sums = _sums_by_count(predictive, outputs, counts)
-        parts.append([predictive.scores(of_count, standard_errors=False) for of_count in sums])
-    return [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)], np.concatenate(
-        densities
-    )
+    scores, density, _ = scores_and_spreads(runtime, rows, counts, seed, share, transform, ())
+    return scores, density
 
 
 def scores_and_spreads(
@@ -108,23 +101,27 @@ def scores_and_spreads(
     seed: int,
     share: int,
     transform: Transform | None = None,
+    stages: Sequence[int] | None = None,
 ) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
-    """Return what `served_scores` does, and the spread of the scores at each of
-    `settling.stages_among(counts)`."""
-    stages, predictive = stages_among(counts), predictive_of(runtime.task, transform)
-    parts: list[list[AnyScores]] = []
-    spreads: list[list[Spread]] = []
-    densities = []
+    """Return what `served_scores` does, and the spread of the scores at each of the stages, by
+    default `stopping.stages_among(counts)`."""
+    stages, predictive = (
+        stages_among(counts) if stages is None else stages,
+        predictive_of(runtime.task, transform),
+    )
+    scores, spreads, densities = [], [], []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
+        parts = (outputs[first:last] for first, last in pairwise([0, *counts]))
+        sums = accumulate(map(predictive.sums, parts, [0, *counts]), DrawSums.merge)
+        by_count = dict(zip(counts, sums, strict=True))
+        made = {count: predictive.scores(by_count[count], count in stages) for count in counts}
+        scores.append(made.values())
+        spreads.append([Spread.of(made[stage], by_count[stage]) for stage in stages])
         densities.append(density)
-        sums = dict(zip(counts, _sums_by_count(predictive, outputs, counts), strict=True))
-        scores = {count: predictive.scores(sums[count], count in stages) for count in counts}
-        parts.append(list(scores.values()))
-        spreads.append([Spread.of(scores[stage], sums[stage]) for stage in stages])
     return (
-        [concatenated(list(chunks)) for chunks in zip(*parts, strict=True)],
+        [concatenate(list(parts)) for parts in zip(*scores, strict=True)],
         np.concatenate(densities),
-        [Spread.concatenate(list(chunks)) for chunks in zip(*spreads, strict=True)],
+        [concatenate(list(parts)) for parts in zip(*spreads, strict=True)],
     )
 
 
@@ -154,16 +151,8 @@ def scores_and_likelihoods(
             likelihoods.append(log_density(outputs, y, transform))
         scores.append(scored)
         densities.append(density)
-    return concatenated(scores), np.concatenate(densities), np.concatenate(likelihoods)
-
-
-def _sums_by_count(
-    predictive: Predictive, outputs: Float32[np.ndarray, "K N C"], counts: list[int]
-) -> list[DrawSums]:
-    parts = [predictive.sums(outputs[first:last], first) for first, last in pairwise([0, *counts])]
-    return list(accumulate(parts, DrawSums.merge))
+    return concatenate(scores), np.concatenate(densities), np.concatenate(likelihoods)
 
 
 def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return the log of the mean probability of each row's label, in nats."""
     return np.log(np.maximum(scores.probabilities[np.arange(len(y)), y], 1e-300))

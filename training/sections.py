@@ -11,6 +11,4 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A frozen table of a recipe; unknown keys and loose types are refused."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

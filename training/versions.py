@@ -43,7 +43,6 @@ class Parent:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Its classes, in the order of its outputs; a regression has none."""
         output = self.manifest.output
         return output.classes if isinstance(output, ClassSpec) else ()
 

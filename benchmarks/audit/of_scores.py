@@ -17,7 +17,6 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def ours(log_probs: Float64[np.ndarray, "K N C"]) -> Scores:
-    """Return our scores; draws are added in two parts, as they are when a request takes more."""
     half = (len(log_probs) + 1) // 2
     sums = predictive_sums(log_probs[:half])
     if len(log_probs) > half:
@@ -26,7 +25,6 @@ def ours(log_probs: Float64[np.ndarray, "K N C"]) -> Scores:
 
 
 def our_mixture(outputs: Float64[np.ndarray, "K N 2"]) -> MixtureScores:
-    """Return our scores of a regression."""
     return mixture_scores(mixture_sums(outputs))
 
 
@@ -270,12 +268,10 @@ def temperature_by_scipy(generator: np.random.Generator) -> Pairs:
 
 
 def moments(outputs: Float64[np.ndarray, "K N 2"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and standard deviations, rows by draws."""
     return outputs[..., 0].T, np.exp(0.5 * outputs[..., 1]).T
 
 
 def mixture(outputs: Float64[np.ndarray, "K N 2"]):  # noqa: ANN201
-    """Return torch's mixture of Gaussians of each row."""
     import torch
     from torch.distributions import Categorical, MixtureSameFamily, Normal
 

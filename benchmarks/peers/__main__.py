@@ -16,7 +16,6 @@ Rounds alternate: in each, every server is started, asked, measured and ended. T
     process.
 """
 
-import argparse
 import json
 import signal
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import NAME, ROOT, publish_untrained
+from benchmarks.common import NAME, report, size_parser, store_of
 from benchmarks.load import closed_loop, open_loop, post
 from benchmarks.peers.check import Reference, check, reference_of
 from benchmarks.peers.posterior import DRAWS
@@ -44,7 +43,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import available_processors
 
-RESULTS = ROOT / "docs" / "results"
 BODIES = 64  # different rows in the load
 LOW_LOAD_ANSWERS = (
     30  # at a fifth of capacity: slow servers are given up to four times the seconds for them
@@ -54,7 +52,6 @@ LOW_LOAD_ANSWERS = (
 def measure(
     contender: Contender, rows: list[list[int]], reference: Reference | None, seconds: float
 ) -> Measured:
-    """Start a server, check its answers where there is a reference, and put load on it."""
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in rows]
     requests = [post(contender.peer.path, body) for body in bodies]
     with running(contender, bodies[0]) as (port, process, ready_s):
@@ -81,8 +78,6 @@ def measure(
 
 
 def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
-    """Return how many rows a second the network alone does, in process, `CONNECTIONS` rows at a
-    time."""
     theta, x = model.runtime.draw(0, 0, DRAWS)[:, None], rows[:CONNECTIONS].astype(np.float32)
     model.runtime.run(x, theta)
     begun, done = time.perf_counter(), 0
@@ -93,35 +88,20 @@ def kernel_rate(model: Model, rows: np.ndarray, seconds: float) -> float:
 
 
 def main() -> None:
-    """Make environments, measure, print a table, and with `--write` keep it with a plot in
-    docs/results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = size_parser(__doc__, "peers.{md,png}")
     packages = [peer.package for peer in PEERS]
-    parser.add_argument(
-        "--store", type=Path, help="serve a published model; by default one of the same size"
-    )
     parser.add_argument("--model", default=NAME)
     parser.add_argument(
         "--only", nargs="+", choices=packages, default=packages, help="peers, by default all"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write docs/results/peers.{md,png}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end too
     wanted = set(options.only)
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(options.store or Path(folder))
-        if options.store is None:
-            publish_untrained(store)
+    with store_of(options) as store:
         text, figures = compare(store, options.model, wanted, options.seconds, options.rounds)
-    print(text)
-    if options.write:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "peers.md").write_text(text)
-        plot(figures, RESULTS / "peers.png")
+    report(options, "peers", text, lambda: plot(figures))
 
 
 def compare(
@@ -161,8 +141,6 @@ def compare(
 def contenders_of(
     store: ModelStore, name: str, wanted: set[str], weights: Path, broken: dict[str, str]
 ) -> dict[str, Contender]:
-    """Return who takes part, Dubito first, and note in `broken` whose environment cannot be
-    made."""
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
     found = {}
     for workers in sorted({1, available_processors()}):

@@ -32,7 +32,6 @@ class Coupling(nn.Module):
         self.output = weight_normed(weights, "conditioner.output")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return z'."""
         middle = z.shape[-1] // 2
         first, second = z[..., :middle], z[..., middle:]
         kept, moved = (second, first) if self.flipped else (first, second)
@@ -42,14 +41,11 @@ class Coupling(nn.Module):
 
 
 class Affine(nn.Module):
-    """z' = shift + exp(log_scale) z."""
-
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.shift, self.log_scale = weights["shift"], weights["log_scale"]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return z'."""
         return self.shift + torch.exp(self.log_scale) * z
 
 
@@ -58,7 +54,6 @@ class Posterior:
     draws."""
 
     def __init__(self, content: bytes) -> None:
-        """Read `weights.safetensors`."""
         weights = load(content)
         steps = _by_number(weights, "posterior.flow.transforms.")
         self.sampler = sampler_of(steps)
@@ -114,7 +109,6 @@ class Posterior:
 
     @torch.inference_mode()
     def probabilities(self, x: Tensor, eps: Tensor) -> Tensor:
-        """Return the probabilities (K, N, C) of the draws of noise (K, D)."""
         theta = self.plain_sampler(eps)
         h = (x - self.mean) / self.std
         for i, ((direction, bias), scale) in enumerate(
@@ -126,7 +120,6 @@ class Posterior:
 
 
 def sampler_of(steps: dict[int, dict[str, Tensor]]) -> nn.Module:
-    """Return the flow, noise to theta: couplings, and an elementwise affine map last."""
     *couplings, affine = steps.values()
     return nn.Sequential(
         *(Coupling(c, flipped=i % 2 == 1) for i, c in enumerate(couplings)), Affine(affine)
@@ -134,7 +127,6 @@ def sampler_of(steps: dict[int, dict[str, Tensor]]) -> nn.Module:
 
 
 def weight_normed(weights: dict[str, Tensor], name: str) -> nn.Module:
-    """Return a linear layer of torch's own, weight-normed."""
     direction = weights[f"{name}.direction"]
     layer = weight_norm(nn.Linear(direction.shape[1], direction.shape[0]))
     with torch.no_grad():

@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
 from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
@@ -17,8 +17,6 @@ CONNECTIONS = 64  # of the load that capacity is measured under
 
 @dataclass(frozen=True)
 class Measured:
-    """A round of a contender; times are in seconds."""
-
     capacity: float  # requests a second
     alone: Load
     low: Load
@@ -29,12 +27,10 @@ class Measured:
 
 
 def is_ours(label: str) -> bool:
-    """Whether a server is Dubito."""
     return label.startswith("Dubito")
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Return the median of rounds, and the least and the most."""
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} - {max(values):.{digits}f})"
@@ -63,30 +59,25 @@ def table(
         "",
         f"`python -m benchmarks.peers --seconds {seconds:g} --rounds {rounds} --write`; "
         f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "
-        "weights in "
-        f"{precision}.",
+        f"weights in {precision}.",
         "",
         f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one "
-        "connection that never "
-        "pauses, and at a fifth of the server's own capacity (Poisson arrivals, from the time at "
-        "which a request was "
-        "to be sent). Medians of rounds (least - most). Memory is of all the server's processes "
-        "after the load.",
+        "connection that never pauses, and at a fifth of the server's own capacity (Poisson "
+        "arrivals, from the time at which a request was to be sent). Medians of rounds (least - "
+        "most). Memory is of all the server's processes after the load.",
         "",
         "| server | requests/s | the faster Dubito by | p50 / p99, one connection | p50 / p99, a "
-        "fifth | ready, s "
-        "| memory, MB | not 200 |",
+        "fifth | ready, s | memory, MB | not 200 |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for label, measured in results.items():
         capacity = statistics.median(m.capacity for m in measured)
         lines.append(
-            f"| {label} | {spread([m.capacity for m in measured], 1 if capacity < 100 else 0)} "
-            f"| {ours / capacity if capacity else float('nan'):.1f} | "
-            f"{latencies([m.alone for m in measured])} "
-            f"| {latencies([m.low for m in measured])} | "
-            f"{statistics.median(m.ready_s for m in measured):.1f} "
-            f"| {statistics.median(m.megabytes for m in measured):.0f} | "
+            f"| {label} | {spread([m.capacity for m in measured], 1 if capacity < 100 else 0)} | "
+            f"{ours / capacity if capacity else float('nan'):.1f} | "
+            f"{latencies([m.alone for m in measured])} | {latencies([m.low for m in measured])} | "
+            f"{statistics.median(m.ready_s for m in measured):.1f} | "
+            f"{statistics.median(m.megabytes for m in measured):.0f} | "
             f"{sum(m.failures for m in measured)} |"
         )
     lines += [f"| {label} | {reason} | | | | | | |" for label, reason in broken.items()]
@@ -94,28 +85,22 @@ def table(
         "",
         f"The network alone, in process, {CONNECTIONS} rows at a time, draws made ahead: "
         f"{spread(kernel, 0)} rows/s; Dubito's most requests/s over HTTP are "
-        f"{ours / statistics.median(kernel):.2f} "
-        "of that.",
+        f"{ours / statistics.median(kernel):.2f} of that.",
         "",
         f"Checked in the first round, before the load: {CHECKED_ROUNDS} answers to each of "
-        f"{CHECKED_ROWS} rows, all "
-        f"asked at a time, agree in their means with {REFERENCE_DRAWS} draws in process within "
-        "Monte Carlo "
-        "error, and differ from one another.",
+        f"{CHECKED_ROWS} rows, all asked at a time, agree in their means with {REFERENCE_DRAWS} "
+        "draws in process within Monte Carlo error, and differ from one another.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def latencies(loads: list[Load]) -> str:
-    """Return p50 and p99 in milliseconds, medians of rounds."""
     return " / ".join(
         f"{1e3 * statistics.median(load.percentile(p) for load in loads):.1f}" for p in (50, 99)
     )
 
 
-def plot(results: dict[str, list[Measured]], path: Path) -> None:
-    """Draw capacity and latency of all rounds, on logarithmic axes."""
-    plt.switch_backend("Agg")
+def plot(results: dict[str, list[Measured]]) -> Figure:
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.4 * len(results) + 1.5), layout="constrained", sharey=True
     )
@@ -136,5 +121,4 @@ def plot(results: dict[str, list[Measured]], path: Path) -> None:
         axis.set(xscale="log", xlabel=title, yticks=range(len(results)), yticklabels=list(results))
         axis.grid(axis="x", alpha=0.3)
     axes[0].invert_yaxis()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure

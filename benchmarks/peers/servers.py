@@ -39,12 +39,10 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        """Where its server, configuration and environment are."""
         return FOLDER / self.package
 
     @property
     def title(self) -> str:
-        """Its name and version."""
         pins = (self.folder / "requirements.txt").read_text().splitlines()
         (version,) = [pin.split("==")[1] for pin in pins if pin.startswith(f"{self.package}==")]
         return f"{self.name} {version}"
@@ -62,12 +60,10 @@ class Contender:
 
 
 def python(peer: str) -> str:
-    """Return the interpreter of a peer's environment."""
     return str(FOLDER / peer / ".venv" / "bin" / "python")
 
 
 def mlserver_command(_: int) -> list[str]:
-    """Return MLServer's command; its port is a setting."""
     return [
         str(FOLDER / "mlserver" / ".venv" / "bin" / "mlserver"),
         "start",
@@ -76,7 +72,6 @@ def mlserver_command(_: int) -> list[str]:
 
 
 def bentoml_command(port: int) -> list[str]:
-    """Return BentoML's command."""
     options = ["--host", HOST, "--port", str(port)]
     return [
         python("bentoml"),
@@ -148,13 +143,11 @@ def make_environment(peer: Peer) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of an error, or that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no message"
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -225,7 +218,6 @@ def family(process: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server and all its processes."""
     members = family(process.pid)
     process.terminate()
     try:
@@ -254,7 +246,6 @@ def memory_megabytes(process: int) -> float:
 
 
 def ask(port: int, path: str, body: bytes, timeout_s: float = 60.0) -> Any | None:
-    """Return the JSON answer to a request, or None where there is none of status 200."""
     request = urllib.request.Request(
         f"http://{HOST}:{port}{path}", body, {"Content-Type": "application/json"}
     )

@@ -10,7 +10,6 @@ Measure on a machine that is as quiet as can be: a load that other programs dist
 then left out.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.common import RESULTS, publish_untrained
+from benchmarks import common
+from benchmarks.common import RESULTS, bare_parser, publish_untrained
 from benchmarks.scaling import measure, report
-from benchmarks.scaling.fitting import fitted, undisturbed
+from benchmarks.scaling.fitting import fit_costs, undisturbed
 from benchmarks.scaling.simulation import Costs
 from model_store.artifacts.store import ModelStore
 
@@ -29,10 +29,7 @@ PARTS = ("calibration", "replica", "1", "2", "4")
 
 
 def main() -> None:
-    """Measure, or simulate and print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bare_parser(__doc__, "scaling.{md,png}")
     parser.add_argument(
         "--measure",
         nargs="*",
@@ -41,7 +38,6 @@ def main() -> None:
         help=f"measure all or some of {PARTS}",
     )
     parser.add_argument("--rounds", type=int, default=measure.ROUNDS, help="of each load")
-    parser.add_argument("--write", action="store_true", help="write docs/results/scaling.{md,png}")
     options = parser.parse_args()
     if options.measure is not None:
         measure_parts(options.measure or PARTS, options.rounds)
@@ -50,16 +46,11 @@ def main() -> None:
     costs, found = Costs(**kept["costs"]), kept["found"]
     measured = [measure.Measured(**one) for one in kept["measured"]]
     text, plan = report.page(measure.Replica(**kept["replica"]), costs, found, measured, log)
-    print(text)
-    if options.write:
-        (RESULTS / "scaling.md").write_text(text)
-        report.plot(
-            RESULTS / "scaling.png", fitted(costs, undisturbed(measured))[0], measured, plan
-        )
+    fit, _ = fit_costs(costs, undisturbed(measured))
+    common.report(options, "scaling", text, lambda: report.plot(fit, measured, plan))
 
 
 def measure_parts(parts: Sequence[str], rounds: int) -> None:
-    """Measure some parts, and keep them beside those that were measured before."""
     kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"measured": []}
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
@@ -80,7 +71,6 @@ def measure_parts(parts: Sequence[str], rounds: int) -> None:
 
 
 def log(text: str) -> None:
-    """Say how far it is."""
     print(text, file=sys.stderr, flush=True)
 
 

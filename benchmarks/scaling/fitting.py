@@ -42,7 +42,7 @@ def disturbance(one: Measured) -> float:
     return one.others + (one.niced or 0.0)
 
 
-def fitted(costs: Costs, measured: Sequence[Measured]) -> tuple[Costs, float]:
+def fit_costs(costs: Costs, measured: Sequence[Measured]) -> tuple[Costs, float]:
     """Fit three figures to the percentiles of `FIT_LOADS`, by least squares of their logarithms.
 
     They are what a request costs more that finds its core cold, the time on its way, and a factor

@@ -7,7 +7,6 @@ connections that are kept, at times of a Poisson process, to the less busy of tw
 """
 
 import contextlib
-import http.client
 import io
 import itertools
 import os
@@ -23,11 +22,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.common import NAME
-from benchmarks.load import HOST, Load, closed_loop, open_loop, post
-from benchmarks.request_cost import processor_seconds
+from benchmarks.common import NAME, TICKS_A_SECOND, Service, serve
+from benchmarks.load import Load, closed_loop, open_loop, post
 from benchmarks.scaling.simulation import Costs
-from benchmarks.startup import Started, started
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
@@ -85,7 +82,6 @@ class Measured:
 
 
 def row(store: ModelStore) -> list[int]:
-    """Return a row of the model."""
     size = int(np.prod(store.manifest(NAME, store.resolve(NAME)).input.shape))
     return np.random.default_rng(0).integers(0, 256, size).tolist()
 
@@ -93,8 +89,7 @@ def row(store: ModelStore) -> list[int]:
 @contextmanager
 def replicas(
     store: ModelStore, places: tuple[int, ...], **settings: str
-) -> Iterator[list[Started]]:
-    """Run replicas, each on the core that it is given."""
+) -> Iterator[list[Service]]:
     everywhere = os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
         running = []
@@ -103,7 +98,7 @@ def replicas(
             try:
                 running.append(
                     stack.enter_context(
-                        started(store.root, DUBITO_THREADS="1", DUBITO_JOBS_AT_ONCE="0", **settings)
+                        serve(store.root, DUBITO_THREADS="1", DUBITO_JOBS_AT_ONCE="0", **settings)
                     )
                 )
             finally:
@@ -121,7 +116,7 @@ def _on_core(
     connection.send((load, time.process_time() - begun, begun))
 
 
-def loaded(work: Any, *arguments: Any, **options: Any) -> tuple[Load, float, float]:
+def put_load(work: Any, *arguments: Any, **options: Any) -> tuple[Load, float, float]:
     """Put a load on replicas from the client's core, in a process of its own.
 
     Returns:
@@ -147,13 +142,10 @@ def core_seconds(cores: set[int]) -> tuple[float, float]:
         if re.match(r"cpu\d", line) and int(line.split()[0][3:]) in cores
     ]
     own = sum(int(one[1]) + int(one[3]) + int(one[6]) + int(one[7]) for one in fields)
-    return own / os.sysconf("SC_CLK_TCK"), sum(int(one[2]) for one in fields) / os.sysconf(
-        "SC_CLK_TCK"
-    )
+    return own / TICKS_A_SECOND, sum(int(one[2]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for_quiet(cores: set[int]) -> None:
-    """Wait for a second in which other programs take little of some cores, but not for ever."""
     given_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < given_up:
         before, _ = core_seconds(cores)
@@ -162,15 +154,14 @@ def wait_for_quiet(cores: set[int]) -> None:
             return
 
 
-def load(running: list[Started], request: bytes, rate: float, seed: int) -> Measured:
-    """Measure replicas at a rate of requests a second, over as many connections as it takes."""
+def load(running: list[Service], request: bytes, rate: float, seed: int) -> Measured:
     ports = [replica.port for replica in running]
     before_cores, begun = core_seconds(CORES), time.perf_counter()
-    before = sum(processor_seconds(replica.process.pid) for replica in running)
-    load, client_s, start_s = loaded(
+    before = sum(replica.processor_seconds() for replica in running)
+    load, client_s, start_s = put_load(
         open_loop, ports, [request], rate, LOAD_S, warm_up_s=WARM_UP_S, seed=seed
     )
-    busy = sum(processor_seconds(replica.process.pid) for replica in running) - before
+    busy = sum(replica.processor_seconds() for replica in running) - before
     seconds = time.perf_counter() - begun
     others, niced = (
         now - then for now, then in zip(core_seconds(CORES), before_cores, strict=True)
@@ -208,21 +199,21 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
     found: dict[str, float] = {}
     with replicas(store, (0,)) as (replica,):
         for name, connections in (("alone", 1), ("together", FULL)):
-            loaded(closed_loop, replica.port, [one], connections, 1.0, warm_up_s=0.0)
-            before = processor_seconds(replica.process.pid), *counted(replica.port)
-            load, client_s, _ = loaded(
+            put_load(closed_loop, replica.port, [one], connections, 1.0, warm_up_s=0.0)
+            before = replica.processor_seconds(), *count_batches(replica)
+            load, client_s, _ = put_load(
                 closed_loop, replica.port, [one], connections, CALIBRATION_S, warm_up_s=0.0
             )
-            after = processor_seconds(replica.process.pid), *counted(replica.port)
+            after = replica.processor_seconds(), *count_batches(replica)
             busy, requests, batches = (now - then for now, then in zip(after, before, strict=True))
             found |= {name: busy / requests, f"{name}, in a batch": requests / batches}
             found[f"{name}, client"] = client_s / len(load.kinds)
             found[f"{name}, requests a second"] = load.rate
         found["a row more"] = row_s(replica, store)
         health = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-        before_s = processor_seconds(replica.process.pid)
-        load, client_s, _ = loaded(closed_loop, replica.port, [health], 1, 1.0, warm_up_s=0.0)
-        spent = (processor_seconds(replica.process.pid) - before_s + client_s) / len(load.kinds)
+        before_s = replica.processor_seconds()
+        load, client_s, _ = put_load(closed_loop, replica.port, [health], 1, 1.0, warm_up_s=0.0)
+        spent = (replica.processor_seconds() - before_s + client_s) / len(load.kinds)
         found["on the way"] = max(0.0, float(load.latencies_s.mean()) - spent)
     os.sched_setaffinity(0, {0})
     found["draws"] = draws_s(store)
@@ -234,12 +225,13 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
     shared = (found["alone"] - found["together"]) / (1.0 - 1.0 / found["together, in a batch"])
     rest = found["alone"] - shared - found["a row more"]
     with replicas(store, (0,), **limits) as (replica,):
-        before_s = processor_seconds(replica.process.pid)
-        requests, batches = counted(replica.port)
-        load, _, _ = loaded(closed_loop, replica.port, [one], FULL, 2.0, warm_up_s=0.0)
-        spent = processor_seconds(replica.process.pid) - before_s
+        before_s = replica.processor_seconds()
+        requests, batches = count_batches(replica)
+        load, _, _ = put_load(closed_loop, replica.port, [one], FULL, 2.0, warm_up_s=0.0)
+        spent = replica.processor_seconds() - before_s
         answered, batches = (
-            now - then for now, then in zip(counted(replica.port), (requests, batches), strict=True)
+            now - then
+            for now, then in zip(count_batches(replica), (requests, batches), strict=True)
         )
         refused = load.counts["429"]
         found["refused"] = (
@@ -258,23 +250,21 @@ def calibrate(store: ModelStore) -> tuple[Costs, dict[str, float]]:
     return costs, found
 
 
-def row_s(replica: Started, store: ModelStore) -> float:
-    """Return the server's processor seconds for a row more, of arrays of 1 and of 33 rows."""
+def row_s(replica: Service, store: ModelStore) -> float:
     spent = []
     for rows in (1, 33):
         packed = io.BytesIO()
         np.save(packed, np.tile(np.array(row(store), dtype=np.float32), (rows, 1)))
         headers = "Content-Type: application/x-npy\r\nAccept: application/x-npz\r\n"
         request = post("/predict", packed.getvalue(), headers)
-        loaded(closed_loop, replica.port, [request], 1, 0.5, warm_up_s=0.0)
-        before = processor_seconds(replica.process.pid)
-        load, _, _ = loaded(closed_loop, replica.port, [request], 1, 3.0, warm_up_s=0.0)
-        spent.append((processor_seconds(replica.process.pid) - before) / len(load.kinds))
+        put_load(closed_loop, replica.port, [request], 1, 0.5, warm_up_s=0.0)
+        before = replica.processor_seconds()
+        load, _, _ = put_load(closed_loop, replica.port, [request], 1, 3.0, warm_up_s=0.0)
+        spent.append((replica.processor_seconds() - before) / len(load.kinds))
     return (spent[1] - spent[0]) / 32
 
 
 def draws_s(store: ModelStore) -> float:
-    """Return the processor seconds of making a draw set, in process."""
     model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), threads=1)
     model.runtime.draw_set(0, DRAWS)
     begun, sets = time.process_time(), 100
@@ -283,9 +273,9 @@ def draws_s(store: ModelStore) -> float:
     return (time.process_time() - begun) / sets
 
 
-def counted(port: int) -> tuple[float, float]:
+def count_batches(replica: Service) -> tuple[float, float]:
     """Return how many requests micro-batches had, and how many micro-batches there were."""
-    page = metrics(port)
+    page = replica.ask("GET", "/metrics").decode()
     return tuple(  # type: ignore[return-value]
         sum(
             float(value)
@@ -295,33 +285,25 @@ def counted(port: int) -> tuple[float, float]:
     )
 
 
-def metrics(port: int) -> str:
-    """Return the page of metrics."""
-    connection = http.client.HTTPConnection(HOST, port)
-    connection.request("GET", "/metrics")
-    return connection.getresponse().read().decode()
-
-
 def describe(store: ModelStore) -> Replica:
-    """Start a replica, ask it something, publish a further version, and return what it takes."""
     one = post("/predict", orjson.dumps({"inputs": [row(store)]}))
     artifact = store.open(NAME, store.resolve(NAME), wanted=NEEDED)
     folder = store.root / NAME / store.resolve(NAME)
     files = [path for path in folder.iterdir() if path.is_file()]
-    set_bytes = Model.load(artifact, threads=1).runtime.set_bytes(DRAWS)
+    set_bytes = Model.load(artifact, threads=1).runtime.draw_bytes * DRAWS
     with replicas(store, (0,)) as (replica,):
         start_s = replica.processor_seconds()
-        loaded(closed_loop, replica.port, [one], 8, 1.0, warm_up_s=0.0)
+        put_load(closed_loop, replica.port, [one], 8, 1.0, warm_up_s=0.0)
         _, memory = replica.memory()
-        page = metrics(replica.port)
+        page = replica.ask("GET", "/metrics").decode()
         before = replica.processor_seconds()
         for _ in range(50):
-            metrics(replica.port)
+            replica.ask("GET", "/metrics")
         page_s = (replica.processor_seconds() - before) / 50
-        before = with_children(replica.process.pid)
+        before = replica.processor_seconds(of_children=True)
         publish_again(store)
         time.sleep(6.0)
-        trial_s = with_children(replica.process.pid) - before
+        trial_s = replica.processor_seconds(of_children=True) - before
     return Replica(
         ready_s=replica.seconds,
         start_processor_s=start_s,
@@ -336,14 +318,7 @@ def describe(store: ModelStore) -> Replica:
     )
 
 
-def with_children(pid: int) -> float:
-    """Return the processor seconds of a process and of its children that have ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def publish_again(store: ModelStore) -> str:
-    """Publish the newest version's files once more."""
     first = store.open(NAME, store.resolve(NAME), wanted=FILES)
     description = Description.model_validate(
         first.manifest.model_dump(include=set(Description.model_fields))
@@ -352,8 +327,6 @@ def publish_again(store: ModelStore) -> str:
 
 
 def measure(store: ModelStore, count: int, rounds: int) -> Iterator[Measured]:
-    """Measure some replicas at each load, in rounds, each with arrivals of its own; disturbed tries
-    are repeated."""
     request = post("/predict", orjson.dumps({"inputs": [row(store)], "num_samples": DRAWS}))
     with replicas(store, PLACES[count]) as running:
         for seed, rate in itertools.product(range(rounds), LOADS[count]):

@@ -5,13 +5,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from benchmarks.scaling import scenarios
-from benchmarks.scaling.fitting import FIT_LOADS, PERCENTS, as_measured, fitted, undisturbed
+from benchmarks.scaling.fitting import FIT_LOADS, PERCENTS, as_measured, fit_costs, undisturbed
 from benchmarks.scaling.measure import DRAWS, FULL, OTHERS, Measured, Replica
 from benchmarks.scaling.scenarios import LIMIT_S, SEEDS, SHARE, Spread, over, p99, steady
 from benchmarks.scaling.simulation import LOST, OK, REFUSED, Balance, Cluster, Costs
@@ -52,7 +52,6 @@ class Plan:
 
 
 def plan(costs: Costs, log: Callable[[str], None]) -> Plan:
-    """Run what takes longest."""
     rates: dict[str, dict[int, float]] = {}
     for balance in BALANCES:
         rates[balance] = {
@@ -94,7 +93,6 @@ class Side:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the constants were fitted to it."""
         return self.replicas == 1 and self.rate in FIT_LOADS
 
 
@@ -132,23 +130,19 @@ def sides(costs: Costs, measured: list[Measured]) -> list[Side]:
 def page(
     replica: Replica, costs: Costs, found: dict[str, float], measured: list[Measured], log: Any
 ) -> tuple[str, Plan]:
-    """Return the page and what it was made of."""
-    fit, factor = fitted(costs, undisturbed(measured))
+    fit, factor = fit_costs(costs, undisturbed(measured))
     checked, of_many = sides(fit, measured), plan(fit, log)
     lines = [
         "# What replicas answer, and how many it takes",
         "",
         "`python -m benchmarks.scaling --measure` measures, `python -m benchmarks.scaling "
-        "--write` simulates "
-        "and writes "
-        "this page. [Scaling](../scaling.md) says what follows from it.",
+        "--write` simulates and writes this page. [Scaling](../scaling.md) says what follows from "
+        "it.",
         "",
         "A replica is `python -m service` with one thread on one core, a model of MNIST's size in "
-        "int8, and requests "
-        f"of one row and {DRAWS} fresh draws as JSON. Measured on two cores, on which a fit at "
-        "the lowest "
-        "priority and "
-        "other programs ran as well; the client is on the second core. Times are that machine's.",
+        f"int8, and requests of one row and {DRAWS} fresh draws as JSON. Measured on two cores, "
+        "on which a fit at the lowest priority and other programs ran as well; the client is on "
+        "the second core. Times are that machine's.",
         "",
         *of_a_core(replica, found, fit, factor),
         *check(checked),
@@ -191,38 +185,28 @@ def of_a_core(
     yield ""
     yield (
         f"The simulation's constants, in ms of processor time: {1e3 * fit.read_s:.2f} to read and "
-        "as much to answer, "
-        f"{1e3 * fit.batch_s:.2f} a micro-batch, {1e3 * DRAWS * fit.row_draw_s:.2f} a row, "
-        f"{1e3 * DRAWS * fit.draw_s:.2f} its draws; {1e3 * fit.cold_s:.2f} more for a request "
-        "that finds the "
-        "core idle; "
+        f"as much to answer, {1e3 * fit.batch_s:.2f} a micro-batch, "
+        f"{1e3 * DRAWS * fit.row_draw_s:.2f} a row, {1e3 * DRAWS * fit.draw_s:.2f} its draws; "
+        f"{1e3 * fit.cold_s:.2f} more for a request that finds the core idle; "
         f"{1e3 * fit.network_s:.2f} ms on the way. All but the last two are the closed loops' "
-        "processor times, times "
-        f"{factor:.2f}. That factor and the last two are fitted to the "
-        f"{' and '.join(f'p{p}' for p in PERCENTS)} of "
-        f"one replica at {', '.join(map(str, FIT_LOADS))} requests a second."
+        f"processor times, times {factor:.2f}. That factor and the last two are fitted to the "
+        f"{' and '.join(f'p{p}' for p in PERCENTS)} of one replica at "
+        f"{', '.join(map(str, FIT_LOADS))} requests a second."
     )
     yield ""
 
 
 def check(checked: list[Side]) -> Iterator[str]:
-    """Measured and simulated side by side."""
     yield from ("## Measured and simulated", "")
     yield (
-        "Open loop, Poisson arrivals, the less busy of two replicas chosen at random; latencies "
-        "in ms, measured / "
-        "simulated at the same arrival times, medians of rounds. Two replicas have a core each, "
-        "of which the "
-        "second is "
-        "the client's too; of four, two share a core, which the simulation has as processor "
-        "sharing, as it has the "
-        f"client. Rounds in which other programs took more than {OTHERS} processors are left out, "
-        "those of low "
-        "priority aside: `others'` are the processors that others took, of normal + of low "
-        "priority. The latter run "
-        "in sessions of their own, among which Linux shares a core equally, so they wait less for "
-        "the replicas than "
-        "their priority says; the simulation knows nothing of them. * fitted."
+        "Open loop, Poisson arrivals, the less busy of two replicas chosen at random; latencies in "
+        "ms, measured / simulated at the same arrival times, medians of rounds. Two replicas have "
+        "a core each, of which the second is the client's too; of four, two share a core, which "
+        "the simulation has as processor sharing, as it has the client. Rounds in which other "
+        f"programs took more than {OTHERS} processors are left out, those of low priority aside: "
+        "`others'` are the processors that others took, of normal + of low priority. The latter "
+        "run in sessions of their own, among which Linux shares a core equally, so they wait less "
+        "for the replicas than their priority says; the simulation knows nothing of them. * fitted."
     )
     yield from (
         "",
@@ -257,15 +241,13 @@ def check(checked: list[Side]) -> Iterator[str]:
                 )
             yield f"* {text}: simulated over measured {', '.join(found)}; median (least - most)."
     yield (
-        "* Two and four replicas were measured later than one, on a quieter machine, once for "
-        "each load; one replica "
-        "while a fit of low priority ran beside it."
+        "* Two and four replicas were measured later than one, on a quieter machine, once for each "
+        "load; one replica while a fit of low priority ran beside it."
     )
     yield ""
 
 
 def rates(of_many: Plan) -> Iterator[str]:
-    """Rates within the limit."""
     yield from (f"## Requests a second of a replica within {1e3 * LIMIT_S:.0f} ms", "")
     yield (
         "Simulated: the largest rate, in steps of 10, whose p99 is within the limit. Poisson "
@@ -283,15 +265,13 @@ def rates(of_many: Plan) -> Iterator[str]:
     rate = of_many.rates["two"][counts[-1]]
     yield (
         f"At {rate:.0f} requests a second each, the p99 of 100 replicas is "
-        f"{of_many.hundred.shown(1e3)} ms, "
-        "and of 1,000 "
-        f"{of_many.thousand.shown(1e3)} ms (median, least - most of {len(SEEDS)} and of 2 seeds)."
+        f"{of_many.hundred.shown(1e3)} ms, and of 1,000 {of_many.thousand.shown(1e3)} ms (median, "
+        f"least - most of {len(SEEDS)} and of 2 seeds)."
     )
     yield ""
 
 
 def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """Replicas for a million requests a second."""
     yield from (f"## {WANTED:,.0f} requests a second", "")
     rate = WANTED / of_many.needed
     dollars = of_many.needed * CORE_HOUR / 3600 / WANTED * 1e6
@@ -312,12 +292,9 @@ def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     yield ""
     yield (
         f"A request takes {1e3 * low:.2f} ms alone and {1e3 * full:.2f} ms in micro-batches of "
-        f"{FULL // 2}: "
-        "what is shared is "
-        f"{1e3 * (low - full) * FULL / (FULL - 2):.2f} ms, two thirds of it draws. So the largest "
-        "saving is "
-        "in larger micro-batches, that is "
-        "in a higher limit of latency, and in requests of several rows."
+        f"{FULL // 2}: what is shared is {1e3 * (low - full) * FULL / (FULL - 2):.2f} ms, two "
+        "thirds of it draws. So the largest saving is in larger micro-batches, that is in a higher "
+        "limit of latency, and in requests of several rows."
     )
     yield ""
     for times in (1.5, 2.0):
@@ -337,32 +314,26 @@ def wanted(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     )
     yield (
         f"* Clients that ask a second replica after {1e3 * HEDGE_S:.0f} ms, at {SHARE:.0%} of the "
-        "rate: p99 "
-        f"{late.shown(1e3)} ms with {sent.shown(1, '.2f')} requests sent for one; without it "
-        f"{p99(Cluster(100), fit, SHARE * rate).shown(1e3)} ms."
+        f"rate: p99 {late.shown(1e3)} ms with {sent.shown(1, '.2f')} requests sent for one; "
+        f"without it {p99(Cluster(100), fit, SHARE * rate).shown(1e3)} ms."
     )
     yield ""
 
 
 def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """The autoscaler."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     start_s = PLACING_S + replica.ready_s
     yield from ("## A step of load, with the autoscaler", "")
     yield (
         f"The load of 2 replicas ({rate:.0f} requests a second each) becomes that of 8 at once. "
-        "The "
-        "autoscaler is that of "
-        "docker/kubernetes: it looks every 15 s at a mean of 60 s. A replica answers "
-        f"{start_s:.0f} s after "
-        "it was asked for: "
-        f"{PLACING_S:.0f} s are an assumption, {replica.ready_s:.1f} s measured."
+        "The autoscaler is that of docker/kubernetes: it looks every 15 s at a mean of 60 s. A "
+        f"replica answers {start_s:.0f} s after it was asked for: {PLACING_S:.0f} s are an "
+        f"assumption, {replica.ready_s:.1f} s measured."
     )
     yield ""
     yield (
-        "| by | p99 within the limit again after, s | refused, share of the time until then | "
-        "most replicas "
-        "| replicas after 150 s |"
+        "| by | p99 within the limit again after, s | refused, share of the time until then | most "
+        "replicas | replicas after 150 s |"
     )
     yield "|---|---|---|---|---|"
     for text, busy in (
@@ -393,14 +364,11 @@ def step(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
-    """Lost nodes."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     yield from ("## A node is lost", "")
     yield (
         f"2 of 50 replicas end at once, at {rate:.0f} requests a second each; the balancer hears "
-        "of it after "
-        "4 s. Until then "
-        "what it sends them fails at once."
+        "of it after 4 s. Until then what it sends them fails at once."
     )
     yield from (
         "",
@@ -428,15 +396,13 @@ def failures(fit: Costs, of_many: Plan) -> Iterator[str]:
 
 
 def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
-    """New versions."""
     rate = SHARE * of_many.rates["two"][COUNTS[-1]]
     yield from ("## A new version is published", "")
     yield (
         "Each replica finds it at its own moment within the time between two looks "
-        "(`DUBITO_POLL_INTERVAL_S`), and then takes "
-        f"{replica.trial_s:.2f} s of processor time to try and load it, beside requests, on its "
-        "one core. 20 "
-        f"replicas at {rate:.0f} requests a second."
+        f"(`DUBITO_POLL_INTERVAL_S`), and then takes {replica.trial_s:.2f} s of processor time to "
+        f"try and load it, beside requests, on its one core. 20 replicas at {rate:.0f} requests a "
+        "second."
     )
     yield from ("", "| seconds between looks | p99 meanwhile, ms |", "|---|---|")
     for spread_s in (1.0, 10.0, 30.0):
@@ -453,7 +419,6 @@ def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
 
 
 def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
-    """What breaks first."""
     yield from (
         "## What breaks first",
         "",
@@ -513,9 +478,7 @@ def breaks(of_many: Plan, replica: Replica) -> Iterator[str]:
     yield ""
 
 
-def plot(path: Path, fit: Costs, measured: list[Measured], of_many: Plan) -> None:
-    """Draw latency against load, measured and simulated, and replicas against rate."""
-    plt.switch_backend("Agg")
+def plot(fit: Costs, measured: list[Measured], of_many: Plan) -> Figure:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     kept = undisturbed(measured)
     rates_, p50s, p99s = zip(*of_many.curve, strict=True)
@@ -574,8 +537,7 @@ def plot(path: Path, fit: Costs, measured: list[Measured], of_many: Plan) -> Non
     right.legend(fontsize="small")
     for axis in (left, middle, right):
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return figure
 
 
 __all__ = ["Plan", "asdict", "page", "plot"]

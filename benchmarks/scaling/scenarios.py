@@ -41,7 +41,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Return the spread of some values."""
         found = list(values)
         return cls(statistics.median(found), min(found), max(found))
 
@@ -67,7 +66,6 @@ def steady(
 
 
 def p99(cluster: Cluster, costs: Costs, rate: float, seeds: Iterable[int] = SEEDS) -> Spread:
-    """Return the 99th percentile of latencies at a rate of each replica, in seconds."""
     seconds = SECONDS * max(1.0, 50.0 / cluster.replicas)
     return Spread.of(steady(cluster, costs, rate, seed, seconds).percentile(99) for seed in seeds)
 
@@ -170,5 +168,4 @@ def published(costs: Costs, rate: float, work_s: float, spread_s: float, seed: i
 def over(
     seeds: Iterable[int], outcome: Callable[[int], Outcome], figure: Callable[[Outcome], float]
 ) -> Spread:
-    """Return a figure of an outcome over seeds."""
     return Spread.of(figure(outcome(seed)) for seed in seeds)

@@ -152,7 +152,6 @@ class Outcome:
     waiting: list[tuple[float, float]] = field(default_factory=list)
 
     def of(self, begin_s: float, end_s: float = math.inf) -> "Outcome":
-        """Return the requests that were due in an interval."""
         here = (self.due_s >= begin_s) & (self.due_s < end_s)
         kept = {
             name: getattr(self, name)[here] for name in ("due_s", "latency_s", "status", "tries")
@@ -170,7 +169,6 @@ class Outcome:
         )
 
     def share(self, status: int) -> float:
-        """Return the share of requests that ended so."""
         return float((self.status == status).mean()) if len(self.status) else math.nan
 
 
@@ -195,7 +193,6 @@ def simulate(
     seed: int,
     rows: np.ndarray | None = None,
 ) -> Outcome:
-    """Send requests at some times, of one row each or of `rows`, and return what comes of them."""
     return _Simulation(cluster, costs, times_s, seed, rows).run()
 
 
@@ -235,7 +232,6 @@ class _Core:
             self._plan()
 
     def clear(self) -> None:
-        """Forget all work."""
         self._advance()
         self.jobs.clear()
         self.version += 1
@@ -299,8 +295,6 @@ class _Admission:
 
 
 class _Replica:
-    """A service: its threads, its queue and its ready draws."""
-
     def __init__(self, clock: "_Simulation", core: _Core) -> None:
         self.clock, self.core, self.costs = clock, core, clock.costs
         self.draws, self.depth = clock.cluster.draws, clock.cluster.ready_sets
@@ -495,8 +489,6 @@ class _Replica:
 
 
 class _Simulation:
-    """The clock, the client with its balancer, and the autoscaler."""
-
     def __init__(
         self,
         cluster: Cluster,

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
 from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
-from dubito.predictions import Predictions, joined, predictions_of
+from dubito.predictions import Predictions, concatenate, predictions_of
 from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking, ranking_of, record
 from dubito.rows import (
     MEDIA_TYPES,
@@ -77,13 +77,13 @@ def predict(
         try:
             answer = yield from send(made, limits)
         except InvalidInput as error:
-            raise _counted_from(part.start, error) from None
+            raise _shift_row(part.start, error) from None
         answered.append(predictions_of(answer.content))
         first = answered[0]
         asked |= {"model": first.model, "version": first.version, "seed": first.seed}
         if on_progress is not None:
             on_progress(part.stop / len(rows))
-    return joined(answered)
+    return concatenate(answered)
 
 
 def acquire(
@@ -109,7 +109,7 @@ def acquire(
         options: see `AcquireOptions`.
     """
     asked = {"k": k, **_options({**options, "pool_file": pool_file})}
-    made = _posted("/acquire", "pool", pool, asked)
+    made = _post("/acquire", "pool", pool, asked)
     answer = yield from send(made, limits.within(deadline_s), is_repeatable=not asked.get("keep"))
     return ranking_of(answer.json())
 
@@ -132,7 +132,7 @@ def predict_job(
         options: see `PredictJobOptions`.
     """
     asked = _options({**options, "inputs_file": inputs_file, "ids": ids})
-    return (yield from _begin(limits, _posted("/predict/jobs", "inputs", inputs, asked)))
+    return (yield from _begin(limits, _post("/predict/jobs", "inputs", inputs, asked)))
 
 
 def acquire_job(
@@ -145,7 +145,7 @@ def acquire_job(
 ) -> Steps[Job]:
     """Have the service rank a pool, with the arguments of `acquire`; `ranking` waits for it."""
     asked = {"k": k, **_options({**options, "pool_file": pool_file})}
-    return (yield from _begin(limits, _posted("/acquire/jobs", "pool", pool, asked)))
+    return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, asked)))
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
@@ -292,7 +292,6 @@ def _path(job: Job | str) -> str:
 
 
 def _begin(limits: Limits, made: Callable[[float | None], Request]) -> Steps[Job]:
-    """Ask for a job, not twice: each time would begin another."""
     return record(Job, (yield from send(made, limits, is_repeatable=False)).json())
 
 
@@ -306,11 +305,9 @@ def _result(
     return (yield from send(lambda _: request, limits)).content
 
 
-def _posted(
+def _post(
     path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request of rows, of a file, or of the name of one in the operator's
-    folder."""
     named = f"{field}_file"
     if rows is None:
         if options.get(named) is None:
@@ -321,15 +318,13 @@ def _posted(
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
-            raise InvalidInput(
-                field, f"a file that ends in {', '.join(MEDIA_TYPES)}", f"one in {rows.suffix!r}"
-            )
+            expected = f"a file that ends in {', '.join(MEDIA_TYPES)}"
+            raise InvalidInput(field, expected, f"one in {rows.suffix!r}")
         return body_request(path, rows.read_bytes(), media_type, options, {})
     return request_of(path, field, rows_of(rows, field), options, {})
 
 
-def _counted_from(first: int, error: InvalidInput) -> InvalidInput:
-    """Return an error of a part's row with the row's number among all."""
+def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
     row = re.fullmatch(r"inputs\.(\d+)(.*)", error.field, re.DOTALL)
     if row is None:
         return error

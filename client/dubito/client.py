@@ -32,8 +32,6 @@ except PackageNotFoundError:  # not installed, but found
 
 @dataclass(frozen=True)
 class _Address:
-    """Where requests go, and as whom."""
-
     url: str
     key: str | None = field(repr=False)
 
@@ -165,12 +163,10 @@ class Client(_Calls):
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         if self._is_own:
             self._http.close()
 
     def do(self, steps: Steps[Result]) -> Result:
-        """Do the steps of a call."""
         came: Came = None
         while True:
             try:
@@ -220,12 +216,10 @@ class AsyncClient(_Calls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._is_own:
             await self._http.aclose()
 
     async def do(self, steps: Steps[Result]) -> Result:
-        """Do the steps of a call."""
         came: Came = None
         while True:
             try:

@@ -5,7 +5,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,30 +20,34 @@ from dubito.rows import MEDIA_TYPES, RowsLike
 from dubito.terminal import print_table, progress_bar
 
 Result = TypeVar("Result")
+Command = Callable[[Client, argparse.Namespace], None]
+Options = Mapping[str, tuple[Callable[[str], object], str]]
 
 URL_VARIABLE = "DUBITO_CLIENT_URL"
 KEY_VARIABLE = "DUBITO_CLIENT_KEY"
-OPTIONS = {
+# Options of requests: type and meaning
+OF_BOTH: Options = {
     "num_samples": (int, "posterior draws"),
     "seed": (int, "replays the draws of that seed"),
+}
+OF_PREDICT: Options = {
     "fpr": (float, "false-positive rate of the flag"),
     "fdr": (float, "in its place: false discovery rate of all flags together"),
     "coverage": (float, "of prediction sets and intervals"),
     "confidence": (float, "with which the coverage is kept"),
     "risk": (float, "largest share of wrong labels among those not abstained from"),
+}
+OF_ACQUIRE: Options = {
     "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
     "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
-    "beta": (
-        float,
-        "of power_bald: rows are taken by chance, with BALD to this power as their weights",
-    ),
+    "beta": (float, "of power_bald: rows are taken by chance, weighted by BALD to this power"),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
 JSON_LINES = (".jsonl", ".ndjson")
-OF_BOTH = ("num_samples", "seed")
-OF_PREDICT = ("fpr", "fdr", "coverage", "confidence", "risk")
-OF_ACQUIRE = ("acquisition", "race", "beta", "control")
-FILES = "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each a row"
+FILES = (
+    "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each "
+    "a row"
+)
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 OF_RANKING = (
     *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
             asked.command(client, asked)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
         return 1
     except (DubitoError, OSError) as error:
         print(f"dubito: {error}", file=sys.stderr)
@@ -74,69 +78,48 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "dubito",
         description="Ask a Dubito service. `dubito COMMAND --help` lists what a command takes.",
-        epilog=f"{URL_VARIABLE} names the service where --url does not, {KEY_VARIABLE} holds an API key.",
+        epilog=f"{URL_VARIABLE} names the service where --url does not, {KEY_VARIABLE} holds an "
+        "API key.",
     )
     parser.add_argument("--version", action="version", version=AGENT.replace("/", " "))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     of_all = argparse.ArgumentParser(add_help=False)
-    of_all.add_argument(
-        "--url", default=os.environ.get(URL_VARIABLE) or URL, help="of the service (%(default)s)"
-    )
+    url = os.environ.get(URL_VARIABLE) or URL
+    of_all.add_argument("--url", default=url, help="of the service (%(default)s)")
     of_all.add_argument("--json", action="store_true", help="print JSON")
     of_rows = argparse.ArgumentParser(add_help=False)
-    of_rows.add_argument("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    of_rows.add_argument(
-        "--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias"
-    )
-    of_rows.add_argument(
-        "--job",
-        action="store_true",
-        help="have a job do it; `predict` does so with CSV, Parquet, npz and zip",
-    )
-    _add(of_rows, OF_BOTH)
+    add = of_rows.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
+    add("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
+    help = "have a job do it; `predict` does so with CSV, Parquet, npz and zip"
+    add("--job", action="store_true", help=help)
 
-    predict = commands.add_parser(
-        "predict", parents=[of_all, of_rows], help="predict the rows of a file"
-    )
-    predict.add_argument(
-        "--rows", type=_count, default=20, help="rows to show at most (%(default)s)"
-    )
-    predict.add_argument(
-        "--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz"
-    )
-    _add(predict, OF_PREDICT)
-    predict.set_defaults(command=_predict)
+    def command(name: str, run: Command, help: str, options: Options) -> Callable[..., Any]:
+        parents = [of_all] if run is _models else [of_all, of_rows]
+        added = commands.add_parser(name, parents=parents, help=help)
+        added.set_defaults(command=run)
+        for option, (kind, meaning) in options.items():
+            added.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
+        return added.add_argument
 
-    acquire = commands.add_parser(
-        "acquire", parents=[of_all, of_rows], help="choose the rows to label next"
-    )
-    acquire.add_argument("-k", type=int, default=10, help="how many (%(default)s)")
-    acquire.add_argument(
-        "--keep", action="store_true", default=None, help="have the service keep them, by their ids"
-    )
-    _add(acquire, OF_ACQUIRE)
-    acquire.set_defaults(command=_acquire)
-
-    models = commands.add_parser("models", parents=[of_all], help="list the models")
-    models.set_defaults(command=_models)
+    add = command("predict", _predict, "predict the rows of a file", {**OF_BOTH, **OF_PREDICT})
+    add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
+    add("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
+    add = command("acquire", _acquire, "choose the rows to label next", {**OF_BOTH, **OF_ACQUIRE})
+    add("-k", type=int, default=10, help="how many (%(default)s)")
+    help = "have the service keep them, by their ids"
+    add("--keep", action="store_true", default=None, help=help)
+    command("models", _models, "list the models", {})
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    for name in names:
-        kind, meaning = OPTIONS[name]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
-
-
 def _count(text: str) -> int:
-    """Return a number of rows as it was written."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
     return int(text)
 
 
-def _options(asked: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a request that were given."""
+def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names)}
     given = {name: value for name, value in of_all.items() if value is not None}
     if asked.model is not None:
@@ -174,11 +157,11 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
-    for said in _noted(client, answer, not_read):
+    for said in _notes(client, answer, not_read):
         print(said)
 
 
-def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
+def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
     """Yield what one should know of the rows: columns that were passed over, and categories that
     say nothing."""
     if not_read:
@@ -189,7 +172,6 @@ def _noted(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iter
 
 
 def _unknown(counts: Mapping[str, int]) -> str:
-    """Say in how many rows categories are missing or unknown, by column."""
     found = ", ".join(f"{name} in {n}" for name, n in counts.items())
     return f"rows whose category is missing or unknown to the model: {found}"
 
@@ -243,19 +225,16 @@ def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Prog
 
 
 def _of(model: Model) -> str:
-    """Say what a model predicts."""
     if model.classes is not None:
         return f"{len(model.classes)} classes: {', '.join(model.classes)}"
     return model.target or ""
 
 
 def _is_pool(files: Sequence[Path]) -> bool:
-    """Return whether it is one file of many rows, which the service reads."""
     return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
 
 
 def _rows(files: Sequence[Path]) -> RowsLike:
-    """Return the rows of files: of an npy file, of JSON, or each file a row."""
     path = files[0]
     if len(files) > 1 or not _is(path, ".npy", ".json", *JSON_LINES):
         return files
@@ -281,14 +260,12 @@ def _is(path: Path, *endings: str) -> bool:
 
 
 def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
-    """Return what rows are called: by their ids, their files, or their places."""
     if "ids" in answer:
         return answer.ids.tolist()
     return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
 
 
 def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
-    """Yield what is shown of each row."""
     if answer.is_classification:
         columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
         sets = map(", ".join, answer.sets())
@@ -301,12 +278,10 @@ def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
 
 
 def _about(answer: Predictions) -> dict[str, Any]:
-    """Return what an answer says of all rows."""
     return {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
 
 
 def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    """Yield a table's rows as JSON has them: what is no finite number is null."""
     lists = {name: array.tolist() for name, array in columns.items()}
     for values in zip(*lists.values(), strict=True):
         yield {
@@ -316,7 +291,6 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
 
 
 def _write(answer: Predictions, path: Path) -> None:
-    """Write all that was answered: a table as CSV, or all arrays as npz."""
     if path.suffix == ".npz":
         np.savez(path, allow_pickle=False, **answer.arrays)
         return

@@ -50,7 +50,6 @@ class InvalidInput(DubitoError, ValueError):
         self.message = message or f"{field}: expected {expected}, got {got}"
 
     def __str__(self) -> str:
-        """Return all of it in words."""
         return self.message
 
 
@@ -78,7 +77,6 @@ class AnswerError(DubitoError):
         self.field = "" if named is None else named["field"]
 
     def __str__(self) -> str:
-        """Return what the service said."""
         return self.detail
 
 
@@ -139,7 +137,6 @@ class JobFailed(DubitoError):
         self.message = message
 
     def __str__(self) -> str:
-        """Return why."""
         return self.message
 
 
@@ -161,7 +158,6 @@ OUT_OF_TIME = (408, 504)
 
 
 def error_of(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    """Return the error that an answer stands for."""
     detail = _detail(response)
     if response.status_code in OUT_OF_TIME:
         return DeadlineExceeded(detail)

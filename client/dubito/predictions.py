@@ -16,32 +16,14 @@ if TYPE_CHECKING:
     import polars
 
 OF_ALL_ROWS = (
-    "model",
-    "version",
-    "seed",
-    "fpr",
-    "fdr",
-    "coverage",
-    "confidence",
-    "risk",
-    "priors",
-    "classes",
-    "unknown_categories",
+    *("model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
+    *("classes", "unknown_categories"),
 )
 FIRST = ("ids", "label", "mean", "std", "interval", "p_value", "flag")  # of a table's columns
 OF_CLASSES = ("probabilities", "prediction_set")
 OF_CLASSIFICATION = (
-    "label",
-    "probabilities",
-    "entropy",
-    "expected_entropy",
-    "bald",
-    "bald_corrected",
-    "mean_std",
-    "variation_ratio",
-    "prediction_set",
-    "abstain",
-    "classes",
+    *("label", "probabilities", "entropy", "expected_entropy", "bald", "bald_corrected"),
+    *("mean_std", "variation_ratio", "prediction_set", "abstain", "classes"),
 )
 OF_REGRESSION = ("mean", "median", "std", "aleatoric_std", "epistemic_std", "interval")
 WHY_ABSENT = {
@@ -50,8 +32,10 @@ WHY_ABSENT = {
     "epistemic_std": "one draw says nothing of it: ask for a larger num_samples",
     "median": "it is of models whose target was transformed",
     "category": "it is of models that are calibrated by class or by group",
-    "samples": "ask with return_samples=True; of a regression it is `samples.mean` and `samples.std`",
-    "ids": "these rows were not named: /predict takes no ids, and a job repeats those that it was given",
+    "samples": "ask with return_samples=True; of a regression it is `samples.mean` and "
+    "`samples.std`",
+    "ids": "these rows were not named: /predict takes no ids, and a job repeats those that it was "
+    "given",
     "classes": "the service that answered does not say them",
 }
 
@@ -114,10 +98,9 @@ class Predictions:
                 f"expected the name of an array, such as 'label', got {name!r}; rows are in "
                 "to_pandas()"
             )
-        try:
-            return self.arrays[name]
-        except KeyError:
-            raise Absent(f"{name}: {self._why_absent(name)}") from None
+        if name not in self.arrays:
+            raise Absent(f"{name}: {self._why_absent(name)}")
+        return self.arrays[name]
 
     __iter__ = None  # neither names nor rows would be what everybody expects
 
@@ -125,11 +108,8 @@ class Predictions:
         return name in self.arrays
 
     def __repr__(self) -> str:
-        return (
-            f"<Predictions of {len(self)} rows by {self.model} version {self.version}, seed "
-            f"{self.seed}: "
-            f"{int(self.flag.sum())} flagged>"
-        )
+        by = f"{self.model} version {self.version}, seed {self.seed}"
+        return f"<Predictions of {len(self)} rows by {by}: {int(self.flag.sum())} flagged>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of the arrays cannot be sent to another process.
@@ -197,16 +177,13 @@ class Predictions:
     @property
     def detectors(self) -> Mapping[str, Detector]:
         """What each detector says, by name."""
-        names = [
-            n.split(".")[1]
-            for n in self.arrays
-            if n.startswith("detectors.") and n.endswith(".score")
-        ]
+        names = [name.removesuffix(".score") for name in self.arrays if name.endswith(".score")]
         return {
-            name: Detector(
-                *(self.arrays[f"detectors.{name}.{part}"] for part in ("score", "p_value", "fired"))
+            name.removeprefix("detectors."): Detector(
+                *(self.arrays[f"{name}.{part}"] for part in ("score", "p_value", "fired"))
             )
             for name in names
+            if name.startswith("detectors.")
         }
 
     @property
@@ -234,17 +211,13 @@ class Predictions:
         """
         columns: dict[str, np.ndarray] = {}
         of_rows = [name for name in self.arrays if name not in OF_ALL_ROWS]
-        for name in sorted(
-            of_rows, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)
-        ):
+        for name in sorted(of_rows, key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST)):
             array = self.arrays[name]
             if array.ndim == 1:
                 columns["id" if name == "ids" else name] = array
             elif array.ndim == 2:
-                columns |= {
-                    f"{name}.{part}": array[:, i]
-                    for i, part in enumerate(self._parts(name, array.shape[1]))
-                }
+                for part, column in zip(self._parts(name, array.shape[1]), array.T, strict=True):
+                    columns[f"{name}.{part}"] = column
         return columns
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
@@ -292,25 +265,22 @@ def predictions_of(content: bytes) -> Predictions:
         ) from error
 
 
-def joined(parts: Sequence[Predictions]) -> Predictions:
+def concatenate(parts: Sequence[Predictions]) -> Predictions:
     """Return the predictions of parts of the rows as one; all are of one version under the same
     draws."""
     if len(parts) == 1:
         return parts[0]
-    first = parts[0].arrays
-    arrays = {name: array for name, array in first.items() if name in OF_ALL_ROWS}
-    if "unknown_categories" in arrays:
-        arrays["unknown_categories"] = np.sum(
-            [part.arrays["unknown_categories"] for part in parts], axis=0
-        )
-    of_rows = [
-        name
-        for name in first
-        if name not in OF_ALL_ROWS and all(name in part.arrays for part in parts)
-    ]
-    return _frozen(
-        arrays | {name: np.concatenate([part.arrays[name] for part in parts]) for name in of_rows}
-    )
+    first, every = parts[0].arrays, [part.arrays for part in parts]
+    arrays = {}
+    for name, array in first.items():
+        if name == "unknown_categories":
+            array = np.sum([part[name] for part in every], axis=0)
+        elif name not in OF_ALL_ROWS:
+            if not all(name in part for part in every):
+                continue
+            array = np.concatenate([part[name] for part in every])
+        arrays[name] = array
+    return _frozen(arrays)
 
 
 def _frozen(arrays: dict[str, np.ndarray]) -> Predictions:

@@ -55,7 +55,6 @@ class Ranking:
     priors: Mapping[str, float] | None = None
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
         return len(self.index)
 
     def table(self) -> dict[str, np.ndarray]:
@@ -64,20 +63,17 @@ class Ranking:
         return {"rank": np.arange(1, len(self) + 1), **of_rows}
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the table as a DataFrame of pandas."""
         import pandas
 
         return pandas.DataFrame(self.table())
 
     def to_polars(self) -> "polars.DataFrame":
-        """Return the table as a DataFrame of polars."""
         import polars
 
         return polars.DataFrame(self.table())
 
 
 def ranking_of(content: Mapping[str, Any]) -> Ranking:
-    """Return the ranking of a JSON answer."""
     rows = content["ranking"]
     arrays = {
         "index": np.array([row["index"] for row in rows], dtype=np.int64),

@@ -49,23 +49,17 @@ class Rows:
         return len(self.content)
 
     def take(self, part: slice) -> "Rows":
-        """Return some rows."""
         return Rows(self.content[part], self.kind)
 
     def row_bytes(self, n: int) -> int:
-        """Return how many bytes row n takes."""
         if isinstance(self.content, np.ndarray):
             return self.content.nbytes // len(self.content)
         return len(self.content[n])
 
 
 def rows_of(rows: RowsLike, field: str) -> Rows:
-    """Return rows as they are sent.
-
-    Raises:
-        InvalidInput: naming `field`, if they are none, or not rows.
-    """
-    rows = _as_array(_unframed(rows, field), field)
+    """Return rows as they are sent."""
+    rows = _as_array(_from_frame(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
     if isinstance(rows, np.ndarray):
@@ -97,11 +91,7 @@ def row_of(row: Any, field: str) -> Any:
 
 
 def name_of(value: Any, field: str) -> str:
-    """Return an id as a string.
-
-    Raises:
-        InvalidInput: naming `field`, if it is missing: "None" and "nan" would be names like others.
-    """
+    """Return an id as a string."""
     pandas = sys.modules.get("pandas")
     is_nothing = pandas is not None and (value is pandas.NA or value is pandas.NaT)
     if value is None or is_nothing or (isinstance(value, float) and math.isnan(value)):
@@ -110,8 +100,7 @@ def name_of(value: Any, field: str) -> str:
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[slice]:
-    """Yield parts of at most so many rows and of `PART_BYTES`, in order; a part has a row at
-    least."""
+    """Yield parts of at most `most` rows and `PART_BYTES`, in order, each of a row at least."""
     first, held = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
@@ -125,7 +114,7 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return a function that makes a request of rows, given the seconds left, if there is a deadline.
+    """Return a function that makes a request of rows, given the seconds that are left.
 
     An array goes as npy, with the options in the query; with ids as npz. Other lists among the
     options would make the query too long: then all is JSON.
@@ -160,7 +149,6 @@ def body_request(
     options: Mapping[str, Any],
     headers: Mapping[str, str],
 ) -> Callable[[float | None], Request]:
-    """Return what makes a request whose body is a file, with the options in the query."""
     typed = {**headers, "Content-Type": media_type}
     return lambda left_s: Request(
         "POST", path, texts(with_deadline(options, left_s)), typed, content
@@ -168,17 +156,12 @@ def body_request(
 
 
 def json_request(method: str, path: str, content: Mapping[str, Any]) -> Request:
-    """Return a request with a JSON body."""
     return Request(method, path, headers={"Content-Type": JSON}, content=_json(content, "body"))
 
 
 def plain(value: Any, field: str) -> Any:
     """Return a value as JSON has it: what is missing is None, dates and times are texts in ISO
-    8601.
-
-    Raises:
-        InvalidInput: naming `field`, if JSON has no such value.
-    """
+    8601."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -204,7 +187,6 @@ def plain(value: Any, field: str) -> Any:
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return options as a query or a form has them: strings as they are, all else as JSON."""
     return {
         name: value if isinstance(value, str) else _json(value, name).decode()
         for name, value in options.items()
@@ -212,11 +194,10 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str, Any]:
-    """Return options with the seconds that are left, where there is a deadline."""
     return dict(options) if left_s is None else {**options, "deadline_s": left_s}
 
 
-def _unframed(rows: Any, field: str) -> Any:
+def _from_frame(rows: Any, field: str) -> Any:
     """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is
     imported here."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
@@ -246,11 +227,7 @@ def _refuse_double(names: Sequence[str], field: str) -> None:
 
 
 def _as_array(value: Any, field: str) -> Any:
-    """Return what numpy makes an array of, such as a tensor, as one; all else as it is.
-
-    Raises:
-        InvalidInput: naming `field`, if it cannot be one, or would be another than it is.
-    """
+    """Return what numpy makes an array of, such as a tensor, as one; all else as it is."""
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array__") or isinstance(value, np.generic) or _is_image(value):
             return value
@@ -306,9 +283,8 @@ def _file(row: Any, field: str) -> bytes:
     try:
         row.save(file, "PNG")
     except (OSError, ValueError):
-        raise InvalidInput(
-            field, "an image that PNG can hold (Image.convert)", f"one of mode {row.mode}"
-        ) from None
+        expected = "an image that PNG can hold (Image.convert)"
+        raise InvalidInput(field, expected, f"one of mode {row.mode}") from None
     return file.getvalue()
 
 

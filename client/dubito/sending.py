@@ -79,11 +79,7 @@ class Limits:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left, None where there is no deadline.
-
-        Raises:
-            DeadlineExceeded: if none are.
-        """
+        """Seconds that are left, None where there is no deadline."""
         if math.isinf(self.ends):
             return None
         left = self.ends - time.monotonic()
@@ -126,11 +122,7 @@ def send(
 
 def _of_the_service(answer: httpx.Response) -> httpx.Response:
     """Return an answer of success, unless it is another's, such as the page of a proxy that wants a
-    password.
-
-    Raises:
-        ServerError: if it is.
-    """
+    password."""
     media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type in MEDIA_TYPES:
         return answer

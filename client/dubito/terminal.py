@@ -12,7 +12,7 @@ import numpy as np
 LONGEST_CELL = 40
 
 
-def shown(value: object) -> str:
+def format_cell(value: object) -> str:
     """Return a value as a cell: numbers to four digits, flags as `yes` or nothing, no control
     characters."""
     if isinstance(value, bool | np.bool_):
@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows below their heads, numbers to the right."""
-    cells = [[shown(value) for value in row] for row in rows]
+    cells = [[format_cell(value) for value in row] for row in rows]
     is_number = [
         all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
     ]
@@ -47,7 +47,6 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 def plain_table(
     heads: Sequence[str], cells: Sequence[Sequence[str]], is_number: Sequence[bool]
 ) -> str:
-    """Return the same as plain text."""
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
 
     def line(values: Sequence[str]) -> str:

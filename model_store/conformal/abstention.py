@@ -30,11 +30,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from model_store.conformal.stopping import require
+
 CONFIDENCE = 0.95
 STARTS = (0.125, 0.25, 0.5, 1.0)  # shares of the reference rows that a candidate answers
 CANDIDATES = 100
 DECIMALS = 4  # of the smallest risk
 NOTHING = -math.inf  # the threshold that answers no row
+TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +72,8 @@ class Abstention:
         """Return the smallest level at which any row is answered, in steps of 10^-DECIMALS; 1 if
         there is none."""
         steps = 10**DECIMALS
-        levels = range(1, steps)
-        return (
-            1
-            + bisect_left(levels, True, key=lambda i: self.threshold(flagged, i / steps) != NOTHING)
-        ) / steps
+        answers = lambda i: self.threshold(flagged, i / steps) != NOTHING  # noqa: E731
+        return (1 + bisect_left(range(1, steps), True, key=answers)) / steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,46 +116,26 @@ class Answers:
         )
 
     def tensors(self) -> dict[str, np.ndarray]:
-        named = {
-            "candidates": self.candidates,
-            "doubt": self.uncertainty,
-            "is_wrong": self.is_wrong,
-        }
-        return {f"abstention.{name}": array for name, array in named.items()}
+        return dict(zip(TENSORS, (self.candidates, self.uncertainty, self.is_wrong), strict=True))
 
     @classmethod
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], shape: tuple[int, ...]
     ) -> "Answers | None":
-        """Read back what `tensors` gave, None where there is none of it; `shape` is that of the
-        ranking statistics.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
-        names = {name: f"abstention.{name}" for name in ("candidates", "doubt", "is_wrong")}
-        missing = [key for key in names.values() if key not in tensors]
-        if len(missing) == len(names):
+        if not any(name in tensors for name in TENSORS):
             return None
-        if missing:
-            raise ValueError(f"expected tensors {missing}, which are not there")
-        candidates, uncertainty, is_wrong = (tensors[key] for key in names.values())
-        rises = candidates.shape == (shape[0], CANDIDATES) and bool(
-            np.all(np.diff(candidates, axis=1) >= 0)
-        )
-        for key, array, fits in (
-            (names["candidates"], candidates, rises),
-            (names["doubt"], uncertainty, uncertainty.shape == shape),
-        ):
-            if not fits or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
-                raise ValueError(
-                    f"{key}: expected float64 numbers from 0 to 1, rows of them for each of "
-                    "draw_counts"
-                )
+        require(tensors, *TENSORS)
+        candidates, uncertainty, is_wrong = (tensors[name] for name in TENSORS)
+        is_shaped = candidates.shape == (shape[0], CANDIDATES)
+        rises = is_shaped and np.all(np.diff(candidates, axis=1) >= 0)
+        fits = (rises, uncertainty.shape == shape)
+        for name, array, is_right in zip(TENSORS, (candidates, uncertainty), fits, strict=False):
+            if not is_right or array.dtype != np.float64 or not np.all((array >= 0) & (array <= 1)):
+                expected = "float64 numbers from 0 to 1, rows of them for each of draw_counts"
+                raise ValueError(f"{name}: expected {expected}")
         if is_wrong.shape != shape or is_wrong.dtype != np.bool_:
-            raise ValueError(
-                f"{names['is_wrong']}: expected a boolean for each of the ranking statistics"
-            )
+            expected = "a boolean for each of the ranking statistics"
+            raise ValueError(f"{TENSORS[2]}: expected {expected}")
         return cls(candidates, uncertainty, is_wrong)
 
 
@@ -177,7 +157,6 @@ def binomial_tail(
 
 
 def _end(is_rejected: Bool[np.ndarray, "T"], start: int) -> int:
-    """Return the last place of the run of true values that begins at `start`, or -1."""
     accepted = np.flatnonzero(~is_rejected[start:])
     stop = start + int(accepted[0]) if len(accepted) else len(is_rejected)
     return stop - 1 if stop > start else -1

@@ -4,17 +4,16 @@ The calibration data are two splits that the model was not fitted on, scored as 
 per row, same precision, same runtime), once for each number of draws in a grid, from prefixes of
 the same draws:
 
-* the *reference* split fits each detector: `detection` says what a detector and its surprisal are;
-* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprisals >= surprisal}) / (n + 1), and the
-flag's
-  the same of the combined statistic of the named detectors' surprisals.
+* the *reference* split fits each detector: `detectors` says what a detector and its surprisal are;
+* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprisals >= surprisal}) /
+  (n + 1), and the flag's the same of the combined statistic of the named detectors' surprisals.
 
 For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever
 the dependence between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random
 world", 2005, chapter 2; ties make it smaller, never larger). The smallest usable fpr is therefore 1
 / (n + 1).
 
-The ranking split's labels also give prediction sets and intervals (`conformal_sets`), and the
+The ranking split's labels also give prediction sets and intervals (`sets`), and the
 uncertainty beyond which the service abstains (`abstention`). Each of the guarantees holds by
 itself, on average over or with confidence in the choice of one and the same ranking split; they are
 not independent of each other.
@@ -38,16 +37,18 @@ from model_store.conformal.stopping import (
     Spread,
     StageScores,
     StoppingRule,
+    is_finite,
+    require,
     stages_among,
 )
+from model_store.scores.records import take
 from model_store.scores.tasks import DETECTED
-from model_store.types import DetectorNames, TailLaw
+from model_store.types import DetectorNames
 
 DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
-IN_TARGET_UNITS = frozenset(
-    DETECTED["regression"]
-)  # detectors whose scores have no unit of their own
+# detectors whose scores have no unit of their own
+IN_TARGET_UNITS = frozenset(DETECTED["regression"])
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
 
@@ -96,8 +97,7 @@ class DetectorScores:
     spreads: list[Spread] | None = None
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
-        """Return the scores of these rows."""
-        spreads = None if self.spreads is None else [spread.take(rows) for spread in self.spreads]
+        spreads = None if self.spreads is None else [take(spread, rows) for spread in self.spreads]
         return DetectorScores(
             {name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads
         )
@@ -114,8 +114,7 @@ class Calibration:
     """
 
     draw_counts: Int64[np.ndarray, "J"]
-    combined: tuple[str, ...]
-    two_sided: tuple[str, ...]
+    names: DetectorNames
     standards: dict[str, list[Standard]]
     reference: dict[str, Float64[np.ndarray, "J n"]]
     surprisals: dict[str, Float64[np.ndarray, "J m"]]
@@ -123,7 +122,6 @@ class Calibration:
     nonconformity: Float64[np.ndarray, "J m"]
     answers: Answers | None = None  # of a classification
     early_stopping: EarlyStopping | None = None  # None: rows never stop early
-    tail: TailLaw = "predictive"
     categories: Categories | None = None  # None: guarantees hold of all rows together
 
     @classmethod
@@ -133,7 +131,7 @@ class Calibration:
         reference: DetectorScores,
         ranking: DetectorScores,
         nonconformity: Float64[np.ndarray, "J m"],
-        detectors: DetectorNames,
+        names: DetectorNames,
         num_labels: int,
         answers: Answers | None = None,
         categories: Categories | None = None,
@@ -145,98 +143,71 @@ class Calibration:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference: the detectors' scores of the reference split.
             ranking: the same of the ranking split.
-            nonconformity: how far each ranking row's label or target is from its prediction, (J,
-                m).
-            detectors: which detectors are combined, and which are densities.
+            nonconformity: how far each ranking row's label or target is from its prediction.
+            names: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
             answers: of a classification, the rows' uncertainty and which labels are wrong.
             categories: of the ranking rows, where guarantees are to hold of each.
         """
-        standards = {
-            name: [
-                Standard.fit(score, label, num_labels)
-                for score, label in zip(reference.by_name[name], reference.labels, strict=True)
-            ]
-            for name in detectors.density
-        }
-        sorted_reference = {
-            name: np.sort(
-                [
-                    s(score, label)
-                    for s, score, label in zip(
-                        standards[name], scores, reference.labels, strict=True
-                    )
-                ]
-                if name in standards
-                else scores,
-                axis=1,
-            )
-            for name, scores in reference.by_name.items()
-        }
-        counts = range(len(draw_counts))
-        fitted = [
-            _fitted(sorted_reference, standards, detectors.two_sided, detectors.tail, j)
-            for j in counts
-        ]
-        surprisals = [_surprisals(fitted[j], ranking, j) for j in counts]
+        counts, labels = range(len(draw_counts)), reference.labels
+        standards: dict[str, list[Standard]] = {}
+        sorted_reference = {}
+        for name, scores in reference.by_name.items():
+            if name in names.density:
+                fits = [Standard.fit(scores[j], labels[j], num_labels) for j in counts]
+                scores = np.stack([fits[j](scores[j], labels[j]) for j in counts])
+                standards[name] = fits
+            sorted_reference[name] = np.sort(scores, axis=1)
+        detectors = [_fit_detectors(sorted_reference, standards, names, j) for j in counts]
+        surprisals = [_surprisals(detectors[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
-            detectors.combined,
-            detectors.two_sided,
+            names,
             standards,
             sorted_reference,
-            {
-                name: np.stack([of_count[name] for of_count in surprisals])
-                for name in sorted_reference
-            },
-            np.stack([flag_statistic(of_count, detectors.combined) for of_count in surprisals]),
+            {name: np.stack([of[name] for of in surprisals]) for name in sorted_reference},
+            np.stack([flag_statistic(of, names.combined) for of in surprisals]),
             nonconformity,
             answers,
-            _early_stopping(draw_counts, fitted, detectors.combined, reference, ranking),
-            detectors.tail,
+            _early_stopping(draw_counts, detectors, names.combined, reference, ranking),
             categories,
         )
 
-    @cached_property
-    def _detectors(self) -> list[dict[str, FittedDetector]]:
-        """The detectors by number of draws."""
-        counts = range(len(self.draw_counts))
-        return [
-            _fitted(self.reference, self.standards, self.two_sided, self.tail, j) for j in counts
-        ]
+    @property
+    def combined(self) -> tuple[str, ...]:
+        return self.names.combined
 
     @cached_property
+    def _detectors(self) -> list[dict[str, FittedDetector]]:
+        return [
+            _fit_detectors(self.reference, self.standards, self.names, j)
+            for j in range(len(self.draw_counts))
+        ]
+
+    @property
     def smallest_fpr(self) -> float:
-        """The smallest false-positive rate that this calibration can tell apart from 0, of the
-        category with the most rows where there are categories.
-        """
+        """The smallest false-positive rate above 0, of the category with the most rows."""
         return 1.0 / (self.most_judged_rows + 1)
 
     @cached_property
     def most_judged_rows(self) -> int:
         """How many rows flags are ranked among, of the category with the most rows."""
-        return (
-            self.statistic.shape[1]
-            if self.categories is None
-            else int(self.categories.judged_rows.max())
-        )
+        if self.categories is None:
+            return self.statistic.shape[1]
+        return int(self.categories.judged_rows.max())
 
     @cached_property
     def most_true_rows(self) -> int:
-        """How many rows sets and intervals are calibrated on, of the category with the most
-        rows."""
-        return (
-            self.statistic.shape[1]
-            if self.categories is None
-            else int(self.categories.true_rows.max())
-        )
+        """How many rows calibrate sets and intervals, of the category with the most rows."""
+        if self.categories is None:
+            return self.statistic.shape[1]
+        return int(self.categories.true_rows.max())
 
     def draws_used(self, num_draws: int) -> int:
-        """How many of a request's draws the detectors look at: the largest calibrated number it
-        has.
+        """How many of a request's draws the detectors look at: the largest calibrated number.
 
         The first draws of a seed are draws of that seed, so a request with a number of draws that
-        was not calibrated is calibrated_scores, exactly as calibrated, by its first ones.
+        was not calibrated is judged by its first ones, exactly as calibrated.
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
@@ -246,37 +217,22 @@ class Calibration:
         labels: Int64[np.ndarray, "N"],
         num_draws: int,
     ) -> dict[str, Float64[np.ndarray, "N"]]:
-        """Return each detector's surprisals, in nats, of N rows.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
-        return {
-            name: detector(scores[name], labels)
-            for name, detector in self.detectors(num_draws).items()
-        }
+        detectors = self.detectors(num_draws)
+        return {name: detector(scores[name], labels) for name, detector in detectors.items()}
 
     def detectors(self, num_draws: int) -> dict[str, FittedDetector]:
-        """Return the detectors as they are for scores of `num_draws` draws.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
         return self._detectors[self._index(num_draws)]
 
-    def rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
-        """Return the ranking rows of `num_draws` draws each or, by a rule, of at most so many.
+    @cached_property
+    def rank_tables(self) -> Callable[..., RankTables]:
+        """The ranking rows of a number of draws each or, by a rule, of at most that many.
 
         Raises:
             ValueError: if that number of draws was not calibrated.
         """
-        return self._kept_tables(num_draws, rule)
-
-    @cached_property
-    def _kept_tables(self) -> Callable[[int, StoppingRule | None], RankTables]:
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
-    def _rank_tables(self, num_draws: int, rule: StoppingRule | None) -> RankTables:
+    def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
         last = self._index(num_draws)
         rows = np.arange(self.statistic.shape[1])
         at = np.full(len(rows), last)
@@ -302,9 +258,9 @@ class Calibration:
         if self.categories is None:
             return everything
         judged, true = self.categories.judged[at, rows], self.categories.true
-        numbers = range(len(self.categories.names))
         parts = tuple(
-            tables(np.flatnonzero(judged == c), np.flatnonzero(true == c)) for c in numbers
+            tables(np.flatnonzero(judged == c), np.flatnonzero(true == c))
+            for c in range(len(self.categories.names))
         )
         return replace(everything, kind=self.categories.kind, by_category=parts)
 
@@ -326,15 +282,12 @@ class Calibration:
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
         categories = None if self.categories is None else self.categories.of_rows(labels, groups)
-        return self.rank_tables(num_draws).p_values(
-            flag_statistic(surprisals, self.combined), surprisals, categories
-        )
+        statistic = flag_statistic(surprisals, self.combined)
+        return self.rank_tables(num_draws).p_values(statistic, surprisals, categories)
 
     def stages(self, num_draws: int) -> list[int]:
-        """Return the numbers of draws below `num_draws` at which rows may stop."""
-        if self.early_stopping is None:
-            return []
-        return [stage for stage in self.early_stopping.stages if stage < num_draws]
+        stages = () if self.early_stopping is None else self.early_stopping.stages
+        return [stage for stage in stages if stage < num_draws]
 
     def stops(
         self,
@@ -344,11 +297,6 @@ class Calibration:
         num_draws: int,
         rule: StoppingRule,
     ) -> Bool[np.ndarray, "N"]:
-        """Return which rows a rule lets stop at a stage, `num_draws` draws.
-
-        Raises:
-            ValueError: if rows never stop early.
-        """
         if self.early_stopping is None:
             raise ValueError("expected a calibration with stages, got one without")
         detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
@@ -356,130 +304,93 @@ class Calibration:
         stage = StageScores(scores, labels, surprisals, spread)
         return self.early_stopping.stops(stage, num_draws, rule, detectors, self.combined)
 
-    @cached_property
-    def _positions(self) -> dict[int, int]:
-        return {count: j for j, count in enumerate(self.draw_counts.tolist())}
-
     def _index(self, num_draws: int) -> int:
-        if num_draws not in self._positions:
+        j = int(self.draw_counts.searchsorted(num_draws))
+        if j == len(self.draw_counts) or self.draw_counts[j] != num_draws:
             raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
-        return self._positions[num_draws]
+        return j
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays of `calibration.safetensors`."""
-        return {
+        tensors = {
             "draw_counts": self.draw_counts,
             "statistic": self.statistic,
             "nonconformity": self.nonconformity,
             **{f"reference.{name}": scores for name, scores in self.reference.items()},
             **{f"surprise.{name}": surprisals for name, surprisals in self.surprisals.items()},
-            **{
-                f"centre.{name}": np.stack([s.centre for s in by_count])
-                for name, by_count in self.standards.items()
-            },
-            **{
-                f"spread.{name}": np.stack([s.spread for s in by_count])
-                for name, by_count in self.standards.items()
-            },
-            **({} if self.answers is None else self.answers.tensors()),
-            **({} if self.early_stopping is None else self.early_stopping.tensors()),
-            **({} if self.categories is None else self.categories.tensors()),
         }
+        for name, by_count in self.standards.items():
+            tensors[f"centre.{name}"] = np.stack([standard.centre for standard in by_count])
+            tensors[f"spread.{name}"] = np.stack([standard.spread for standard in by_count])
+        for part in (self.answers, self.early_stopping, self.categories):
+            tensors |= {} if part is None else part.tensors()
+        return tensors
 
     @classmethod
     def from_tensors(
         cls,
         tensors: dict[str, np.ndarray],
-        detectors: DetectorNames,
+        names: DetectorNames,
         num_labels: int,
         categories: tuple[CategoryKind, tuple[str, ...]] | None = None,
     ) -> "Calibration":
-        """Read back what `tensors` gave, with the kind and names of its categories where it has
-        such.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         reference, surprisals = (
-            {
-                key.removeprefix(part): value
-                for key, value in tensors.items()
-                if key.startswith(part)
-            }
+            {key.removeprefix(part): x for key, x in tensors.items() if key.startswith(part)}
             for part in ("reference.", "surprise.")
         )
-        missing = [
-            name for name in ("draw_counts", "statistic", "nonconformity") if name not in tensors
-        ]
-        missing += [
-            f"reference.{name}"
-            for name in (*detectors.combined, *detectors.density)
-            if name not in reference
-        ]
-        missing += [f"surprise.{name}" for name in reference if name not in surprisals]
-        by_label = [f"{part}.{name}" for name in detectors.density for part in ("centre", "spread")]
-        missing += [name for name in by_label if name not in tensors]
-        if missing:
-            raise ValueError(f"expected tensors {missing}, which are not there")
-        draw_counts, statistic, nonconformity = (
-            tensors[n] for n in ("draw_counts", "statistic", "nonconformity")
+        by_label = [f"{part}.{name}" for name in names.density for part in ("centre", "spread")]
+        require(
+            tensors,
+            "draw_counts",
+            "statistic",
+            "nonconformity",
+            *(f"reference.{name}" for name in (*names.combined, *names.density)),
+            *(f"surprise.{name}" for name in reference),
+            *by_label,
         )
+        draw_counts, statistic = tensors["draw_counts"], tensors["statistic"]
         rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
         if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        of_ranking = {f"surprise.{name}": scores for name, scores in surprisals.items()}
-        of_ranking |= {"statistic": statistic, "nonconformity": nonconformity}
-        of_reference = {f"reference.{name}": scores for name, scores in reference.items()}
-        for name, array in {**of_ranking, **of_reference}.items():
+        of_ranking = [*(f"surprise.{name}" for name in surprisals), "statistic", "nonconformity"]
+        for name in (*of_ranking, *(f"reference.{name}" for name in reference)):
+            array = tensors[name]
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            if not shaped or array.dtype != np.float64 or not np.all(np.isfinite(array)):
-                raise ValueError(
-                    f"{name}: expected finite float64 rows, one for each of draw_counts"
-                )
-            if name in of_ranking and array.shape != statistic.shape:
-                raise ValueError(
-                    f"{name}: expected as many numbers as statistic has, {statistic.shape}"
-                )
-            if name in of_reference and not np.all(np.diff(array, axis=1) >= 0):
+            if not shaped or not is_finite(array):
+                expected = "expected finite float64 rows, one for each of draw_counts"
+                raise ValueError(f"{name}: {expected}")
+            if name in of_ranking:
+                if array.shape != statistic.shape:
+                    expected = f"expected as many numbers as statistic has, {statistic.shape}"
+                    raise ValueError(f"{name}: {expected}")
+            elif not np.all(np.diff(array, axis=1) >= 0):
                 raise ValueError(f"{name}: expected sorted rows")
+        shape = (len(draw_counts), num_labels)
         for name in by_label:
-            array, shape = tensors[name], (len(draw_counts), num_labels)
-            good = array.shape == shape and array.dtype == np.float64 and np.all(np.isfinite(array))
-            if not good or (name.startswith("spread.") and np.any(array <= 0)):
-                raise ValueError(
-                    f"{name}: expected finite float64 numbers of shape {shape}, spreads above 0"
-                )
-        standards = {
-            name: [
-                Standard(*pair)
-                for pair in zip(tensors[f"centre.{name}"], tensors[f"spread.{name}"], strict=True)
-            ]
-            for name in detectors.density
-        }
+            good = tensors[name].shape == shape and is_finite(tensors[name])
+            if not good or (name.startswith("spread.") and np.any(tensors[name] <= 0)):
+                expected = f"expected finite float64 numbers of shape {shape}, spreads above 0"
+                raise ValueError(f"{name}: {expected}")
+        stages, rows = stages_among(draw_counts.tolist()), statistic.shape
         return cls(
             draw_counts,
-            detectors.combined,
-            detectors.two_sided,
-            standards,
+            names,
+            {
+                name: list(map(Standard, tensors[f"centre.{name}"], tensors[f"spread.{name}"]))
+                for name in names.density
+            },
             reference,
             surprisals,
             statistic,
-            nonconformity,
-            Answers.from_tensors(tensors, statistic.shape),
-            EarlyStopping.from_tensors(
-                tensors, stages_among(draw_counts.tolist()), statistic.shape[1]
-            ),
-            detectors.tail,
-            None
-            if categories is None
-            else Categories.from_tensors(tensors, *categories, statistic.shape),
+            tensors["nonconformity"],
+            Answers.from_tensors(tensors, rows),
+            EarlyStopping.from_tensors(tensors, stages, rows[1]),
+            None if categories is None else Categories.from_tensors(tensors, *categories, rows),
         )
 
 
 def _surprisals(
     detectors: dict[str, FittedDetector], rows: DetectorScores, j: int
 ) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Return rows' surprisals at the j-th number of draws."""
     return {
         name: detector(rows.by_name[name][j], rows.labels[j])
         for name, detector in detectors.items()
@@ -493,7 +404,6 @@ def _early_stopping(
     reference: DetectorScores,
     ranking: DetectorScores,
 ) -> EarlyStopping | None:
-    """Return what stopping goes by, None where rows never stop early."""
     stages = stages_among(draw_counts)
     if not stages or reference.spreads is None or ranking.spreads is None:
         return None
@@ -519,22 +429,18 @@ def _early_stopping(
     )
 
 
-def _fitted(
+def _fit_detectors(
     reference: dict[str, Float64[np.ndarray, "J n"]],
     standards: dict[str, list[Standard]],
-    two_sided: tuple[str, ...],
-    tail: TailLaw,
+    names: DetectorNames,
     j: int,
 ) -> dict[str, FittedDetector]:
-    """Return the detectors at one number of draws."""
-    return {
-        name: FittedDetector(
-            standards[name][j] if name in standards else None,
-            # 1 is a standard deviation of a density's log scores, or a nat or probability of a
-            # classification's.
-            Surprisal.fit(
-                scores[j], name in two_sided, tail, None if name in IN_TARGET_UNITS else 1.0
-            ),
-        )
-        for name, scores in reference.items()
-    }
+    detectors = {}
+    for name, scores in reference.items():
+        # 1 is a standard deviation of a density's log scores, or a nat or probability of a
+        # classification's.
+        unit = None if name in IN_TARGET_UNITS else 1.0
+        surprisal = Surprisal.fit(scores[j], name in names.two_sided, names.tail, unit)
+        standard = standards[name][j] if name in standards else None
+        detectors[name] = FittedDetector(standard, surprisal)
+    return detectors

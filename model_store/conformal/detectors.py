@@ -8,9 +8,8 @@ account, so that no row a little beyond the reference rows is more surprising th
 reference scores happened to be nearly equal.
 
 Scores of density detectors are first made comparable: z = (log score - centre) / spread, with
-    centre and spread those
-of the reference rows of the same predicted label, since a score that is common among eights may be
-rare among ones.
+centre and spread those of the reference rows of the same predicted label, since a score that is
+common among eights may be rare among ones.
 
 The flag's statistic is minus the logarithm of the harmonic mean p-value of the combined detectors,
 
@@ -97,17 +96,14 @@ class Surprisal:
         law: TailLaw = "predictive",
         unit: float | None = None,
     ) -> "Surprisal":
-        """Fit on sorted reference scores; `unit` is the size of their excesses, without one that of
-        the largest."""
         size = unit or abs(float(reference[-1])) or 1.0
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))
         if not is_two_sided:
             return cls(reference, upper, Tail.fit(reference, law, size), None)
         tail = np.maximum(np.maximum(upper, upper[::-1]) - np.log(2.0), 0.0)
-        return cls(
-            reference, tail, Tail.fit(reference, law, size), Tail.fit(-reference[::-1], law, size)
-        )
+        above, below = (Tail.fit(scores, law, size) for scores in (reference, -reference[::-1]))
+        return cls(reference, tail, above, below)
 
     def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
         surprisal = np.interp(score, self.reference, self.tail)

@@ -31,9 +31,8 @@ from jaxtyping import Float64, Int64
 
 from model_store.conformal.rank_tables import conformal_p_value
 
-EDGES = np.array(
-    [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-)  # upper, inclusive
+# upper, inclusive
+EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 FLAG_RATE_AT = 0.05
 FALSE_ALARM = 0.001  # probability of an alarm, ever, while nothing drifts
 LATE_ROWS = 1000  # p-values of late are those of about so many rows, older ones fading away
@@ -45,13 +44,8 @@ LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
 class Martingale:
     """The urn, the capital bet against it, and what was seen."""
 
-    STATE: ClassVar = (
-        "seen",
-        "late",
-        "log_bets",
-        "evidence",
-        "largest",
-    )  # beside `gaps`, which stay
+    # in addition to `gaps`, which stay
+    STATE: ClassVar = ("seen", "late", "log_bets", "evidence", "largest")
 
     def __init__(self, gaps: Float64[np.ndarray, "B"]) -> None:
         self.gaps = gaps  # of the calibration

@@ -8,9 +8,8 @@ The false discovery rate is E[(flagged rows that are like the calibration data) 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-ROUNDING = 4 * float(
-    np.finfo(np.float64).eps
-)  # so that a p-value that is its bound counts as no more than it
+# so that a p-value that is its bound counts as no more than it
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
 def benjamini_hochberg(p_values: Float64[np.ndarray, "N"], fdr: float) -> Bool[np.ndarray, "N"]:

@@ -11,12 +11,14 @@ k, then
 
 is at most a with a probability of at most a. Its class is not known, so
 
-* a prediction set holds the classes k for which p_k, of k's nonconformity, is above 1 - coverage: it holds the true
-  one with a probability of at least `coverage`. With all weights 1 it is the set of `sets`;
-* the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus kept, with room.
+* a prediction set holds the classes k for which p_k, of k's nonconformity, is above 1 - coverage:
+  it holds the true one with a probability of at least `coverage`. With all weights 1 it is the set
+  of `sets`;
+* the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus
+  kept, with room.
 
 Both hold for the weights as they are: shares of the calibration rows' population are counted of
-    finite data.
+finite data.
 """
 
 from dataclasses import dataclass
@@ -87,12 +89,6 @@ class LabelShift:
     def weighted(
         self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
     ) -> WeightedRows:
-        """Return the ranking rows of a calibrated number of draws, weighted for new shares of the
-        classes.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated, or a class is `unknown`.
-        """
         if len(self.unknown(priors)):
             raise ValueError(f"expected no share of the classes {self.unknown(priors)}, got one")
         at = calibration.draw_counts.tolist().index(num_draws)
@@ -115,12 +111,6 @@ class LabelShift:
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], rows: int, num_labels: int
     ) -> "LabelShift | None":
-        """Read back what `tensors` gave, for m ranking `rows` and C labels, None where there is
-        none of it.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         if LABELS not in tensors and SHARES not in tensors:
             return None
         labels, shares = tensors.get(LABELS), tensors.get(SHARES)

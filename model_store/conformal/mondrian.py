@@ -9,12 +9,12 @@ rows together then holds of the rows of each category.
 By *group*, a row's category is the group that it is said to belong to, for its flag, its set or
 interval, and whether it is answered. By *class*
 
-* a class is in a row's prediction set by its rank among the calibration rows of that very class (label-conditional
-  prediction): rows whose true class is c have sets that hold c with a probability of at least the
-  coverage, for each c;
-* flag and abstention go by the *predicted* class, since the true one is not known: of rows that are given the label c
-  at most the rate are flagged, for each c, and of those that are answered so at most the risk are
-  wrong.
+* a class is in a row's prediction set by its rank among the calibration rows of that very class
+  (label-conditional prediction): rows whose true class is c have sets that hold c with a
+  probability of at least the coverage, for each c;
+* flag and abstention go by the *predicted* class, since the true one is not known: of rows that are
+  given the label c at most the rate are flagged, for each c, and of those that are answered so at
+  most the risk are wrong.
 
 A category of n calibration rows keeps no rate below 1 / (n + 1) but 0: its flag does not fire then,
 its class is in every set, its intervals are unbounded, and its rows are not answered. A guarantee
@@ -73,12 +73,10 @@ class Categories:
 
     @property
     def judged_rows(self) -> Int64[np.ndarray, "G"]:
-        """How many rows flags of each category are ranked among, at the largest number of draws."""
         return np.bincount(self.judged[-1], minlength=len(self.names))
 
     @property
     def true_rows(self) -> Int64[np.ndarray, "G"]:
-        """How many rows sets and intervals of each category are calibrated on."""
         return np.bincount(self.true, minlength=len(self.names))
 
     def of_rows(
@@ -101,11 +99,6 @@ class Categories:
         names: tuple[str, ...],
         shape: tuple[int, ...],
     ) -> "Categories":
-        """Read back what `tensors` gave; `shape` is that of the ranking statistics.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         for name, expected in ((JUDGED, shape), (TRUE, shape[1:])):
             array = tensors.get(name)
             if array is None or array.dtype != np.int64 or array.shape != expected:

@@ -3,7 +3,7 @@ abstention.
 
 A row's p-value is (1 + #{ranking rows at least as surprising}) / (m + 1):
 `model_store.conformal.calibration` says when it holds. Where a model is calibrated by category
-there are tables of each category's rows beside those of all: `model_store.conformal.mondrian`.
+there are tables of each category's rows too: `model_store.conformal.mondrian`.
 """
 
 from collections.abc import Callable
@@ -29,22 +29,6 @@ class ConformalPValues:
     p_value: Float64[np.ndarray, "N"]
     detector_p_values: dict[str, Float64[np.ndarray, "N"]]
 
-    def take(self, rows: slice | np.ndarray) -> "ConformalPValues":
-        return ConformalPValues(
-            self.p_value[rows], {name: p[rows] for name, p in self.detector_p_values.items()}
-        )
-
-    @classmethod
-    def concatenate(cls, parts: list["ConformalPValues"]) -> "ConformalPValues":
-        names = parts[0].detector_p_values
-        return cls(
-            np.concatenate([part.p_value for part in parts]),
-            {
-                name: np.concatenate([part.detector_p_values[name] for part in parts])
-                for name in names
-            },
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
@@ -59,9 +43,8 @@ class RankTables:
     rule: StoppingRule | None  # None: always as many
     statistic: Float64[np.ndarray, "m"]
     surprisals: dict[str, Float64[np.ndarray, "m"]]
-    nonconformity: Float64[
-        np.ndarray, "t"
-    ]  # of the m rows, in a category by class of those that are truly of it
+    # of the m rows, in a category by class of those that are truly of it
+    nonconformity: Float64[np.ndarray, "t"]
     abstention: Abstention | None  # of a classification
     kind: CategoryKind | None = None
     by_category: tuple["RankTables", ...] = ()
@@ -149,12 +132,6 @@ class RankTables:
     def thresholds(
         self, fpr: float, risk: float, categories: Int64[np.ndarray, "N"] | None = None
     ) -> Float64[np.ndarray, "N"] | float:
-        """Return the largest uncertainty to answer at, of each row where there are categories; -inf
-        for none, as of an unknown category.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
         if self.kind is None or categories is None:
             return self.largest_uncertainty(fpr, risk)
         found = np.full(len(self.by_category) + 1, NOTHING)
@@ -163,52 +140,30 @@ class RankTables:
         return found[categories]
 
     def certifies(self, fpr: float, risk: float) -> bool:
-        """Return whether any row would be answered.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
-        return any(
-            table.largest_uncertainty(fpr, risk) != NOTHING for table in self.by_category or (self,)
-        )
-
-    def largest_uncertainty(self, fpr: float, risk: float) -> float:
-        """Return the largest uncertainty to answer at, -inf for none.
-
-        Raises:
-            ValueError: if nothing was calibrated of which labels are wrong.
-        """
-        return self._kept_thresholds(fpr, risk)
+        tables = self.by_category or (self,)
+        return any(table.largest_uncertainty(fpr, risk) != NOTHING for table in tables)
 
     @cached_property
-    def _kept_thresholds(self) -> Callable[[float, float], float]:
-        return lru_cache(maxsize=KEPT_THRESHOLDS)(self._threshold)
-
-    def _threshold(self, fpr: float, risk: float) -> float:
-        return self._abstention().threshold(self.flagged(fpr), risk)
+    def largest_uncertainty(self) -> Callable[[float, float], float]:
+        """The largest uncertainty to answer at, of a false-positive rate and a risk."""
+        return lru_cache(maxsize=KEPT_THRESHOLDS)(
+            lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk)
+        )
 
     def smallest_risk(self, fpr: float) -> float:
-        """Return the smallest risk that can be certified, of the category of which it is least; 1
-        for none.
-
-        Raises:
-            ValueError: as `largest_uncertainty` does.
-        """
         if self.by_category:
             return min(table.smallest_risk(fpr) for table in self.by_category)
         return self._abstention().smallest_risk(self.flagged(fpr))
 
     def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`: as many of the ranking rows are at least as
-        surprising."""
+        """Return how many p-values are at most `fpr`."""
         rows = len(self.statistic)
         return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
 
     def _abstention(self) -> Abstention:
         if self.abstention is None:
-            raise ValueError(
-                "expected a calibration with answers that are right or wrong, got one without"
-            )
+            expected = "a calibration with answers that are right or wrong"
+            raise ValueError(f"expected {expected}, got one without")
         return self.abstention
 
 

@@ -75,11 +75,10 @@ def target_nonconformity(
 def quantile(nonconformity: Rising, coverage: float, confidence: float | None = None) -> float:
     """Return q, of sorted nonconformities; infinite where they are too few."""
     rows = len(nonconformity)
-    rank = (
-        coverage_rank(rows, coverage)
-        if confidence is None
-        else confident_rank(rows, coverage, confidence)
-    )
+    if confidence is None:
+        rank = coverage_rank(rows, coverage)
+    else:
+        rank = confident_rank(rows, coverage, confidence)
     return math.inf if rank > rows else float(nonconformity[rank - 1])
 
 
@@ -99,9 +98,8 @@ def confident_rank(rows: int, coverage: float, confidence: float) -> int:
     log_factorial = np.concatenate([[0.0], np.log(ranks).cumsum()])
     log_pmf = log_factorial[rows] - log_factorial[ranks] - log_factorial[rows - ranks]
     log_pmf += ranks * math.log(coverage) + (rows - ranks) * math.log1p(-coverage)
-    missed = np.exp(log_pmf)[::-1].cumsum()[
-        ::-1
-    ]  # P(Binomial >= k): that coverage is less, for each rank k
+    # P(Binomial >= k): that coverage is less, for each rank k
+    missed = np.exp(log_pmf)[::-1].cumsum()[::-1]
     enough = np.flatnonzero(missed <= (1.0 + ROUNDING) * (1.0 - confidence))
     return max(coverage_rank(rows, coverage), int(enough[0]) + 1) if len(enough) else rows + 1
 
@@ -132,7 +130,5 @@ def intervals(
     coverage: float,
     confidence: float | None = None,
 ) -> Float64[np.ndarray, "N 2"]:
-    """Return the lower and upper end of each row's interval; infinite where there are too few
-    calibration rows."""
     half = quantile(nonconformity, coverage, confidence) * std
     return np.stack([mean - half, mean + half], axis=1)

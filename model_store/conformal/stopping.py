@@ -3,11 +3,12 @@
 Draws are taken in stages, the calibrated numbers of draws from `FEWEST_DRAWS` on. At each a row
 stops if
 
-* the two largest mean probabilities are more than w standard errors of their difference apart (label);
-* the flag's statistic lies above its threshold with every posterior score w standard errors lower, or below with
-  every one w standard errors higher (flag);
-* no score's standard error is more than the tolerance: in nats and probabilities, of a regression in multiples of the
-  row's predicted standard deviation (scores).
+* the two largest mean probabilities are more than w standard errors of their difference apart
+  (label);
+* the flag's statistic lies above its threshold with every posterior score w standard errors lower,
+  or below with every one w standard errors higher (flag);
+* no score's standard error is more than the tolerance: in nats and probabilities, of a regression
+  in multiples of the row's predicted standard deviation (scores).
 
 w is Student's t quantile of K - 1 degrees of freedom whose tail is `TAIL`: with few draws a
 standard error is itself uncertain. Few draws may also agree by chance, so a score's standard error
@@ -45,6 +46,8 @@ GUARD = 2.0  # standard errors of the share of reference rows beyond the thresho
 PREFIX = "settling."
 RELATIVE_ERROR = PREFIX + "relative_error."
 
+Bounds = tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]
+
 
 @dataclass(frozen=True)
 class StoppingRule:
@@ -60,8 +63,7 @@ class Spread:
     """How far N rows' scores may be off at one number of draws.
 
     `unit` is what a tolerance of 1 means of each row: 1 nat or probability, or a regression's
-        predicted deviation.
-    `label_margin` is that of `scores.label_margin`, infinite in a regression.
+    predicted deviation. `label_margin` is that of `scores.label_margin`, infinite in a regression.
     """
 
     errors: dict[str, Float64[np.ndarray, "N"]]
@@ -70,26 +72,9 @@ class Spread:
 
     @classmethod
     def of(cls, scores: AnyScores, sums: DrawSums) -> "Spread":
-        """Take it from scores with standard errors, and the sums that they were made of."""
         if scores.standard_error is None:
             raise ValueError("expected scores with standard errors, got some without")
         return cls(scores.standard_error, scores.label_margin(sums), scores.unit)
-
-    def take(self, rows: np.ndarray) -> "Spread":
-        return Spread(
-            {n: e[rows] for n, e in self.errors.items()}, self.label_margin[rows], self.unit[rows]
-        )
-
-    @classmethod
-    def concatenate(cls, parts: list["Spread"]) -> "Spread":
-        return cls(
-            {
-                name: np.concatenate([part.errors[name] for part in parts])
-                for name in parts[0].errors
-            },
-            np.concatenate([part.label_margin for part in parts]),
-            np.concatenate([part.unit for part in parts]),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,43 +129,26 @@ class EarlyStopping:
         reference: list[StageScores],
         ranking: list[StageScores],
     ) -> "EarlyStopping":
-        """Fit on both splits' rows, one of everything for each stage."""
         names = [name for name in ranking[0].spread.errors if name in ranking[0].scores]
         relative = {
             name: np.array([_usual(r.spread.errors[name], r.scores[name]) for r in reference])
             for name in names
         }
-        looks = [
-            look(
-                stages[s],
-                detectors[s],
-                combined,
-                ranking[s],
-                {name: relative[name][s] for name in names},
-            )
-            for s in range(len(stages))
-        ]
-        return cls(
-            tuple(stages),
-            relative,
-            np.stack([np.sort(flag_statistic(r.surprisals, combined)) for r in reference]),
-            Look(
-                *(np.stack([getattr(one, field.name) for one in looks]) for field in fields(Look))
-            ),
-        )
-
-    def bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
-        """Return for each stage up to where a statistic is not flagged at a rate, and from where on
-        it is."""
-        return self._kept_bounds(fpr)
+        looks = []
+        for s, stage in enumerate(stages):
+            usual = {name: relative[name][s] for name in names}
+            looks.append(look(stage, detectors[s], combined, ranking[s], usual))
+        statistics = [np.sort(flag_statistic(r.surprisals, combined)) for r in reference]
+        by_field = (np.stack([getattr(one, f.name) for one in looks]) for f in fields(Look))
+        return cls(tuple(stages), relative, np.stack(statistics), Look(*by_field))
 
     @cached_property
-    def _kept_bounds(
-        self,
-    ) -> Callable[[float], tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]]:
+    def bounds(self) -> Callable[[float], Bounds]:
+        """For each stage up to where a statistic is not flagged at a rate, and from where on it
+        is."""
         return lru_cache(maxsize=KEPT_RATES)(self._bounds)
 
-    def _bounds(self, fpr: float) -> tuple[Float64[np.ndarray, "S"], Float64[np.ndarray, "S"]]:
+    def _bounds(self, fpr: float) -> Bounds:
         rows = self.reference.shape[1]
         guard = GUARD * np.sqrt(fpr * (1.0 - fpr) / rows)
         rates = np.clip([fpr + guard, fpr - guard], 0.0, 1.0)
@@ -195,7 +163,6 @@ class EarlyStopping:
         detectors: Mapping[str, FittedDetector],
         combined: tuple[str, ...],
     ) -> Bool[np.ndarray, "N"]:
-        """Return which rows stop at the stage of so many draws."""
         s = self.stages.index(num_draws)
         below, above = self.bounds(rule.fpr)
         relative_error = {name: float(errors[s]) for name, errors in self.relative_error.items()}
@@ -219,26 +186,18 @@ class EarlyStopping:
     def from_tensors(
         cls, tensors: dict[str, np.ndarray], stages: list[int], rows: int
     ) -> "EarlyStopping | None":
-        """Read back what `tensors` gave, for m ranking `rows`, None where there is none of it.
-
-        Raises:
-            ValueError: for anything inconsistent.
-        """
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         names = [PREFIX + "reference", *(PREFIX + field.name for field in fields(Look))]
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise ValueError(f"expected tensors {missing}, which are not there")
+        require(tensors, *names)
         reference = tensors[names[0]]
         shaped = reference.ndim == 2 and len(reference) == len(stages) and reference.shape[1] > 0
-        if not shaped or not _is_finite(reference) or not np.all(np.diff(reference, axis=1) >= 0):
-            raise ValueError(
-                f"{names[0]}: expected sorted, finite float64 rows, one for each stage"
-            )
+        if not shaped or not is_finite(reference) or not np.all(np.diff(reference, axis=1) >= 0):
+            expected = "expected sorted, finite float64 rows, one for each stage"
+            raise ValueError(f"{names[0]}: {expected}")
         for name in names[1:]:
             array, is_flag = tensors[name], name == PREFIX + "is_label_settled"
-            good = array.dtype == np.bool_ if is_flag else _is_finite(array)
+            good = array.dtype == np.bool_ if is_flag else is_finite(array)
             if not good or array.shape != (len(stages), rows):
                 expected = "booleans" if is_flag else "finite float64 numbers"
                 raise ValueError(f"{name}: expected {expected}, one for each stage and ranking row")
@@ -248,11 +207,9 @@ class EarlyStopping:
             if key.startswith(RELATIVE_ERROR)
         }
         for name, array in relative.items():
-            if array.shape != (len(stages),) or not _is_finite(array) or np.any(array < 0):
-                raise ValueError(
-                    f"{RELATIVE_ERROR}{name}: expected a finite float64 number from 0 for each "
-                    "stage"
-                )
+            if array.shape != (len(stages),) or not is_finite(array) or np.any(array < 0):
+                expected = "expected a finite float64 number from 0 for each stage"
+                raise ValueError(f"{RELATIVE_ERROR}{name}: {expected}")
         return cls(tuple(stages), relative, reference, Look(*(tensors[name] for name in names[1:])))
 
 
@@ -316,5 +273,11 @@ def _usual(error: Float64[np.ndarray, "n"], score: Float64[np.ndarray, "n"]) -> 
     return float(np.median(error[above] / score[above])) if above.any() else 0.0
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def require(tensors: Mapping[str, np.ndarray], *names: str) -> None:
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise ValueError(f"expected tensors {missing}, which are not there")
+
+
+def is_finite(array: np.ndarray) -> bool:
     return array.dtype == np.float64 and bool(np.all(np.isfinite(array)))

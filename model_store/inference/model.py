@@ -32,7 +32,8 @@ from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import GraphError, OutputsOf, Runtime
 from model_store.inference.training_rows import TrainingRows
-from model_store.scores.classification import Scores, taken
+from model_store.scores.classification import Scores
+from model_store.scores.records import take
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 if TYPE_CHECKING:
@@ -132,13 +133,13 @@ class Model:
     def row_size(self) -> int:
         return int(np.prod(self.manifest.input.shape))
 
-    @property
+    @cached_property
     def encoder(self) -> Encoder | None:
         encoder = self.runtime.encoder
         assert encoder is None or isinstance(encoder, Encoder)
         return encoder
 
-    @property
+    @cached_property
     def encoding_draws(self) -> int:
         """How many draws take as long as encoding a row; 0 without an encoder."""
         return 0 if self.encoder is None else math.ceil(self.encoder.row_s / DRAW_S)
@@ -256,7 +257,7 @@ class Model:
                 rule,
             )
             if stops.any():
-                stopped = taken(scores, stops)
+                stopped = take(scores, stops)
                 parts.append(self._prediction(stopped, stopped, density[stops], stage, rank_tables))
                 order.append(left[stops])
                 left, density, sums = left[~stops], density[~stops], sums.take(~stops)

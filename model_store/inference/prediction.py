@@ -12,7 +12,8 @@ from model_store.conformal.label_shift import WeightedRows
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
-from model_store.scores.classification import Scores, concatenated, taken
+from model_store.scores.classification import Scores
+from model_store.scores.records import concatenate, take
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
@@ -25,21 +26,6 @@ class RankedRows:
     categories: Int64[np.ndarray, "N"]
     statistic: Float64[np.ndarray, "N"]
     surprisals: dict[str, Float64[np.ndarray, "N"]]
-
-    def take(self, rows: slice | np.ndarray) -> "RankedRows":
-        surprisals = {name: surprisal[rows] for name, surprisal in self.surprisals.items()}
-        return RankedRows(self.categories[rows], self.statistic[rows], surprisals)
-
-    @classmethod
-    def concatenate(cls, parts: list["RankedRows"]) -> "RankedRows":
-        return cls(
-            np.concatenate([part.categories for part in parts]),
-            np.concatenate([part.statistic for part in parts]),
-            {
-                name: np.concatenate([part.surprisals[name] for part in parts])
-                for name in parts[0].surprisals
-            },
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,36 +59,32 @@ class Prediction:
         if len(parts) == 1:
             return first
         return cls(
-            concatenated([part.scores for part in parts]),
+            concatenate([part.scores for part in parts]),
             {
                 name: np.concatenate([part.detected[name] for part in parts])
                 for name in first.detected
             },
-            concatenated([part.calibrated_scores for part in parts]),
-            ConformalPValues.concatenate([part.p_values for part in parts]),
+            concatenate([part.calibrated_scores for part in parts]),
+            concatenate([part.p_values for part in parts]),
             None
             if first.mass_above is None
             else np.concatenate([part.mass_above for part in parts]),
             first.rank_tables,
             first.transform,
-            None
-            if first.ranked is None
-            else RankedRows.concatenate([p.ranked for p in parts if p.ranked]),
+            None if first.ranked is None else concatenate([p.ranked for p in parts if p.ranked]),
         )
 
     def take(self, rows: slice | np.ndarray) -> "Prediction":
-        scores = taken(self.scores, rows)
+        scores = take(self.scores, rows)
         return Prediction(
             scores,
             {name: detected[rows] for name, detected in self.detected.items()},
-            scores
-            if self.calibrated_scores is self.scores
-            else taken(self.calibrated_scores, rows),
-            self.p_values.take(rows),
+            scores if self.calibrated_scores is self.scores else take(self.calibrated_scores, rows),
+            take(self.p_values, rows),
             None if self.mass_above is None else self.mass_above[rows],
             self.rank_tables,
             self.transform,
-            None if self.ranked is None else self.ranked.take(rows),
+            None if self.ranked is None else take(self.ranked, rows),
         )
 
     def of_groups(self, groups: Int64[np.ndarray, "N"]) -> "Prediction":
@@ -219,17 +201,6 @@ class Decision:
     prediction_set: Bool[np.ndarray, "N C"] | None  # None in a regression
     interval: Float64[np.ndarray, "N 2"] | None  # None in a classification
     abstain: Bool[np.ndarray, "N"] | None  # None where no risk is in force
-
-    def take(self, rows: slice) -> "Decision":
-        return Decision(
-            self.p_values.take(rows),
-            None if self.categories is None else self.categories[rows],
-            self.flag[rows],
-            {name: fired[rows] for name, fired in self.fired.items()},
-            None if self.prediction_set is None else self.prediction_set[rows],
-            None if self.interval is None else self.interval[rows],
-            None if self.abstain is None else self.abstain[rows],
-        )
 
 
 def decide(prediction: Prediction, options: DecisionOptions) -> Decision:

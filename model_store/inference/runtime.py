@@ -116,6 +116,7 @@ class Runtime:
             raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
         self._weights_per_draw = int(weights)
         self.theta_dimension = _last_dimension(whole.graph.input, "theta")
+        self.draw_bytes = 4 * self.theta_dimension  # of a draw's theta
         self._outputs = _last_dimension(whole.graph.output, self.output)
         # What does not depend on draws is computed once for each row.
         after = between(whole, ("features", "theta"), (self.output,))
@@ -144,11 +145,8 @@ class Runtime:
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
         return self._sampler.run(["theta"], {"eps": eps})[0]
 
-    def set_bytes(self, num_draws: int) -> int:
-        return num_draws * self.theta_dimension * 4
-
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
-        held = self.set_bytes(num_draws) <= HELD_BYTES
+        held = num_draws * self.draw_bytes <= HELD_BYTES
         return DrawSet(seed, num_draws, self.draw(seed, 0, num_draws) if held else None)
 
     def run_set(
@@ -166,7 +164,7 @@ class Runtime:
         memory."""
         if draws.theta is not None:
             return self.after_draws(known, draws.theta[first:last, None])
-        chunk = max(1, CHUNK_BYTES // self.set_bytes(1))
+        chunk = max(1, CHUNK_BYTES // self.draw_bytes)
         parts = []
         for k in range(first, last, chunk):
             theta = self.draw(draws.seed, k, min(chunk, last - k))

@@ -1,16 +1,14 @@
 """Predictive scores of a classifier from its Monte Carlo draws, as sums over draws that merge.
 
 Axes: K draws, N rows, C classes, G groups of draws. Quantities of information are in nats. With p_k
-    the class
-probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
+the class probabilities of draw k, p their mean and H the Shannon entropy, a row's scores are
 
-    entropy            H(p)                                 total uncertainty,           0 .. log C
-    expected_entropy   mean_k H(p_k)                        uncertainty of the draws,    0 .. log C
-    bald               H(p) - mean_k H(p_k)                 disagreement,          0 .. log C
-                       = mean_k KL(p_k || p)                (Houlsby et al. 2011)
-    mean_std           mean_c std_k(p_kc)                   disagreement,          0 .. 1/2
-    variation_ratio    1 - max_c p_c                        total uncertainty,           0 .. 1 -
-    1/C
+    entropy            H(p)                     total uncertainty,         0 .. log C
+    expected_entropy   mean_k H(p_k)            uncertainty of the draws,  0 .. log C
+    bald               H(p) - mean_k H(p_k)     disagreement,              0 .. log C
+                       = mean_k KL(p_k || p)    (Houlsby et al. 2011)
+    mean_std           mean_c std_k(p_kc)       disagreement,              0 .. 1/2
+    variation_ratio    1 - max_c p_c            total uncertainty,         0 .. 1 - 1/C
 
 (Gal, Islam and Ghahramani, "Deep Bayesian active learning with image data", 2017, section 4). More
 is more uncertain.
@@ -25,11 +23,11 @@ Busing, Meijer and van der Leeden 1999). It is never less than BALD, and twice B
 H(p) would be corrected by as many nats.
 
 Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). Standard errors are a
-jackknife's: each score is made anew without each group.
+jackknife's: each score is made again without each group.
 """
 
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -40,16 +38,13 @@ SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
 LEAST_LOG = -1e300
 LEAST_PROBABILITY = 1e-300
 
-S = TypeVar("S", bound=Any)  # scores: a dataclass of arrays, a row each, and of standard errors
-
 
 @dataclass(frozen=True, eq=False)
 class Scores:
     """The predictive scores of N rows, as in the table above.
 
     Standard errors are None with one group of draws. With two there are none of `bald` and
-        `mean_std`: one draw alone
-    has nothing to disagree with.
+    `mean_std`: one draw alone has nothing to disagree with.
     """
 
     num_draws: Int64[np.ndarray, "N"]
@@ -60,9 +55,8 @@ class Scores:
     bald: Float64[np.ndarray, "N"]
     mean_std: Float64[np.ndarray, "N"]
     variation_ratio: Float64[np.ndarray, "N"]
-    bald_corrected: (
-        Float64[np.ndarray, "N"] | None
-    )  # made with standard errors, None where there are none
+    # made with standard errors
+    bald_corrected: Float64[np.ndarray, "N"] | None
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
 
     error_names: ClassVar = SCORE_NAMES  # of which there are standard errors
@@ -70,12 +64,10 @@ class Scores:
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
-        """The label that detectors compare a row within."""
         return self.label
 
     @property
     def unit(self) -> Float64[np.ndarray, "N"]:
-        """What a tolerance of 1 means of each row: a nat, or a probability."""
         return np.ones(len(self.entropy))
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
@@ -174,45 +166,6 @@ def _divergence(
     log_ratio_N_C_G *= without_N_C_G
     divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
     return divergence_N_G
-
-
-def taken(scores: S, rows: slice | np.ndarray) -> S:
-    """Return the scores of some rows."""
-    kept = {
-        name: value[rows] for name, value in vars(scores).items() if isinstance(value, np.ndarray)
-    }
-    kept |= {
-        name: taken(value, rows) for name, value in vars(scores).items() if is_dataclass(value)
-    }
-    errors = scores.standard_error
-    if errors is not None:
-        errors = {name: error[rows] for name, error in errors.items()}
-    return replace(scores, standard_error=errors, **kept)
-
-
-def concatenated(parts: list[S]) -> S:
-    """Return the scores of all parts' rows, in order; all parts must have the same standard errors,
-    or none."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    kept = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(first)
-        if isinstance(getattr(first, field.name), np.ndarray)
-    }
-    kept |= {
-        name: concatenated([getattr(part, name) for part in parts])
-        for name, value in vars(first).items()
-        if is_dataclass(value)
-    }
-    errors = None
-    if first.standard_error is not None:
-        errors = {
-            name: np.concatenate([(part.standard_error or {})[name] for part in parts])
-            for name in first.standard_error
-        }
-    return replace(first, standard_error=errors, **kept)
 
 
 def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:

@@ -2,21 +2,18 @@
 batch by them.
 
 Axes: K draws, N rows, C classes, S configurations of the labels of rows already chosen. Information
-    is in nats.
-A row's *gain* is what its label would teach beside those of the rows chosen before it. All gains
-here are those of a submodular function: a row never gains more, the more rows are chosen. So a gain
-that was computed once bounds all later ones, and only rows whose bound is larger than the best gain
-are computed again (Minoux 1978, "Accelerated greedy algorithms"): the choice is that of a greedy
-search which computes them all. Rows of little BALD cost nothing.
+is in nats. A row's *gain* is what its label would teach in addition to those of the rows chosen
+before it. All gains here are those of a submodular function: a row never gains more, the more rows
+are chosen. So a gain that was computed once bounds all later ones, and only rows whose bound is
+larger than the best gain are computed again (Minoux 1978, "Accelerated greedy algorithms"): the
+choice is that of a greedy search which computes them all. Rows of little BALD cost nothing.
 
-    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; alone it is
-    BALD
-                  (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
+    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; alone it
+                  is BALD (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
     MaxDet        1/2 log(1 + v / s^2)          with v the variance of the row that those of the
-    chosen leave, and s^2
-                  its noise: the greedy maximum of det(Cov + noise) / det(noise)
-                  (Chen, Zhang and Zhou 2018; Holzmüller et al. 2023, "Deep batch active learning
-                  for regression")
+                  chosen leave, and s^2 its noise: the greedy maximum of
+                  det(Cov + noise) / det(noise) (Chen, Zhang and Zhou 2018; Holzmüller et al. 2023,
+                  "Deep batch active learning for regression")
 
 Both are plug-in estimates of K draws, and K draws can tell no more than log K nats apart: from few
 draws they are too small, as BALD is, and the more rows are chosen the more so.
@@ -30,21 +27,18 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from model_store.types import Pause, no_pause
 
-MOST_CONFIGURATIONS = (
-    10_000  # of labels of the rows chosen, that are all counted; beyond it as many are sampled
-)
+# of labels of the rows chosen, that are all counted; beyond it as many are sampled
+MOST_CONFIGURATIONS = 10_000
 JOINT_NUMBERS = 1_000_000  # configurations x draws, at most: 8 MB
-LEAST_MASS = (
-    1e-16  # of a configuration that is counted: all below it together change no gain by 1e-10 nats
-)
+# of a configuration that is counted: all below it together change no gain by 1e-10 nats
+LEAST_MASS = 1e-16
 NUMBERS_AT_ONCE = 1 << 18  # computed in one step of some milliseconds
 FIRST_AT_ONCE = 8  # rows that are computed again at first, then twice as many each time
 DRAWS_ALIKE = (1, 3)  # most probable draws by which configurations are merged
 TIMES_FEWER = 3  # than all configurations are those merged, where that is worth it
 ROUNDING = 1e-9  # nats, of gains in float64
-LEAST_NOISE = (
-    0.01  # variance of a class label, so that draws that are all sure do not weigh without bound
-)
+# variance of a class label, so that draws that are all sure do not weigh without bound
+LEAST_NOISE = 0.01
 LEAST_PROBABILITY = 1e-300  # so that 0 log 0 is 0
 LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
 # of probabilities in float32: a product of three is still a normal number, all else are slow
@@ -56,9 +50,8 @@ class Candidates:
     """Rows that may be chosen, and what a joint score keeps of them."""
 
     gain: Float64[np.ndarray, "N"]  # of each alone
-    own: Float64[
-        np.ndarray, "N"
-    ]  # what its label says of itself alone: the expected entropy, or the noise variance
+    # what its label says of itself alone: the expected entropy, or the noise variance
+    own: Float64[np.ndarray, "N"]
     said: Float32[np.ndarray, "N D"]  # what the draws say of it
 
 
@@ -72,8 +65,7 @@ class JointScore(ABC):
 
     @staticmethod
     @abstractmethod
-    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        """Return rows as candidates, given `Predictive.samples`."""
+    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
 
     @staticmethod
     @abstractmethod
@@ -96,8 +88,7 @@ class JointScore(ABC):
         """Return of how many rows bounds of a level take some milliseconds."""
 
     @abstractmethod
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return what each of some rows would gain now, 0 or more."""
+    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]: ...
 
     @abstractmethod
     def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
@@ -126,9 +117,8 @@ class BatchBald(JointScore):
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         super().__init__(candidates, num_draws, seed)
         self._most = max(1, min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws))
-        self._draw_S: Int64[np.ndarray, "S"] | None = (
-            None  # of each sampled configuration; None: all are counted
-        )
+        # of each sampled configuration; None: all are counted
+        self._draw_S: Int64[np.ndarray, "S"] | None = None
         self._rng = np.random.default_rng(seed)
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
 
@@ -189,7 +179,6 @@ class BatchBald(JointScore):
         weights_S_K: Float[np.ndarray, "S K"],
         mass_S: Float[np.ndarray, "S"],
     ) -> Float64[np.ndarray, "n"]:
-        """Return gains, computed as precisely as the weights are."""
         probs_nC_K = (
             self.candidates.said[rows]
             .reshape(-1, self.num_draws)
@@ -245,11 +234,9 @@ class BatchBald(JointScore):
     def _labels(
         self, draw_S: Int64[np.ndarray, "S"], probs_C_K: Float64[np.ndarray, "C K"]
     ) -> Int64[np.ndarray, "S"]:
-        """Return a label of a row for every sample, drawn under the sample's own draw."""
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
-        places = (self._rng.permutation(len(draw_S)) + self._rng.random()) / len(
-            draw_S
-        )  # evenly spread
+        evenly = self._rng.permutation(len(draw_S)) + self._rng.random()
+        places = evenly / len(draw_S)
         label_S: np.ndarray = (
             cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
         ).sum(axis=1)
@@ -365,7 +352,6 @@ def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
 def _centred(
     values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
 ) -> Candidates:
-    """Return candidates of vectors whose products are covariances over draws, summed over C."""
     num_draws = values_N_C_K.shape[-1]
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)
@@ -425,10 +411,7 @@ def greedy(
 
 
 def _largest(
-    joint: JointScore,
-    bound: Float64[np.ndarray, "N"],
-    open_: Int64[np.ndarray, "n"],
-    pause: Pause,
+    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"], pause: Pause
 ) -> int:
     """Return which of some rows gains most now, the first of several; the bounds of those computed
     become smaller."""

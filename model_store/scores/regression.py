@@ -2,21 +2,20 @@
 that merge.
 
 Axes: K draws, N rows, G groups of draws. Under draw k a row's target is Gaussian with mean m_k and
-    variance s_k^2, in
-the target's units. The predictive distribution is the mixture of the K Gaussians, and its scores
-are
+variance s_k^2, in the target's units. The predictive distribution is the mixture of the K
+Gaussians, and its scores are
 
-    mean            m = mean_k m_k aleatoric_std   sqrt(mean_k s_k^2)
-    uncertainty of the draws: noise in the data epistemic_std   sqrt(mean_k (m_k - m)^2)
-    disagreement of the draws std             sqrt(aleatoric_std^2 + epistemic_std^2)     total
-    uncertainty
+    mean            m = mean_k m_k
+    aleatoric_std   sqrt(mean_k s_k^2)                     uncertainty of the draws: noise in the data
+    epistemic_std   sqrt(mean_k (m_k - m)^2)               disagreement of the draws
+    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
 2017, equation 9). More is more uncertain. All are 0 or more, but for the mean. The plug-in
 epistemic variance E is biased by -E / K.
 
 Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a
-jackknife's: each score is made anew without each group.
+jackknife's: each score is made again without each group.
 
 **Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and
 so are the scores that detectors, early stopping and intervals go by. What is reported, `in_units`,
@@ -50,8 +49,7 @@ class MixtureScores:
     """The predictive scores of N rows, as in the table above.
 
     One draw alone has nothing to disagree with: its `epistemic_std` is 0. So standard errors are
-        None with one group
-    of draws, and with two there are none of `std` and `epistemic_std`.
+    None with one group of draws, and with two there are none of `std` and `epistemic_std`.
     """
 
     num_draws: Int64[np.ndarray, "N"]
@@ -60,9 +58,8 @@ class MixtureScores:
     aleatoric_std: Float64[np.ndarray, "N"]
     epistemic_std: Float64[np.ndarray, "N"]
     standard_error: dict[str, Float64[np.ndarray, "N"]] | None
-    median: Float64[np.ndarray, "N"] | None = (
-        None  # in the target's units, made with standard errors
-    )
+    # in the target's units, made with standard errors
+    median: Float64[np.ndarray, "N"] | None = None
     reported: "MixtureScores | None" = None  # in the target's units, of one that was transformed
 
     error_names: ClassVar = MIXTURE_ERROR_NAMES  # of which there are standard errors
@@ -70,17 +67,14 @@ class MixtureScores:
 
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
-        """The label that detectors compare a row within: there is one, 0."""
         return np.zeros(len(self.mean), dtype=int)
 
     @property
     def unit(self) -> Float64[np.ndarray, "N"]:
-        """What a tolerance of 1 means of each row: its predicted standard deviation."""
         return self.std
 
     @property
     def in_units(self) -> "MixtureScores":
-        """The scores of the target in its own units: these, if it was not transformed."""
         return self if self.reported is None else self.reported
 
     def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:  # noqa: ARG002
@@ -140,7 +134,6 @@ def transformed_scores(
 
 
 def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
-    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
     mean_N_G, variance_N_G = sums.prediction, sums.uncertainty

@@ -1,15 +1,13 @@
 """Sums over Monte Carlo draws that merge, and the standard errors that they give.
 
 Axes: K draws, N rows, G groups of draws; *C is an axis of classes, of two scales of a target, or
-    none, and *U the
-latter or none. Draw k belongs to group k mod G, and of each group the means are kept. Sums over
-disjoint draws merge exactly, so draws may be split over time, threads or machines. Up to G draws a
-group is one draw; beyond, it is its draws' mean.
+none, and *U the latter or none. Draw k belongs to group k mod G, and of each group the means are
+kept. Sums over disjoint draws merge exactly, so draws may be split over time, threads or machines.
+Up to G draws a group is one draw; beyond, it is its draws' mean.
 
 Groups are laid out last: then numpy adds them pairwise, in an order that their number alone
-    decides. Along any other
-axis the order depends on how many rows there are, and a row alone would get other bits than in a
-batch.
+decides. Along any other axis the order depends on how many rows there are, and a row alone would
+get other bits than in a batch.
 """
 
 from dataclasses import dataclass
@@ -20,9 +18,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 GROUPS = 100
-FEWEST_FOR_SPREAD = (
-    3  # groups that give a disagreement a standard error: one alone has nothing to disagree with
-)
+# groups that give a disagreement a standard error: one alone has nothing to disagree with
+FEWEST_FOR_SPREAD = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +29,8 @@ class DrawSums:
 
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
-    squared_deviations: Float64[
-        np.ndarray, "N *C G"
-    ]  # sum over its draws of (prediction - the group's mean)^2
+    # sum over its draws of (prediction - the group's mean)^2
+    squared_deviations: Float64[np.ndarray, "N *C G"]
     uncertainty: Float64[np.ndarray, "N *U G"]  # the group's mean
 
     @classmethod
@@ -98,7 +94,6 @@ class DrawSums:
         return DrawSums(self.num_draws, *parts)
 
     def drawn(self) -> "DrawSums":
-        """Return the groups that hold a draw; raises ValueError where there is none."""
         used = self.num_draws > 0
         if used.all():
             return self
@@ -115,9 +110,8 @@ class Average:
     made of them.
 
     Those come from the jackknife: each group is left out in turn, and a score made of the others.
-        With p a mean over
-    draws, q_j that of group j and r_j its number of draws over that of all others (`odds_G`),
-    without group j it is p - r_j (q_j - p).
+    With p a mean over draws, q_j that of group j and r_j its number of draws over that of all
+    others (`odds_G`), without group j it is p - r_j (q_j - p).
     """
 
     def __init__(self, num_draws_G: Int64[np.ndarray, "G"]) -> None:
@@ -131,7 +125,6 @@ class Average:
         return self.num_draws_G / (self.num_draws - self.num_draws_G)
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
-        """Return the mean over draws."""
         # Summing before dividing gives exactly 1 for probabilities of 1.
         mean: Any = (
             np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1)
@@ -192,7 +185,6 @@ class Average:
 def _scatter(
     values: Float64[np.ndarray, "*shape K"], order: Int64[np.ndarray, "K"], groups: int
 ) -> np.ndarray:
-    """Return values by group, 0 for a group without a draw."""
     by_group = np.zeros((*values.shape[:-1], groups))
     by_group[..., order] = values
     return by_group

@@ -59,8 +59,7 @@ class Predictive(ABC):
         return (*self.sampled, *self.joint_scores)
 
     @abstractmethod
-    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
-        """Return the sums over draws `first_draw` and on."""
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums: ...
 
     @abstractmethod
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
@@ -108,8 +107,6 @@ class Classes(Predictive):
         return np.exp(outputs)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
-        """Return the score of that name, in nats or a probability; without a corrected BALD,
-        BALD."""
         score: Float64[np.ndarray, "N"] | None = getattr(scores, self.acquisition_scores[name])
         return scores.by_name()["bald"] if score is None else score
 
@@ -144,7 +141,6 @@ class Target(Predictive):
         return np.stack([outputs[..., 0], np.exp(0.5 * outputs[..., 1])], axis=-1)
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
-        """Return a variance, in squared target units."""
         assert isinstance(scores, MixtureScores)
         return np.square(scores.in_units.by_name()[self.acquisition_scores[name]])
 

@@ -4,12 +4,13 @@ answered in y.
 Under draw k, z is Gaussian with mean m_k and variance s_k^2, and y = h(z), h the inverse of g, but
 never less than the least value of a target where there is one. What that makes of a prediction:
 
-* Quantiles are exact: the q-quantile of y is h of that of z. So are the median and the ends of intervals, and y lies
-  in h([a, b]) exactly where z lies in [a, b].
-* The density of y is that of z times g'(y), so log-likelihoods add log g'(y). The distribution function of y at y is
-  that of z at g(y).
-* Mean and variance of y under a draw are sums over the nodes of Gauss-Hermite quadrature, E h(z) = sum_i w_i h(m_k +
-  s_k t_i): a variance about its own mean is never negative, and a target's scale cancels.
+* Quantiles are exact: the q-quantile of y is h of that of z. So are the median and the ends of
+  intervals, and y lies in h([a, b]) exactly where z lies in [a, b].
+* The density of y is that of z times g'(y), so log-likelihoods add log g'(y). The distribution
+  function of y at y is that of z at g(y).
+* Mean and variance of y under a draw are sums over the nodes of Gauss-Hermite quadrature,
+  E h(z) = sum_i w_i h(m_k + s_k t_i): a variance about its own mean is never negative, and a
+  target's scale cancels.
 
 K draws, N rows. All is float64 and works element by element, so a row has the same bits alone and
 in a batch.
@@ -33,8 +34,6 @@ HALVINGS = 40  # of the range that a median is looked for in
 
 
 class TransformRecord(BaseModel):
-    """How a target was transformed, as the manifest holds it."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -117,7 +116,6 @@ def target_moments(
     mean: Float64[np.ndarray, "*shape"],
     variance: Float64[np.ndarray, "*shape"],
 ) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
-    """Return mean and variance of y, given those of a Gaussian z."""
     nodes, weights = _quadrature()
     std = np.sqrt(variance)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -175,7 +173,6 @@ def _linear(
     knots: Float64[np.ndarray, "J"],
     values: Float64[np.ndarray, "J"],
 ) -> Float64[np.ndarray, "*shape"]:
-    """Return the line through the knots at x; beyond them the first and the last piece go on."""
     here = _segment(x, knots)
     slope = (np.diff(values) / np.diff(knots))[here]
     with np.errstate(invalid="ignore"):

@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
@@ -14,18 +12,20 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.row_file import RowFile
-from model_store.state.labels import Acquisition, has_state, keep_acquired, row_format
+from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
 from service.api.pool_files import path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
-    JSON,
     envelope_of_query,
+    pool_numbers,
     read_body,
+    read_rows,
     request_media_type,
+    row_numbers,
 )
-from service.api.responses import acquire_answer
+from service.api.responses import acquire_answer, json_response
 from service.api.rows import Rows
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.call import Call
@@ -68,18 +68,18 @@ async def post_acquire(request: Request) -> Response:
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     encoding = served.model.encoding_draws
-    pool = None if rows is not None else await _opened(call, context, envelope, served, body)
+    pool = None if rows is not None else await _open(call, context, envelope, served, body)
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         reservation = call.reservation
         find_names = partial(_names, envelope, pool, pool_size)
         names = find_names() if pool is None else await context.threads.state(find_names)
         if rows is not None:
-            x = await context.rows(call, rows, served, "pool")
+            x = await row_numbers(context, call, rows, served, "pool")
         else:
             assert pool is not None
             try:
-                x = await context.pool_rows(call, pool, served)
+                x = await pool_numbers(context, call, pool, served)
             except InvalidInput as error:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
@@ -88,7 +88,8 @@ async def post_acquire(request: Request) -> Response:
         whole, are_named = x, names is not None
         ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
-        chosen = await _selected(context, envelope, served.name, ids, are_named, seed or 0)
+        find = partial(select_rows, context, envelope, served.name, ids, are_named, seed or 0)
+        chosen = await context.threads.state(find)
         if len(chosen.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
             x = x[chosen.ranked]
@@ -137,54 +138,40 @@ async def post_acquire(request: Request) -> Response:
         unknown_categories=unknown,
         ranking=answered,
     )
-    return Response(orjson.dumps(answer), media_type=JSON)
+    return json_response(answer)
 
 
 async def _read(
     context: Context, call: Call, body: bytes | bytearray
 ) -> tuple[AcquireRequest, Rows | None]:
-    """Return a request's envelope, and its rows as they came; None where they are in a file."""
     if request_media_type(call.request) in FILE_ENDINGS:
         return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
     most = context.settings.max_pool_rows
-    envelope, rows = await context.read(call, body, AcquireRequest, "pool", most, "pool_file")
+    envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most, "pool_file")
     return envelope, None if envelope.pool_file is not None else rows
 
 
-async def _opened(
-    call: Call,
-    context: Context,
-    envelope: AcquireRequest,
-    served: Served,
-    body: bytes | bytearray,
+async def _open(
+    call: Call, context: Context, envelope: AcquireRequest, served: Served, body: bytes | bytearray
 ) -> RowFile:
-    """Open the file that is a request's body, or that it names.
-
-    Raises:
-        InvalidInput: if it is no file of rows of the model's.
-        TooLarge: if there are more than a request may have.
-    """
-    spec, ending = served.model.manifest.input, FILE_ENDINGS.get(request_media_type(call.request))
+    """Open the file that is a request's body, or that it names."""
+    spec, settings = served.model.manifest.input, context.settings
 
     def work() -> RowFile:
         if envelope.pool_file is None:
+            ending = FILE_ENDINGS.get(request_media_type(call.request))
             return open_rows(body, spec, "pool", ending)
-        return open_rows(
-            path_in(context.settings.pools, envelope.pool_file, "pool_file"), spec, "pool_file"
-        )
+        path = path_in(settings.pools, envelope.pool_file, "pool_file")
+        return open_rows(path, spec, "pool_file")
 
-    pool = await context.threads.state(work)
-    if pool.rows > context.settings.max_pool_rows:
-        most = context.settings.max_pool_rows
-        raise TooLarge(
-            f"{pool.field}: expected at most {most} rows, got {pool.rows} (/acquire/jobs takes "
-            "more)"
-        )
+    pool, most = await context.threads.state(work), settings.max_pool_rows
+    if pool.rows > most:
+        got = f"got {pool.rows} (/acquire/jobs takes more)"
+        raise TooLarge(f"{pool.field}: expected at most {most} rows, {got}")
     return pool
 
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
-    """Return an error of a ranked row as one of the whole pool."""
     row = error.field.removeprefix("pool.")
     if not row.isdigit():
         return error
@@ -198,7 +185,7 @@ def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[st
     return names
 
 
-async def _selected(
+def select_rows(
     context: Context,
     envelope: AcquireRequest,
     model: str,
@@ -206,20 +193,8 @@ async def _selected(
     are_named: bool,
     seed: int,
 ) -> Selection:
-    """Return what becomes of the pool's rows: which are ranked, and which set aside.
-
-    Raises:
-        InvalidInput: naming an id under which no row can be kept.
-    """
-    if not envelope.keep and not (are_named and has_state(context.settings.state)):
-        check_keeping(False, envelope.control, ids, are_named)
-        return Selection(np.arange(len(ids)), np.empty(0, dtype=np.int64), 0)
-
-    def work() -> Selection:
-        check_keeping(envelope.keep, envelope.control, ids, are_named)
-        known = (
-            context.labelled(model, ids) if are_named and envelope.exclude_labelled else set[str]()
-        )
-        return select(ids, known, envelope.control, envelope.k, seed)
-
-    return await context.threads.state(work)
+    """Return what becomes of the pool's rows: which are ranked, and which set aside."""
+    check_keeping(envelope.keep, envelope.control, ids, are_named)
+    is_excluding = are_named and envelope.exclude_labelled
+    known = context.labelled(model, ids) if is_excluding else set[str]()
+    return select(ids, known, envelope.control, envelope.k, seed)

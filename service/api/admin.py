@@ -6,11 +6,10 @@ What a worker is told the others do as well, within a second.
 
 from functools import partial
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.api.openapi import ERRORS, problem_content
-from service.api.requests import JSON
+from service.api.responses import json_response
 from service.context import context_of
 
 router = APIRouter()
@@ -28,7 +27,7 @@ async def post_refresh(request: Request) -> Response:
         latest = models.latest(name)
         serving = None if latest is None else latest.version
         content[name] = {"serving": serving, "broken": models.broken(name)}
-    return Response(orjson.dumps({"models": content}), media_type=JSON)
+    return json_response({"models": content})
 
 
 @router.post(
@@ -40,9 +39,7 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     context = context_of(request)
     number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
     await context.threads.files(partial(context.shared_state.post, "unload", name, number))
-    return Response(
-        orjson.dumps({"model": name, "version": number, "unloaded": unloaded}), media_type=JSON
-    )
+    return json_response({"model": name, "version": number, "unloaded": unloaded})
 
 
 @router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
@@ -52,6 +49,4 @@ async def post_drift_reset(request: Request, name: str, version: str) -> Respons
     context = context_of(request)
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
     await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
-    return Response(
-        orjson.dumps({"model": name, "version": number, "reset": reset}), media_type=JSON
-    )
+    return json_response({"model": name, "version": number, "reset": reset})

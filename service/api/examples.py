@@ -17,8 +17,8 @@ from model_store.artifacts.manifest import (
     TimeColumn,
 )
 from model_store.conformal.calibration import DEFAULT_FPR
-from service.api.requests import JSON
 from service.api.schemas import EXAMPLE_ROW
+from service.error_forms import JSON
 
 MOST_MODELS = 20
 MOST_NUMBERS = 4096  # of a row that is written out
@@ -26,8 +26,6 @@ MOST_PIXELS = 1 << 20  # of an image that is made
 
 
 def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """Return an OpenAPI document with requests to these models in place of its examples, where
-    there are any."""
     rows = [
         (manifest, row)
         for manifest in manifests

@@ -1,6 +1,7 @@
 """Why rows are strange: the fields of an explanation, in JSON and as arrays."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ NOT_OBJECTS = "rows did not come as objects keyed by column"
 BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
     "no detector of this version's flag is divided among the numbers of a row: it was published "
-    "before that was "
-    "possible, its flag combines no detector of the input, its rows are too long, or an encoder "
-    "comes before it"
+    "before that was possible, its flag combines no detector of the input, its rows are too long, "
+    "or an encoder comes before it"
 )
 OF_IDS = (
     "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 )
-NO_ROWS = "this version was published without training rows (serving.nearest_rows of its recipe), or before there were"
+NO_ROWS = (
+    "this version was published without training rows (serving.nearest_rows of its recipe), or "
+    "before there were"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +43,17 @@ class Explained:
         return len(self.explanation.flag.statistic)
 
     def take(self, rows: slice) -> "Explained":
-        """Return that of some rows."""
         whole, flag = self.explanation, self.explanation.flag
 
         def part(values: Any) -> Any:
             return None if values is None else values[rows]
 
-        part_of_flag = DividedFlag(
+        flag = DividedFlag(
             flag.statistic[rows],
             {name: share[rows] for name, share in flag.share.items()},
             {name: is_low[rows] for name, is_low in flag.is_low.items()},
         )
-        explanation = Explanation(
-            part_of_flag, part(whole.falls), part(whole.shares), part(whole.nearest)
-        )
+        explanation = Explanation(flag, part(whole.falls), part(whole.shares), part(whole.nearest))
         return Explained(self.manifest, explanation, part(self.cells))
 
 
@@ -95,11 +95,11 @@ def _detectors(explained: Explained) -> dict[str, dict[str, np.ndarray]]:
     return {name: {"share": s, "low": flag.is_low[name]} for name, s in flag.share.items()}
 
 
-def _falls(explained: Explained) -> list[Any]:
+def _falls(explained: Explained) -> list[Any] | None:
     """Return each row's columns, those first that add most to the statistic."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
-        return [None] * len(explained)
+        return None
     order = np.argsort(-falls, axis=1, kind="stable").tolist()
     return [
         [{"column": names[i], "fall": of_row[i]} for i in by_fall]
@@ -125,19 +125,15 @@ def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
     return np.array([[name in getattr(cell, kind) for name in names] for cell in explained.cells])
 
 
-def _unseen(explained: Explained) -> list[Any]:
-    if explained.cells is None:
-        return [None] * len(explained)
-    return [
+def _unseen(explained: Explained) -> list[Any] | None:
+    return explained.cells and [
         [{"column": name, "value": value[:SHOWN]} for name, value in cells.unseen.items()]
         for cells in explained.cells
     ]
 
 
-def _missing(explained: Explained) -> list[Any]:
-    if explained.cells is None:
-        return [None] * len(explained)
-    return [cells.missing for cells in explained.cells]
+def _missing(explained: Explained) -> list[Any] | None:
+    return explained.cells and [cells.missing for cells in explained.cells]
 
 
 def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
@@ -148,10 +144,10 @@ def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
     return {"id": np.array(ids), "distance": np.array(distances)}
 
 
-def _nearest(explained: Explained) -> list[Any]:
+def _nearest(explained: Explained) -> list[Any] | None:
     nearest = explained.explanation.nearest
     if nearest is None:
-        return [None] * len(explained)
+        return None
     return [
         [{"id": i, "distance": d} for i, d in zip(ids, distances.tolist(), strict=True)]
         for ids, distances in nearest
@@ -163,16 +159,16 @@ EXPLANATION = (
         "statistic",
         float,
         "the flag's statistic: `p_value` is its rank among the calibration rows",
-        "explanation.flag.statistic",
+        attrgetter("explanation.flag.statistic"),
         unit="nats",
     ),
     Field(
         "detectors",
         dict[str, DetectorShareAnswer],
-        "of each combined detector its `share` of the statistic, exactly: together they are 1, and "
-        "the largest is that of the smallest tail probability. `low`: the detector judges from both "
-        "sides, and its score is lower than usual: the row is smoother, or more average, than "
-        "training rows are",
+        "of each combined detector its `share` of the statistic, exactly: together they are 1, "
+        "and the largest is that of the smallest tail probability. `low`: the detector judges "
+        "from both sides, and its score is lower than usual: the row is smoother, or more "
+        "average, than training rows are",
         _detectors,
     ),
     Field(
@@ -183,7 +179,7 @@ EXPLANATION = (
         "same draws, all of the request. Largest first. They do not add up: where two columns "
         "contradict each other, putting either right may do. Negative: the usual value would be "
         "stranger here",
-        "explanation.falls",
+        attrgetter("explanation.falls"),
         json=_falls,
         unit="nats",
     ),
@@ -248,7 +244,6 @@ ExplanationAnswer = answer_model(
 
 
 def null_because(explained: Explained) -> dict[str, str]:
-    """Return by field why explanations do not have it."""
     manifest, explanation = explained.manifest, explained.explanation
     why: dict[str, str] = {}
     if manifest.input.columns:
@@ -264,7 +259,5 @@ def null_because(explained: Explained) -> dict[str, str]:
 
 
 def explanation_bytes(manifest: Manifest, rows: int, as_arrays: bool) -> int:
-    """Return about how many bytes explanations of so many rows take while they are made and
-    sent."""
     numbers = int(np.prod(manifest.input.shape))
     return rows * (2000 + numbers * (24 if as_arrays else 72))

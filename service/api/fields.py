@@ -5,9 +5,8 @@ and so do the tables in docs/api.md: `python -m service.api.reference` rewrites 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -31,8 +30,8 @@ class Field:
     name: str
     type: Any  # of its value in JSON
     words: str  # its meaning, in the reference
-    values: str | Callable[[Any], Values]  # a row each, or where among the results these lie
-    json: Callable[[Any], list[Any]] | None = None  # its values in JSON, where these are others
+    values: Callable[[Any], Values]  # of the results: a row each
+    json: Callable[[Any], list[Any] | None] | None = None  # where these are others in JSON
     unit: str = ""
     task: Task | None = None  # None: of both
     datatype: Datatype | None = "FP64"  # None: it is no tensor
@@ -42,57 +41,24 @@ class Field:
     is_optional: bool = False  # left out unless asked for
     place: int = 1  # among arrays; JSON goes by the order of declaration
 
-    def arrays(self, results: Any) -> Values:
-        """Return the field's arrays."""
-        if isinstance(self.values, str):
-            found: Values = attrgetter(self.values)(results)
-            return found
-        return self.values(results)
-
-    def shape(self, manifest: Manifest) -> list[int]:
-        """Return the shape of a row's part of its arrays; -1 is any length."""
-        lengths = {CLASSES: len(manifest.classes or ()), DRAWS: -1}
-        return [lengths[axis] if isinstance(axis, str) else len(axis) for axis in self.axes]
-
     def tensors(self, manifest: Manifest) -> Iterator[tuple[str, Datatype, list[int]]]:
-        """Yield the name, datatype and shape of each array that a model gives."""
+        """Yield each array that a model gives: name, datatype, shape of a row; -1 is any length."""
         if self.datatype is None or not self.is_given(manifest):
             return
+        lengths = {CLASSES: len(manifest.classes or ()), DRAWS: -1}
+        shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in self.axes]
         parts = {"": self.datatype} if self.parts is None else self.parts(manifest)
         for part, datatype in parts.items():
-            yield ".".join(filter(None, (self.name, part))), datatype, self.shape(manifest)
+            yield ".".join(filter(None, (self.name, part))), datatype, shape
 
 
 def of_task(fields: Iterable[Field], task: Task) -> list[Field]:
-    """Return the fields that models of a task have."""
     return [field for field in fields if field.task in (None, task)]
 
 
-def json_objects(fields: Sequence[Field], results: Any, count: int) -> list[dict[str, Any]]:
-    """Return an object for each row, with the fields in their order; null is what there is not."""
-    columns = [
-        field.json(results) if field.json else json_values(field.arrays(results), count)
-        for field in fields
-    ]
-    names = [field.name for field in fields]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def json_values(values: Values, count: int) -> list[Any]:
-    """Return values as JSON has them, an item a row."""
-    if values is None:
-        return [None] * count
-    if isinstance(values, np.ndarray):
-        items: list[Any] = values.tolist()
-        return items
-    columns = {name: json_values(part, count) for name, part in values.items()}
-    return [{name: column[n] for name, column in columns.items()} for n in range(count)]
-
-
-def named_arrays(fields: Iterable[Field], results: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of fields by their names, such as `standard_error.bald`."""
+def arrays_by_name(fields: Iterable[Field], results: Any) -> Iterator[tuple[str, np.ndarray]]:
     for field in sorted(fields, key=lambda field: field.place):
-        yield from _arrays(field.name, field.arrays(results))
+        yield from _arrays(field.name, field.values(results))
 
 
 def _arrays(name: str, values: Values) -> Iterator[tuple[str, np.ndarray]]:
@@ -104,7 +70,6 @@ def _arrays(name: str, values: Values) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def answer_model(name: str, words: str, fields: Iterable[Field]) -> type[BaseModel]:
-    """Return the model of an object with these fields, for the OpenAPI document."""
     types: dict[str, Any] = {}
     for field in fields:
         meaning = LINK.sub(r"\1", field.words) + (f"; in {field.unit}" if field.unit else "")
@@ -114,6 +79,5 @@ def answer_model(name: str, words: str, fields: Iterable[Field]) -> type[BaseMod
 
 
 def reference_table(fields: Iterable[Field]) -> str:
-    """Return the table of the fields in Markdown."""
     rows = [f"| `{field.name}` | {field.unit} | {field.words} |" for field in fields]
     return "\n".join(["| Field | Unit | Meaning |", "|---|---|---|", *rows])

@@ -32,11 +32,7 @@ async def get_ready(request: Request) -> dict[str, Any]:
 
 
 def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str]:
-    """Return what is served, version by model.
-
-    Raises:
-        NotReady: if nothing is, or the service ends.
-    """
+    """Return what is served, version by model."""
     models = context.models
     if context.ending.is_set():
         raise NotReady("the service is about to end")
@@ -50,7 +46,6 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
 
 @router.get("/metrics", include_in_schema=False)
 async def get_metrics(request: Request) -> Response:
-    """Give the metrics of all processes, as Prometheus reads them."""
     context = context_of(request)
     shared = context.shared_state
     alone = shared.backend is None

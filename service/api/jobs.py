@@ -18,32 +18,32 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from model_store.acquisition.choice import most_candidates
-from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.state.database import of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from service.api.acquire import select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
 from service.api.options import groups_of, num_samples_of
-from service.api.pool_files import path_in
+from service.api.pool_files import ENDINGS, path_in
 from service.api.requests import (
-    FILE_ENDINGS,
-    JSON,
-    NPY,
     NPZ,
     PARQUET,
     envelope_of_query,
     read_body,
+    read_rows,
     request_media_type,
+    row_numbers,
 )
+from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
 from service.auth.keys import key_name
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.pool_ranking import check_keeping
+from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -58,8 +58,6 @@ ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a new job: a file of the operator's, or what came with the request."""
-
     field: str
     path: str  # whole, or the name of a file in the job's folder
     content: bytes | bytearray | np.ndarray | None = None
@@ -93,7 +91,7 @@ async def get_jobs(request: Request) -> Response:
     context, owner = context_of(request), key_name(request.scope) or ""
     jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
     content = {"jobs": [_job_json(context, job) for job in jobs]}
-    return Response(orjson.dumps(content), media_type=JSON)
+    return json_response(content)
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
@@ -187,25 +185,19 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
 async def _read(
     request: Request, context: Context, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    """Return a job's envelope, its model, and its rows: the body is a file, has rows in it, or names
-    a file of the operator's.
-    """
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     file_field = f"{field}_file"
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
     call.deadline = call.begun + settings.deadline_s
-    ending = {**FILE_ENDINGS, NPY: ".npy"}.get(request_media_type(request))
+    ending = ENDINGS.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_options(envelope)
-        return (
-            envelope,
-            await context.served(call, envelope),
-            _Rows(field, f"{field}{ending}", body),
-        )
-    envelope, inline = await context.read(
-        call, body, kind, field, settings.max_pool_rows, file_field
+        served = await context.served(call, envelope)
+        return envelope, served, _Rows(field, f"{field}{ending}", body)
+    envelope, inline = await read_rows(
+        context, call, body, kind, field, settings.max_pool_rows, file_field
     )
     _refuse_options(envelope)
     served = await context.served(call, envelope)
@@ -213,7 +205,7 @@ async def _read(
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
         return envelope, served, _Rows(file_field, str(path))
-    x = await context.rows(call, inline, served, field)
+    x = await row_numbers(context, call, inline, served, field)
     return envelope, served, _Rows(field, f"{field}.npy", x)
 
 
@@ -248,8 +240,8 @@ def _job_request(
     seed = fresh_seed() if envelope.seed is None else envelope.seed
     fields = request_fields(envelope, served, num_samples, settings.settle)
     if isinstance(envelope, AcquireRequest):
-        names = None if ids is None else list(ids)
-        selection = _select(context, envelope, served, names, pool.rows, seed)
+        names = [str(i) for i in range(pool.rows)] if ids is None else list(ids)
+        selection = select_rows(context, envelope, served.name, names, ids is not None, seed)
         selected = len(selection.ranked) < pool.rows
         if selected:
             file = io.BytesIO()
@@ -280,23 +272,7 @@ def _job_request(
     )
 
 
-def _select(
-    context: Context,
-    envelope: AcquireRequest,
-    served: Served,
-    ids: list[str] | None,
-    rows: int,
-    seed: int,
-) -> Selection:
-    names = [str(i) for i in range(rows)] if ids is None else ids
-    check_keeping(envelope.keep, envelope.control, names, ids is not None)
-    is_excluding = ids is not None and envelope.exclude_labelled
-    labelled = context.labelled(served.name, names) if is_excluding else set[str]()
-    return select(names, labelled, envelope.control, envelope.k, seed)
-
-
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    """Write a file to a job's folder, and wait until it is on the disk."""
     try:
         with path.open("wb") as file:
             if isinstance(content, np.ndarray):
@@ -338,7 +314,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
 def _answer(
     context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return Response(orjson.dumps(_job_json(context, job)), status, headers, media_type=JSON)
+    return json_response(_job_json(context, job), status, headers)
 
 
 def _job_json(context: Context, job: Job) -> dict[str, Any]:

@@ -50,39 +50,26 @@ class JsonRows:
         return self.count
 
     def parsed(self) -> Iterator[list[Any]]:
-        """Yield the rows block by block.
-
-        Raises:
-            InvalidInput: at a block that is not JSON.
-        """
+        """Yield the rows block by block."""
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
-                raise _not_json("unexpected ',', expected a JSON value")
+                raise not_json("unexpected ',', expected a JSON value")
             yield items
 
 
 def parse(text: bytes | bytearray) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InvalidInput: if it is not (RFC 8259: no NaN or Infinity, numbers in float64's range).
-    """
+    """Parse JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput("body", "JSON (which has no NaN or Infinity)", error.msg) from None
+        raise not_json(error.msg) from None
 
 
 def take_apart(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and the array of rows by itself, None where it is none.
-
-    Raises:
-        InvalidInput: if the body is not a JSON object, or has an item beyond what an item may be.
-        TooLarge: if there are more than `max_rows` rows, or an item is too long.
-    """
+    """Return the fields of a JSON object, and the array of rows by itself, None where it is none."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "something else")
@@ -94,7 +81,7 @@ def take_apart(
         if key is None:
             if not content and body[_after_space(body, position) :].rstrip(b" \t\n\r") == b"}":
                 return content, rows
-            raise _not_json("unexpected character, expected a field's name")
+            raise not_json("unexpected character, expected a field's name")
         name = parse(key[1])
         if (
             name == rows_field and rows is not None
@@ -119,16 +106,15 @@ def take_apart(
         if mark == b"}":
             break
         if mark != b",":
-            raise _not_json("unexpected character, expected ',' or '}'")
+            raise not_json("unexpected character, expected ',' or '}'")
     if _after_space(body, position) != len(body):
-        raise _not_json("unexpected content after document")
+        raise not_json("unexpected content after document")
     return content, rows
 
 
 def _found(
     body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
 ) -> tuple[JsonRows, int]:
-    """Return the items of an array that begins before `start`, and where it ends."""
     blocks: list[tuple[int, int]] = []
     position = begun = start
     end = _after_space(body, start)
@@ -142,7 +128,7 @@ def _found(
             raise TooLarge(f"{field}: expected at most {max_rows} rows, got more")
         mark = body[position : position + 1]
         if mark not in (b",", b"]"):
-            raise _not_json("unexpected character, expected ',' or ']'")
+            raise not_json("unexpected character, expected ',' or ']'")
         if mark == b"]" or position - begun >= BLOCK_BYTES:
             blocks.append((begun, position))
             begun = position + 1
@@ -153,7 +139,6 @@ def _found(
 
 
 def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
-    """Return where an item ends, with the space before and after it."""
     begun = _after_space(body, start)
     if body[begun : begun + 1] == b'"':  # may be long: an image
         end = body.find(b'"', begun + 1)
@@ -180,5 +165,5 @@ def _after_space(body: bytes | bytearray, position: int) -> int:
     return space.end()
 
 
-def _not_json(what: str) -> InvalidInput:
+def not_json(what: str) -> InvalidInput:
     return InvalidInput("body", "JSON (which has no NaN or Infinity)", what)

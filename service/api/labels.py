@@ -1,13 +1,13 @@
 """`POST /labels`: labels come back. `GET /models/{name}/labels`: how many there are, and what they
 say."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
-from model_store.artifacts.manifest import ClassSpec, Manifest
+from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from model_store.state.labels import (
     Accepted,
@@ -22,7 +22,9 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service.api.openapi import ERRORS, problem_content
-from service.api.requests import JSON, parse_json, read_body, request_media_type
+from service.api.options import validate
+from service.api.requests import parse_json, read_body, request_media_type
+from service.api.responses import json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
@@ -30,17 +32,19 @@ from service.api.schemas import (
     LabelFiguresAnswer,
     LabelsAnswer,
     LabelsRequest,
-    validate,
 )
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
+from service.error_forms import JSON
 from service.errors import TooLarge, Unsupported
 from service.models.models import Served
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # that a byte of JSON may become
 NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
+SCHEMA = LabelsRequest.model_json_schema()
+BODY = {"schema": SCHEMA, "examples": {"example 1": {"value": SCHEMA["examples"][0]}}}
 
 router = APIRouter()
 
@@ -53,19 +57,7 @@ router = APIRouter()
         507: problem_content(),
         **ERRORS,
     },
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON: {
-                    "schema": LabelsRequest.model_json_schema(),
-                    "examples": {
-                        "example 1": {"value": LabelsRequest.model_json_schema()["examples"][0]}
-                    },
-                }
-            },
-        }
-    },
+    openapi_extra={"requestBody": {"required": True, "content": {JSON: BODY}}},
 )
 async def post_labels(request: Request) -> Response:
     """Keep labels of rows, all or none; they are on the disk before the answer, and the same again
@@ -74,30 +66,18 @@ async def post_labels(request: Request) -> Response:
     call = context.begin(request)
     if request_media_type(request) != JSON:
         raise Unsupported(f"Content-Type: expected {JSON}, got another")
-    body = await read_body(
-        call, MAX_BODY_BYTES, min(MAX_BODY_BYTES, context.settings.max_json_bytes)
-    )
+    settings = context.settings
+    body = await read_body(call, MAX_BODY_BYTES, min(MAX_BODY_BYTES, settings.max_json_bytes))
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
-    if len(envelope.labels) > context.settings.max_rows:
-        raise TooLarge(
-            f"labels: expected at most {context.settings.max_rows}, got {len(envelope.labels)}"
-        )
+    count, most = len(envelope.labels), settings.max_rows
+    if count > most:
+        raise TooLarge(f"labels: expected at most {most}, got {count}")
     served = await context.served(call, Envelope(model=envelope.model))
-    key = key_name(request.scope)
-
-    def work() -> tuple[Accepted, int]:
-        return keep_labels(context, served, envelope.labels, call, envelope.replace, key)
-
+    key, replace = key_name(request.scope), envelope.replace
+    work = partial(keep_labels, context, served, envelope.labels, call, replace, key)
     accepted, labels = await context.threads.state(work)
-    answer = {
-        "model": served.name,
-        "accepted": accepted.accepted,
-        "known": accepted.known,
-        "replaced": accepted.replaced,
-        "labels": labels,
-    }
-    return Response(orjson.dumps(answer), media_type=JSON)
+    return json_response({"model": served.name, **asdict(accepted), "labels": labels})
 
 
 def keep_labels(
@@ -132,44 +112,31 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return the class or target that an entry names.
-
-    Raises:
-        InvalidInput: if it is none of the model's.
-    """
-    wanted, other = (
-        ("label", "target") if isinstance(manifest.output, ClassSpec) else ("target", "label")
-    )
+    """Return the class or target that an entry names."""
+    wanted, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
-        raise InvalidInput(
-            f"labels.{n}.{other}", f"none, since {manifest.name} is of {manifest.task}", "one"
-        )
+        expected = f"none, since {manifest.name} is of {manifest.task}"
+        raise InvalidInput(f"labels.{n}.{other}", expected, "one")
     value: str | float | None = getattr(entry, wanted)
     if value is None:
         raise InvalidInput(f"labels.{n}.{wanted}", "a value", "none")
     if manifest.classes is not None and value not in manifest.classes:
         shown = list(manifest.classes[:20])
-        more = (
-            ""
-            if len(shown) == len(manifest.classes)
-            else f" and {len(manifest.classes) - len(shown)} more"
-        )
+        left = len(manifest.classes) - len(shown)
+        more = f" and {left} more" if left else ""
         expected = f"one of the classes {shown}{more} (a new class needs a new fit)"
         raise InvalidInput(f"labels.{n}.label", expected, "another")
     return value
 
 
 def _row(context: Context, served: Served, entry: LabelEntry, n: int, call: Call) -> Any:
-    """Return the row of an entry that brings one, as numbers."""
     if entry.input is None:
         return None
-    model = served.model
+    model, most_pixels = served.model, context.settings.max_image_pixels
     call.reservation.reserve(4 * model.row_size, "labels")
-    most_pixels = context.settings.max_image_pixels
+    spec, encoder = model.manifest.input, model.text_encoder
     try:
-        return rows_array(
-            *([entry.input], model.manifest.input, "input", most_pixels, call, model.text_encoder)
-        )[0]
+        return rows_array([entry.input], spec, "input", most_pixels, call, encoder)[0]
     except InvalidInput as error:
         place = error.field.removeprefix("input").removeprefix(".0")
         raise InvalidInput(f"labels.{n}.input{place}", error.expected, error.got) from None
@@ -184,7 +151,7 @@ async def get_labels(request: Request, name: str) -> Response:
     score chose."""
     context = context_of(request)
     content = await context.threads.state(partial(_figures, context, context.models.name(name)))
-    return Response(orjson.dumps(content), media_type=JSON)
+    return json_response(content)
 
 
 def _figures(context: Context, name: str) -> dict[str, Any]:
@@ -194,21 +161,18 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
         numbers, rows, tried = NONE_YET, [], []
     else:
         database = context.state
-        numbers, rows, tried = (
-            counts(database, name),
-            control_labels(database, name),
-            candidates(database, name),
-        )
-    by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = (
-        {} if serving is None else {serving: []}
-    )
+        numbers, rows = counts(database, name), control_labels(database, name)
+        tried = candidates(database, name)
+    by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}
+    if serving is not None:
+        by_version[serving] = []
     for version, said, value in rows:
         by_version.setdefault(version, []).append((said, value))
-    null_because = {}
-    live = []
+    null_because, live = {}, []
     for version in sorted(by_version, key=int, reverse=True):
         of_version = by_version[version]
-        if len(of_version) < FEWEST:
+        figures = live_figures(of_version) if len(of_version) >= FEWEST else None
+        if figures is None:
             null_because[f"live.{version}.figures"] = (
                 f"too few labels of control rows that version {version} set aside: "
                 f"{len(of_version)}, needs {FEWEST}"
@@ -218,7 +182,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
                 "version": version,
                 "serving": version == serving,
                 "control_labels": len(of_version),
-                "figures": live_figures(of_version) if len(of_version) >= FEWEST else None,
+                "figures": figures,
             }
         )
     saved = next((row["labels_saved"] for row in tried if row["labels_saved"] is not None), None)

@@ -4,17 +4,21 @@ why."""
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.summary import too_few_rows
 from service.api.openapi import ERRORS
 from service.api.report import report_links
-from service.api.requests import JSON
+from service.api.responses import json_response
 from service.context import context_of
 from service.models.drift import drift_content
 from service.models.models import Models
+
+OF_LATEST = (
+    *("method", "task", "input_shape", "columns", "classes", "target", "quality", "smallest_fpr"),
+    *("too_few_rows", "categories", "encoder", "smallest_risk"),
+)
 
 router = APIRouter()
 
@@ -27,7 +31,7 @@ async def get_models(request: Request) -> Response:
     overview = await context.threads.files(
         lambda: [_overview(models, name) for name in models.names()]
     )
-    return Response(orjson.dumps({"models": overview}), media_type=JSON)
+    return json_response({"models": overview})
 
 
 @router.get("/models/{name}", responses={404: ERRORS[404]})
@@ -38,7 +42,7 @@ async def get_model(request: Request, name: str) -> Response:
     content = await context.threads.files(
         partial(_description, context.models, context.models.name(name))
     )
-    return Response(orjson.dumps(content), media_type=JSON)
+    return json_response(content)
 
 
 @router.get("/models/{name}/versions/{version}", responses={404: ERRORS[404], 503: ERRORS[503]})
@@ -47,16 +51,11 @@ async def get_version(request: Request, name: str, version: str) -> Response:
     evidence."""
     context = context_of(request)
     content = await context.threads.files(partial(_version, context.models, name, version))
-    return Response(orjson.dumps(content), media_type=JSON)
+    return json_response(content)
 
 
 def _version(models: Models, name: str, version: str) -> dict[str, Any]:
-    """Return what there is to know of a version, whether it is served or not. Reads files.
-
-    Raises:
-        NotFound: if there is no such model or version.
-        BrokenArtifact, UnsupportedFormat: if its manifest cannot be read.
-    """
+    """Return what there is to know of a version, whether it is served or not. Reads files."""
     name = models.name(name)
     number = models.resolve(name, version)
     return {
@@ -72,8 +71,6 @@ def _version(models: Models, name: str, version: str) -> dict[str, Any]:
 
 
 def _description(models: Models, name: str) -> dict[str, Any]:
-    """Return a model's overview, and of what `latest` serves drift, manifest and evidence. Reads
-    files."""
     latest = models.latest(name)
     drift = None if latest is None else models.drift(latest)
     return {
@@ -86,43 +83,38 @@ def _description(models: Models, name: str) -> dict[str, Any]:
 
 def _overview(models: Models, name: str) -> dict[str, Any]:
     latest = models.latest(name)
-    return {
+    loaded = [served for served in models.loaded() if served.name == name]
+    overview = {
         "name": name,
         "serving": None if latest is None else latest.version,
         "versions": models.store.versions(name),
         "aliases": models.store.aliases(name),
-        "in_memory": {
-            s.version: models.model_bytes(s.model.manifest)
-            for s in models.loaded()
-            if s.name == name
-        },
+        "in_memory": {s.version: models.model_bytes(s.model.manifest) for s in loaded},
         "broken": models.broken(name),
-        "method": None if latest is None else latest.method,
-        "task": None if latest is None else latest.task,
-        "input_shape": None if latest is None else latest.input.shape,
-        "columns": None if latest is None else [_column(column) for column in latest.input.columns],
-        "classes": None if latest is None else latest.classes,
-        "target": None if latest is None else latest.target,
-        "quality": None if latest is None else latest.quality,
-        "smallest_fpr": None if latest is None else latest.detectors.smallest_fpr,
-        "too_few_rows": None
-        if latest is None
-        else too_few_rows(latest.detectors, latest.categories),
-        "categories": None
-        if latest is None or latest.categories is None
-        else latest.categories.model_dump(),
-        "encoder": None
-        if latest is None or latest.encoder is None
-        else latest.encoder.model_dump(),
-        "smallest_risk": None
-        if latest is None or latest.abstention is None
-        else latest.abstention.smallest_risk,
     }
+    if latest is None:
+        return overview | dict.fromkeys(OF_LATEST)
+    categories, encoder, abstention = latest.categories, latest.encoder, latest.abstention
+    of_latest = (
+        latest.method,
+        latest.task,
+        latest.input.shape,
+        [_column(column) for column in latest.input.columns],
+        latest.classes,
+        latest.target,
+        latest.quality,
+        latest.detectors.smallest_fpr,
+        too_few_rows(latest.detectors, categories),
+        None if categories is None else categories.model_dump(),
+        None if encoder is None else encoder.model_dump(),
+        None if abstention is None else abstention.smallest_risk,
+    )
+    return overview | dict(zip(OF_LATEST, of_latest, strict=True))
 
 
 def _column(column: AnyColumn) -> dict[str, Any]:
     """Return what a caller must know of a column to send it; only some have categories."""
     content: dict[str, Any] = {"name": column.name, "kind": column.kind}
-    return content | (
-        {"categories": column.categories} if isinstance(column, CategoricalColumn) else {}
-    )
+    if isinstance(column, CategoricalColumn):
+        content["categories"] = column.categories
+    return content

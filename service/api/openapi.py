@@ -3,13 +3,12 @@ have."""
 
 from typing import Any
 
-from service.api.requests import FILE_ENDINGS, FORM, JSON, NPY
+from service.api.requests import FILE_ENDINGS, FORM, NPY
 from service.api.schemas import Envelope, Problem
-from service.error_forms import PROBLEM_JSON
+from service.error_forms import JSON, PROBLEM_JSON
 
 
 def problem_content() -> dict[str, Any]:
-    """Describe an answer that is a problem."""
     return {"model": Problem, "content": {PROBLEM_JSON: {}}}
 
 
@@ -19,7 +18,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def file_body(kind: type[Envelope], media_types: list[str]) -> dict[str, Any]:
-    """Describe a request whose body is a file, with its fields in the query."""
     binary = {"type": "string", "format": "binary"}
     content = {media_type: {"schema": binary} for media_type in media_types}
     fields = kind.model_json_schema()["properties"].items()

@@ -3,11 +3,12 @@ predicted and decided by."""
 
 import math
 import re
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
 from jaxtyping import Int64
+from pydantic import BaseModel, ValidationError
 
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
@@ -16,7 +17,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
-from service.api.schemas import Envelope, PredictRequest, validate
+from service.api.schemas import Envelope, PredictRequest, kind_of
 from service.errors import TooLarge
 from service.settings import Settings
 
@@ -30,12 +31,31 @@ KNOWN = tuple(
     for name in PredictRequest.model_fields
     if name not in ("model", "version", "inputs", "groups", "explain")
 )
+
+Validated = TypeVar("Validated", bound=BaseModel)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Named(Protocol):
-    """A model, by the name and version that errors say."""
+def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
+    """Return a request's envelope."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = first["loc"][:1] if "priors" in first["loc"] else first["loc"]
+    name, got = ".".join(map(str, path)), kind_of(first["input"])
+    match first["type"]:
+        case "extra_forbidden":
+            name = name if len(name) <= 80 else name[:77] + "..."
+            raise InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
+        case "missing":
+            raise InvalidInput(name, "a value", "none")
+        case "too_short":
+            raise InvalidInput(name, f"at least {first['ctx']['min_length']}", got)
+    raise InvalidInput(name, str(first["msg"]).removeprefix("Input should be "), got)
 
+
+class Named(Protocol):
     @property
     def model(self) -> Model: ...
     @property
@@ -45,11 +65,7 @@ class Named(Protocol):
 
 
 def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
-    """Return the number of draws that a request wants.
-
-    Raises:
-        InvalidInput: if it is more than the service allows, or than the model has different draws.
-    """
+    """Return the number of draws that a request wants."""
     wanted = envelope.num_samples or served.model.manifest.noise.default_draws
     if wanted > settings.max_samples:
         raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(wanted))
@@ -63,7 +79,6 @@ def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int
 def refuse_too_many_samples(
     envelope: PredictRequest, rows: int, num_samples: int, served: Named, most: int
 ) -> None:
-    """Raise TooLarge if a request wants more than `most` numbers back as its draws' samples."""
     numbers = rows * num_samples * served.model.manifest.output_size
     if envelope.return_samples and numbers > most:
         raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
@@ -89,11 +104,7 @@ def refuse_too_many_explained(
 def decision_options(
     envelope: PredictRequest, served: Named, num_samples: int, settle: float | None
 ) -> DecisionOptions:
-    """Return a request's options; `settle` is the tolerance of requests that do not say theirs.
-
-    Raises:
-        InvalidInput: naming the field whose rate the model's calibration cannot give.
-    """
+    """Return a request's options; `settle` is the tolerance of requests that do not say theirs."""
     smallest = served.model.calibration.smallest_fpr
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
@@ -116,12 +127,7 @@ def decision_options(
 
 def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     """Return the shares of the classes that a request states, in the model's order, None where it
-    states none.
-
-    Raises:
-        InvalidInput: if the model has no classes, they are not all classes, are no shares, or do
-            not sum to 1.
-    """
+    states none."""
     priors, manifest = envelope.priors, served.model.manifest
     if priors is None:
         return None
@@ -138,42 +144,34 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
     missing = [name for name in manifest.classes if name not in priors]
     if missing or len(priors) > len(manifest.classes):
         got = f"none of {missing[0]!r}"[:100] if missing else "others too"
-        raise InvalidInput(
-            "priors", f"a share of each of the {len(manifest.classes)} classes and of no other", got
-        )
+        expected = f"a share of each of the {len(manifest.classes)} classes and of no other"
+        raise InvalidInput("priors", expected, got)
     shares = tuple(priors[name] for name in manifest.classes)
     for name, share in zip(manifest.classes, shares, strict=True):
         if not 0.0 <= share <= 1.0:
             raise InvalidInput(f"priors.{name}"[:100], "a share from 0 to 1", f"{share:g}")
     for name, share, known in zip(manifest.classes, shares, manifest.priors, strict=True):
         if share > 0 and known == 0:
-            raise InvalidInput(
-                f"priors.{name}"[:100], "0, since no training row is of this class", f"{share:g}"
-            )
+            expected = "0, since no training row is of this class"
+            raise InvalidInput(f"priors.{name}"[:100], expected, f"{share:g}")
     if abs(sum(shares) - 1.0) > SUMS_TO_1:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
     unknown = label_shift.unknown(np.array(shares))
     if len(unknown):
         name = manifest.classes[int(unknown[0])]
-        raise InvalidInput(
-            f"priors.{name}"[:100], "0, since no row of this class calibrated", f"{priors[name]:g}"
-        )
+        expected = "0, since no row of this class calibrated"
+        raise InvalidInput(f"priors.{name}"[:100], expected, f"{priors[name]:g}")
     return shares
 
 
 def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.ndarray, "N"] | None:
     """Return the number of each row's group, `UNKNOWN` of one that the model's calibration rows
-    have not; None where there are no groups.
-
-    Raises:
-        InvalidInput: if the model is not calibrated by group, or there is not one for each row.
-    """
+    have not; None where there are no groups."""
     spec = served.model.manifest.categories
     is_by_group = spec is not None and spec.kind == "group"
     if envelope.groups is not None and not is_by_group:
-        raise InvalidInput(
-            "groups", f"none, since {served.name} is not calibrated by group", "some"
-        )
+        expected = f"none, since {served.name} is not calibrated by group"
+        raise InvalidInput("groups", expected, "some")
     if spec is None or not is_by_group:
         return None
     if envelope.groups is None:
@@ -185,8 +183,6 @@ def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.nd
 
 
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
-    """Raise InvalidInput if there are too few calibration rows to keep the coverage with the
-    confidence."""
     if envelope.confidence is None:
         return
     rows = served.model.calibration.most_true_rows
@@ -203,9 +199,8 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
     all."""
     if "settle" in envelope.model_fields_set:
         if envelope.settle is not None and envelope.return_samples:
-            raise InvalidInput(
-                "settle", "none beside return_samples, whose rows have as many draws each", "both"
-            )
+            expected = "none beside return_samples, whose rows have as many draws each"
+            raise InvalidInput("settle", expected, "both")
         return None if envelope.settle is None else StoppingRule(fpr, envelope.settle)
     return None if settle is None or envelope.return_samples else StoppingRule(fpr, settle)
 
@@ -213,48 +208,37 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
 def _risk(
     wanted: float | None, served: Named, num_samples: int, fpr: float, rule: StoppingRule | None
 ) -> float | None:
-    """Return the risk that is in force, if any."""
     spec, calibration = served.model.manifest.abstention, served.model.calibration
     if wanted is None:
         return None if spec is None else spec.risk
     if spec is None:
-        raise InvalidInput(
-            "risk",
-            f"none, since {served.name} is a regression: no answer is right or wrong",
-            f"{wanted}",
-        )
+        expected = f"none, since {served.name} is a regression: no answer is right or wrong"
+        raise InvalidInput("risk", expected, f"{wanted}")
     draws = calibration.draws_used(num_samples)
     rank_tables = calibration.rank_tables(draws, rule)
     if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)
         known = f"at least {smallest:g}" if smallest < 1.0 else "none"
-        raise InvalidInput(
-            "risk", f"{known}, which {served.name} can certify with {draws} draws", f"{wanted}"
-        )
+        expected = f"{known}, which {served.name} can certify with {draws} draws"
+        raise InvalidInput("risk", expected, f"{wanted}")
     return wanted
 
 
 def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
-    strings of JSON.
-
-    Raises:
-        InvalidInput: naming the parameter that is not known, or is no JSON.
-    """
+    strings of JSON."""
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
         if name not in KNOWN:
             place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            raise InvalidInput(
-                place, f"one of {', '.join(sorted((*KNOWN, *also)))}", "an unknown one"
-            )
+            expected = f"one of {', '.join(sorted((*KNOWN, *also)))}"
+            raise InvalidInput(place, expected, "an unknown one")
         if isinstance(value, str):
             try:
                 value = orjson.loads(value.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
-                raise InvalidInput(
-                    f"{where}.{name}", "a number, or one as a string", "another string"
-                ) from None
+                expected = "a number, or one as a string"
+                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
         fields[name] = value
     return fields
 
@@ -262,11 +246,7 @@ def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
 def envelope_of(
     model: str | None, version: str | None, fields: dict[str, Any], where: str
 ) -> PredictRequest:
-    """Return the envelope of a request whose fields came as parameters.
-
-    Raises:
-        InvalidInput: naming the parameter that is wrong.
-    """
+    """Return the envelope of a request whose fields came as parameters."""
     content = {"inputs": [], **fields}
     content |= {} if model is None else {"model": model}
     content |= {} if version is None else {"version": version}

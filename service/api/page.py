@@ -51,8 +51,6 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file of the page, ready to be sent."""
-
     media_type: str
     content: bytes = field(repr=False)
     packed: bytes = field(repr=False)  # by gzip
@@ -62,19 +60,16 @@ class PageFile:
 
 @router.get("/", include_in_schema=False)
 async def get_page(request: Request) -> Response:
-    """Give the page for people."""
     return _answer(request, START)
 
 
 @router.get("/page/{path:path}", include_in_schema=False)
 async def get_page_file(request: Request, path: str) -> Response:
-    """Give a script, style or picture of the page."""
     return _answer(request, path)
 
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """Return all files of the page, by their paths in its folder."""
     found = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in MEDIA_TYPES]
     return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
 

@@ -8,22 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Part, RowFile
 from service.api.openapi import ERRORS, file_body
-from service.api.requests import (
-    FILE_ENDINGS,
-    JSON,
-    NPY,
-    read_body,
-    request_media_type,
-    text_fields,
-)
-from service.api.schemas import PreviewAnswer, PreviewRequest, validate
+from service.api.options import validate
+from service.api.requests import FILE_ENDINGS, NPY, read_body, request_media_type, text_fields
+from service.api.responses import json_response
+from service.api.schemas import PreviewAnswer, PreviewRequest
 from service.context import context_of
 from service.errors import Unsupported
 from service.server.budget import Reservation
@@ -41,7 +35,7 @@ router = APIRouter()
     responses={200: {"model": PreviewAnswer}, **ERRORS},
     openapi_extra=file_body(PreviewRequest, list(ENDINGS)),
 )
-async def postpreview_rows(request: Request) -> Response:
+async def post_preview(request: Request) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     context = context_of(request)
     settings = context.settings
@@ -67,7 +61,7 @@ async def postpreview_rows(request: Request) -> Response:
         "ignored_columns": pool.ignored,
         "preview": await context.threads.state(reading),
     }
-    return Response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), media_type=JSON)
+    return json_response(answer)
 
 
 def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> list[dict[str, Any]]:
@@ -80,7 +74,7 @@ def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> li
         size = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
         for row in wanted:
             if first <= row < first + size:
-                shown, cost = _shown(part, row - first, pool.spec.text is not None)
+                shown, cost = _as_json(part, row - first, pool.spec.text is not None)
                 left -= cost
                 if left < 0:
                     break
@@ -96,7 +90,7 @@ def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> li
     ]
 
 
-def _shown(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
+def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
     """Return a row as JSON has it, of a file its base64, and about how many bytes that takes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}
@@ -112,18 +106,13 @@ def _shown(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a cell as JSON has it: of a number that is missing null."""
     if isinstance(cell, float | np.floating):
         return float(cell) if np.isfinite(cell) else None
     return cell if isinstance(cell, int | str | None) else str(cell)
 
 
 def path_in(folder: Path | None, name: str, field: str) -> Path:
-    """Return the file of a name under the operator's folder.
-
-    Raises:
-        InvalidInput: if there is no such folder or file, or the name, or a link, leads out of it.
-    """
+    """Return the file of a name under the operator's folder."""
     if folder is None:
         expected = "none, since the service has no folder of pools (DUBITO_POOLS)"
         raise InvalidInput(field, expected, "a name")

@@ -17,12 +17,7 @@ from jaxtyping import Float64, Int64
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.inference.explanation import explain, rows_as_usual
-from model_store.inference.prediction import (
-    DecisionOptions,
-    Prediction,
-    check_computed,
-    decide,
-)
+from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
 from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
@@ -36,7 +31,16 @@ from service.api.options import (
     refuse_too_many_samples,
 )
 from service.api.predictions import PredictAnswer, Results
-from service.api.requests import JSON, NPZ, SMALL_JSON_BYTES, header, read_body
+from service.api.requests import (
+    NPZ,
+    SMALL_JSON_BYTES,
+    find_odd_cells,
+    header,
+    pool_numbers,
+    read_body,
+    read_rows,
+    row_numbers,
+)
 from service.api.responses import (
     NUMBERS_AT_ONCE,
     Answer,
@@ -51,6 +55,7 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
+from service.error_forms import JSON
 from service.models.models import Served
 
 T = TypeVar("T")
@@ -80,8 +85,6 @@ class ToPredict:
 
 @dataclass(frozen=True, eq=False)
 class ToExplain:
-    """Odd cells of rows that came as objects, and rows with one column after the other as usual."""
-
     cells: list[OddCells] | None
     as_usual: Prediction | None
 
@@ -95,18 +98,15 @@ async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
-    asked = await _read(context, context.begin(request))
-    if NPZ in header(request, b"accept"):
-        return response(await predict(context, asked, predict_npz, as_arrays=True), NPZ)
-    return response(await predict(context, asked, predict_json), JSON)
-
-
-async def _read(context: Context, call: Call) -> ToPredict:
-    """Return what a request asks; its body goes with its rows."""
-    settings = context.settings
+    settings, call = context.settings, context.begin(request)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await context.read(call, body, PredictRequest, INPUTS, settings.max_rows)
-    return ToPredict(call, envelope, await context.served(call, envelope), rows)
+    envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, settings.max_rows)
+    del body  # it goes with its rows
+    as_arrays = NPZ in header(request, b"accept")
+    asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
+    del rows
+    encode, media_type = (predict_npz, NPZ) if as_arrays else (predict_json, JSON)
+    return response(await predict(context, asked, encode, as_arrays), media_type)
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
@@ -138,12 +138,12 @@ async def predict(
     with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         cells = None
         if isinstance(asked.rows, RowFile):
-            x = await context.pool_rows(call, asked.rows, served)
+            x = await pool_numbers(context, call, asked.rows, served)
         else:
             assert asked.rows is not None
-            x = await context.rows(call, asked.rows, served, INPUTS)
+            x = await row_numbers(context, call, asked.rows, served, INPUTS)
             if envelope.explain and manifest.input.columns:
-                cells = await context.odd_cells(call, asked.rows, served)
+                cells = await find_odd_cells(context, call, asked.rows, served)
         asked.rows = None  # which may be many times as large
         reservation.shrink(x.nbytes)
         keep, rule, priors = envelope.return_samples, options.rule, options.priors
@@ -178,7 +178,6 @@ def rows_to_explain(spec: InputSpec) -> int:
 
 
 async def _predict_as_usual(context: Context, job: Job, predicted: Predicted) -> Prediction:
-    """Return the prediction of a job's `rows_as_usual` under its own draws."""
     columns = job.served.model.manifest.input.columns
     work = partial(rows_as_usual, columns, job.x, job.call.pause)
     x = await context.threads.requests.run(job.call, job.x.nbytes, work)
@@ -196,11 +195,7 @@ def _write(
     to_explain: ToExplain | None,
 ) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are
-    watched and counted.
-
-    Raises:
-        InvalidInput: naming a row that the model cannot predict.
-    """
+    watched and counted."""
     served, scores = job.served, predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, INPUTS)
@@ -208,10 +203,10 @@ def _write(
     columns = served.model.manifest.input.columns
     unknown = unknown_categories(job.x, columns) if columns else {}
     answer = Answer(results, rows, predicted.seed, options, unknown)
+    num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, job.call.pause)
     if job.seed is None:  # else a replay
         served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
-    num_flags = int(np.count_nonzero(answer.flags))
     context.metrics.count_prediction(
         served.key, scores.overall, overall, job.num_samples, num_flags
     )
@@ -234,7 +229,7 @@ def _decide(
 
     def results(prediction: Prediction, explained: Explained | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
-        return Results.of(manifest, job.num_samples, prediction, decision, samples, explained)
+        return Results(manifest, job.num_samples, prediction, decision, samples, explained)
 
     is_small = len(job.x) * (20 + 2 * manifest.output_size) <= NUMBERS_AT_ONCE
     is_plain = predicted.samples is None and groups is None and to_explain is None

@@ -56,14 +56,11 @@ STATUS: dict[type[DubitoError], int] = {
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error that is raised on purpose with a problem; `observe` does so with
-    others."""
     app.add_exception_handler(DubitoError, _domain_error)
     app.add_exception_handler(HTTPException, _http_error)
 
 
 def domain_error(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that raised a DubitoError, and note why it failed."""
     clear_frames(
         error.__traceback__
     )  # they hold the body, in cycles through the future that the error came by
@@ -86,7 +83,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         where = "docs/open-inference.md" if is_of_others(request.scope["path"]) else "GET /docs"
         detail = f"path: expected one of those that {where} lists, got another"
     elif error.status_code == 405:
-        allowed = _allowed(request) or headers.get("Allow", "another")
+        allowed = _methods_of(request) or headers.get("Allow", "another")
         headers["Allow"] = allowed
         detail = f"method: expected {allowed}, got {request.method}"
     else:
@@ -94,8 +91,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return problem(request.scope["path"], error.status_code, detail, headers)
 
 
-def _allowed(request: Request) -> str:
-    """Return the methods of all routes of the service that a request's path is of."""
+def _methods_of(request: Request) -> str:
     routes: list[Route] = request.app.state.routes
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in matching for method in route.methods or ()}))

@@ -15,7 +15,6 @@ TABLES = {
 
 
 def with_tables(text: str) -> str:
-    """Return the reference with its tables as the fields are declared, each between two marks."""
     for name, fields in TABLES.items():
         before, mark, after = text.partition(f"<!-- fields: {name} -->\n")
         _, end, after = after.partition("\n<!-- end -->")

@@ -87,13 +87,7 @@ def report_links(models: Models, name: str, version: str | None) -> dict[str, An
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Return a file of a version's report, and its media type; reads the store.
-
-    Raises:
-        NotFound: if there is no such model or version, no report of it, or no such file on the
-            report.
-        BrokenArtifact: if the report is damaged.
-    """
+    """Return a file of a version's report, and its media type; reads the store."""
     name = models.name(name)
     number = models.resolve(name, version)
     found: EvaluationReport | None = evaluation_report(models.store, name, number)

@@ -1,54 +1,78 @@
 """Reading requests: bodies within limits, strict JSON, npy arrays, and forms (RFC 7578), in memory:
 nothing is written to disk."""
 
-import asyncio
-import zlib
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 from fastapi import Request
+from jaxtyping import Float32
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from model_store.errors import InvalidInput
+from model_store.sources.columns import OddCells, odd_cells
 from model_store.sources.npy import parse_npy
+from model_store.sources.row_file import RowFile
 from model_store.types import Pause
-from service.api.json_blocks import parse, take_apart
-from service.api.rows import Rows
-from service.api.schemas import Envelope, kind_of, validate
-from service.api.schemas import Request as Envelope_
+from service.api.json_blocks import JsonRows, not_json, take_apart
+from service.api.options import validate
+from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
+from service.api.schemas import Envelope, kind_of
 from service.call import Call
+from service.context import Context
+from service.engine.threads import SLICE_BYTES
 from service.errors import TooLarge, Unsupported
-
-if TYPE_CHECKING:
-    pass
+from service.models.models import Served
 
 JSON = "application/json"
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
 PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
-FILE_ENDINGS = {
-    NPZ: ".npz",
-    PARQUET: ".parquet",
-    "application/zip": ".zip",
-    "text/csv": ".csv",
-}  # of pools
+# Of pools
+FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 STEP_BYTES = 1 << 20  # of a form that are parsed at once
-MAX_FORM_FIELDS = 16  # of a form, beside its rows
+MAX_FORM_FIELDS = 16  # of a form, in addition to its rows
 SMALL_JSON_BYTES = 64 << 10  # read in one step, and not counted: it becomes 2 MB at most
 NESTED_A_ROW = 64  # arrays and objects, on average
 MAX_NESTED = 1_000_000
 # What is kept for each, at most: a number (as float32, and whether it is finite), a row's place,
-# and half of a string
-# that stands beside the rows; rows that are objects have fewer numbers than commas and colons.
+# and half of a string outside the rows; rows that are objects have fewer numbers than commas and
+# colons.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
-WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
-INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
+
+AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
+
+
+def header(request: Request, name: bytes, default: str = "") -> str:
+    """Return the first header of a name in lower case, several times as fast as Starlette does."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            found: str = value.decode("latin-1")
+            return found
+    return default
+
+
+def request_media_type(request: Request) -> str:
+    return header(request, b"content-type").partition(";")[0].strip().lower()
+
+
+async def body_parts(request: Request) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
 
 
 async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearray:
@@ -69,12 +93,7 @@ async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearra
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
     body: bytes | bytearray = b""
-    more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part, more = message.get("body", b""), message.get("more_body", False)
+    async for part in body_parts(request):
         if len(body) + len(part) > limit:
             raise too_large
         call.reservation.acquire(len(part))
@@ -86,66 +105,19 @@ async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearra
     return body
 
 
-async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
-    """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
-    (zlib).
-
-    What is inflated counts as it comes, a step of `INFLATED_AT_ONCE` before it is there.
-
-    Raises:
-        TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
-        Unsupported: if it is encoded otherwise.
-        InvalidInput: if it is not one whole compressed body.
-    """
-    coding = header(call.request, b"content-encoding", "identity").strip().lower()
-    if coding == "identity":
-        return await read_body(call, limit, limit)
-    if coding not in WINDOWS:
-        raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
-    wrong = InvalidInput(
-        "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
-    )
-    inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
-    more = True
-    while more:
-        message = await call.request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part, more = message.get("body", b""), message.get("more_body", False)
-        inflated = None
-        while (
-            part or inflated is None or len(inflated) == INFLATED_AT_ONCE
-        ):  # of which more may be to come
-            call.reservation.acquire(INFLATED_AT_ONCE)
-            try:
-                inflated = inflater.decompress(part, INFLATED_AT_ONCE)
-            except zlib.error:
-                raise wrong from None
-            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
-            if len(body) + len(inflated) > limit:
-                raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
-            body += inflated
-            if inflater.unused_data:
-                raise wrong
-            part = inflater.unconsumed_tail
-            await asyncio.sleep(0)  # others' turn: a small part may become much
-    if not inflater.eof:
-        raise wrong
-    return body
-
-
-def read_request(
+async def read_rows(
+    context: Context,
     call: Call,
     body: bytes | bytearray,
-    kind: type[Envelope_],
+    kind: type[AnyEnvelope],
     rows_field: str,
     max_rows: int,
     file_field: str | None = None,
-) -> tuple[Envelope_, Rows]:
-    """Return the envelope of a JSON, npy or form request, and its rows as they came.
+) -> tuple[AnyEnvelope, Rows]:
+    """Return a request's envelope and its rows as they came; forms and long JSON take a thread.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form
-    holds a file for each row, and the other fields beside them or in the query. Where JSON names a
+    holds a file for each row, and the other fields as its own or in the query. Where JSON names a
     file, in `file_field`, there are no rows.
 
     Raises:
@@ -153,42 +125,13 @@ def read_request(
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more than `max_rows` rows.
     """
-    request, media_type = call.request, request_media_type(call.request)
-    rows: Rows
-    if media_type == JSON:
-        if request.query_params:  # else a seed put there would be passed over in silence
-            raise InvalidInput(
-                "query", "nothing, since a JSON body holds every field", "parameters"
-            )
-        if len(body) > SMALL_JSON_BYTES:
-            reserve_json(body, rows_field, max_rows, call)
-            content, found = take_apart(body, rows_field, max_rows, call.pause)
-            rows = [] if found is None else found
-        else:
-            content = parse_json(body)
-            rows = content.get(rows_field, [])
-            if isinstance(rows, list):
-                content = {**content, rows_field: []} if rows_field in content else content
-        envelope = validate(kind, content)
-    elif media_type == NPY:
-        fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
-        envelope = validate(kind, {rows_field: [], **fields})
-        rows = parse_npy(body, rows_field)
-        call.reservation.acquire(ARRAY_BYTES * rows.size)
-    elif media_type == FORM:
-        call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
-        max_parts = max_rows + MAX_FORM_FIELDS
-        parts = parse_form(body, request.headers["content-type"], max_parts, call.pause)
-        rows = [bytes(part.content) for part in parts if part.name == rows_field]
-        beside = [
-            (p.name, p.content.decode("utf-8", "replace")) for p in parts if p.name != rows_field
-        ]
-        fields = text_fields(
-            [*request.query_params.multi_items(), *beside], kind, rows_field, "form"
-        )
-        envelope = validate(kind, {rows_field: [], **fields})
+    media_type = request_media_type(call.request)
+    work = partial(_read, call, media_type, body, kind, rows_field, max_rows)
+    if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
+        envelope, rows = await context.threads.requests.run(call, len(body), work)
     else:
-        raise Unsupported(f"Content-Type: expected {JSON}, {NPY} or {FORM}, got another")
+        envelope, rows = work()
+    call.record.read = time.perf_counter()
     if file_field is not None and getattr(envelope, file_field) is not None:
         if len(rows) > 0:
             raise InvalidInput(file_field, f"none beside {rows_field}", "both")
@@ -200,18 +143,100 @@ def read_request(
     return envelope, rows
 
 
-def envelope_of_query(
-    request: Request, kind: type[Envelope_], rows_field: str, file_field: str
-) -> Envelope_:
-    """Return the envelope of a request whose body is a file of rows: its fields are query
-    parameters.
+def _read(
+    call: Call,
+    media_type: str,
+    body: bytes | bytearray,
+    kind: type[AnyEnvelope],
+    rows_field: str,
+    max_rows: int,
+) -> tuple[AnyEnvelope, Rows]:
+    request, rows = call.request, list[Any]()
+    if media_type == JSON:
+        if request.query_params:  # else a seed put there would be passed over in silence
+            expected = "nothing, since a JSON body holds every field"
+            raise InvalidInput("query", expected, "parameters")
+        if len(body) > SMALL_JSON_BYTES:
+            reserve_json(body, rows_field, max_rows, call)
+            content, found = take_apart(body, rows_field, max_rows, call.pause)
+            return validate(kind, content), rows if found is None else found
+        content = parse_json(body)
+        rows = content.get(rows_field, rows)
+        if isinstance(rows, list) and rows_field in content:
+            content = {**content, rows_field: []}
+        return validate(kind, content), rows
+    if media_type == NPY:
+        fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
+        envelope = validate(kind, {rows_field: [], **fields})
+        array = parse_npy(body, rows_field)
+        call.reservation.acquire(ARRAY_BYTES * array.size)
+        return envelope, array
+    if media_type != FORM:
+        raise Unsupported(f"Content-Type: expected {JSON}, {NPY} or {FORM}, got another")
+    call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
+    max_parts = max_rows + MAX_FORM_FIELDS
+    others = request.query_params.multi_items()
+    for part in parse_form(body, request.headers["content-type"], max_parts, call.pause):
+        if part.name == rows_field:
+            rows.append(bytes(part.content))
+        else:
+            others.append((part.name, part.content.decode("utf-8", "replace")))
+    fields = text_fields(others, kind, rows_field, "form")
+    return validate(kind, {rows_field: [], **fields}), rows
 
-    Raises:
-        InvalidInput: naming the field that is wrong.
-    """
-    envelope = validate(
-        kind, text_fields(request.query_params.multi_items(), kind, rows_field, "query")
+
+async def row_numbers(
+    context: Context, call: Call, rows: Rows, served: Served, rows_field: str
+) -> Float32[np.ndarray, "N I"]:
+    """Return a request's rows as numbers; images, objects and many numbers take a thread."""
+    model, size = served.model, 4 * len(rows) * served.model.row_size
+    call.reservation.reserve(size, rows_field)
+    spec, most_pixels = model.manifest.input, context.settings.max_image_pixels
+    work = partial(rows_array, rows, spec, rows_field, most_pixels, call, model.text_encoder)
+    is_dear = isinstance(rows, JsonRows | Cells) or (
+        isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
     )
+    if size > 4 * NUMBERS_AT_ONCE or is_dear:
+        return await context.threads.requests.run(call, size, work)
+    return work()
+
+
+async def pool_numbers(
+    context: Context, call: Call, pool: RowFile, served: Served
+) -> Float32[np.ndarray, "N I"]:
+    size = 4 * pool.rows * pool.row_size
+    call.reservation.reserve(size, pool.field)
+    most_pixels, encoder = context.settings.max_image_pixels, served.model.text_encoder
+    work = partial(pool_array, pool, most_pixels, call, encoder)
+    return await context.threads.requests.run(call, size, work)
+
+
+async def find_odd_cells(
+    context: Context, call: Call, rows: Rows, served: Served
+) -> list[OddCells] | None:
+    """Return what is odd about the cells of rows that were objects, None of others."""
+    columns = served.model.manifest.input.columns
+
+    def work() -> list[OddCells] | None:
+        found = []
+        blocks: Iterable[Any] = rows.parsed() if isinstance(rows, JsonRows) else [rows]
+        for row in chain.from_iterable(blocks):
+            if not isinstance(row, dict):
+                return None
+            found.append(odd_cells(row, columns))
+            call.pause()
+        return found
+
+    return await context.threads.requests.run(call, SLICE_BYTES, work)
+
+
+def envelope_of_query(
+    request: Request, kind: type[AnyEnvelope], rows_field: str, file_field: str
+) -> AnyEnvelope:
+    """Return the envelope of a request whose body is a file of rows: its fields are query
+    parameters."""
+    fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
+    envelope = validate(kind, fields)
     if getattr(envelope, file_field) is not None:
         raise InvalidInput(file_field, "none beside a body that is a file", "both")
     return envelope
@@ -221,43 +246,23 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: 
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
     parsed.
 
-    Rows become arrays a block at a time; what stands beside them is held as objects.
-
-    Raises:
-        TooLarge: if it has more arrays and objects than rows need, or needs more than there is.
-        Overloaded: if so much is not left now.
-    """
+    Rows become arrays a block at a time; all else is held as objects."""
     counts = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    call.reservation.reserve(
-        sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items()), "body"
-    )
+    size = sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items())
+    call.reservation.reserve(size, "body")
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        InvalidInput: if it is not JSON, or not an object.
-    """
-    content = parse(body)
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise not_json(error.msg) from None
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", kind_of(content))
     return content
-
-
-def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the first header of a name in lower case; Starlette's own search takes several times
-    as long."""
-    return next(
-        (value.decode("latin-1") for key, value in request.scope["headers"] if key == name), default
-    )
-
-
-def request_media_type(request: Request) -> str:
-    return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
 def text_fields(
@@ -276,18 +281,12 @@ def text_fields(
             continue
         if name == rows_field or name in fields:
             raise InvalidInput(f"{where}: {name[:80]}", "once, beside the rows", "it again")
-        if (
-            "int" in annotation
-            or "float" in annotation
-            or "bool" in annotation
-            or "list" in annotation
-        ):
+        fields[name] = text
+        if any(json_type in annotation for json_type in ("int", "float", "bool", "list")):
             try:
                 fields[name] = orjson.loads(text.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
                 raise InvalidInput(f"{where}: {name}", "a JSON value", "something else") from None
-        else:
-            fields[name] = text
     return fields
 
 
@@ -298,8 +297,6 @@ class FormPart:
 
 
 class Form:
-    """The callbacks of the parser."""
-
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts
         self.parts: list[FormPart] = []
@@ -336,12 +333,6 @@ class Form:
 def parse_form(
     body: bytes | bytearray, content_type: str, max_parts: int, pause: Pause
 ) -> list[FormPart]:
-    """Return the parts of a form in order.
-
-    Raises:
-        InvalidInput: if it is not a whole form, or a part has no name.
-        TooLarge: if it has more parts than `max_parts`.
-    """
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if not options.get(b"boundary"):
         raise InvalidInput("Content-Type", "multipart/form-data with a boundary", "one without")
@@ -354,9 +345,8 @@ def parse_form(
             pause()
         parser.finalize()
     except FormParserError:
-        raise InvalidInput(
-            "body", "multipart/form-data with the boundary of its Content-Type", "another"
-        ) from None
+        expected = "multipart/form-data with the boundary of its Content-Type"
+        raise InvalidInput("body", expected, "another") from None
     if not form.ended:
         raise InvalidInput("body", "a whole form", "one without its end")
     if not all(part.name for part in form.parts):

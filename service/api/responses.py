@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ from jaxtyping import Bool
 from starlette.types import Receive, Scope, Send
 
 from model_store.artifacts.manifest import Manifest
-from model_store.inference.prediction import Decision, DecisionOptions, Prediction
+from model_store.inference.prediction import DecisionOptions
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause
 from service.api.predictions import Results
+from service.error_forms import JSON
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
 CLASS_BYTES = 200  # of a class's name in an array
@@ -38,7 +39,6 @@ class PartsResponse(Response):
         ]
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -51,17 +51,20 @@ class PartsResponse(Response):
 def response(
     parts: Sequence[bytes], media_type: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return an answer of 200, given its body in parts."""
     if len(parts) == 1 and len(parts[0]) <= PART_BYTES:
         return Response(parts[0], media_type=media_type, headers=headers)
     return PartsResponse(parts, media_type, headers or {})
 
 
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers, media_type=JSON)
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer of a request to predict, in whatever form: `rows` of some results, and what is
-    said of all rows."""
-
     results: Results
     rows: slice
     seed: int
@@ -88,8 +91,8 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
         "version": manifest.version,
         "num_samples": results.num_samples,
         "seed": answer.seed,
-        **judged_by(answer.options),
-        "priors": _stated_priors(manifest, answer.options.priors),
+        **rates_of(answer.options),
+        "priors": _priors_by_class(manifest, answer.options.priors),
         "unknown_categories": answer.unknown,
     }
     at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(results))
@@ -109,7 +112,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     manifest = answer.results.manifest
-    arrays = dict(about_arrays(manifest, answer.seed, answer.options))
+    arrays = about_arrays(manifest, answer.seed, answer.options)
     if manifest.input.columns:
         counts = [answer.unknown.get(column.name, 0) for column in manifest.input.columns]
         arrays["unknown_categories"] = np.array(counts)
@@ -121,9 +124,8 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
 
 
 def numbers_a_row(results: Results) -> int:
-    """Return about how many values an answer has for each row."""
     manifest, samples = results.manifest, results.samples
-    numbers = 20 + manifest.output_size * (2 if samples is None else 2 + samples.shape[1])
+    numbers = 20 + manifest.output_size * (2 if samples is None else 2 + len(samples))
     return numbers + (0 if results.explained is None else math.prod(manifest.input.shape))
 
 
@@ -145,48 +147,36 @@ def acquire_answer(
     ranking: list[dict[str, Any]],
     **about: Any,
 ) -> dict[str, Any]:
-    """Return the answer of /acquire, and of a job that ranks; `about` are its other fields."""
     is_sampled = acquisition in PREDICTIVES[manifest.task].sampled
-    head = {
+    return {
         "model": manifest.name,
         "version": manifest.version,
         "acquisition": acquisition,
         **about,
+        "beta": beta if is_sampled else None,
+        "priors": _priors_by_class(manifest, priors),
+        "ranking": ranking,
     }
-    head["beta"] = beta if is_sampled else None
-    return {**head, "priors": _stated_priors(manifest, priors), "ranking": ranking}
 
 
-def _stated_priors(manifest: Manifest, priors: tuple[float, ...] | None) -> dict[str, float] | None:
-    """Return the shares of the classes that an answer is for, by class, None if those of the
-    training data."""
+def _priors_by_class(
+    manifest: Manifest, priors: tuple[float, ...] | None
+) -> dict[str, float] | None:
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
-def judged_by(options: DecisionOptions) -> dict[str, float | None]:
-    """Return the rates that rows were judged by."""
+def rates_of(options: DecisionOptions) -> dict[str, float | None]:
     names = ("fpr", "fdr", "coverage", "confidence", "risk")
     return {name: getattr(options, name) for name in names}
 
 
-def about_arrays(
-    manifest: Manifest, seed: int, options: DecisionOptions
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what an answer in arrays says of all rows."""
-    yield "model", np.array(manifest.name)
-    yield "version", np.array(manifest.version)
-    yield "seed", np.array(seed)
-    for name, rate in judged_by(options).items():
-        if rate is not None:
-            yield name, np.array(rate)
-    if options.priors is not None:
-        yield "priors", np.array(options.priors)
-    if manifest.classes is not None:
-        yield "classes", np.array(manifest.classes)
-
-
-def row_arrays(
-    manifest: Manifest, prediction: Prediction, decision: Decision, num_samples: int
-) -> dict[str, np.ndarray]:
-    """Return what an answer in arrays says of each row."""
-    return Results.of(manifest, num_samples, prediction, decision).arrays
+def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> dict[str, np.ndarray]:
+    said = {
+        "model": manifest.name,
+        "version": manifest.version,
+        "seed": seed,
+        **rates_of(options),
+        "priors": options.priors,
+        "classes": manifest.classes,
+    }
+    return {name: np.array(value) for name, value in said.items() if value is not None}

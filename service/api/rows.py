@@ -33,8 +33,6 @@ NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Rows as the cells of each column, as `from_cells` takes them."""
-
     of: dict[str, list[Any] | np.ndarray]
     count: int
 
@@ -78,9 +76,8 @@ def rows_array(
         return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
         if rows.shape[1:] not in (shape, (size,)):
-            raise InvalidInput(
-                field, f"an array of shape {shapes_of(shape)}", f"shape {rows.shape}"
-            )
+            expected = f"an array of shape {shapes_of(shape)}"
+            raise InvalidInput(field, expected, f"shape {rows.shape}")
         flat = rows.reshape(len(rows), size)
         if spec.takes_ids:
             _check_ids(flat, spec, field, first_row)
@@ -98,12 +95,10 @@ def rows_array(
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
         return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
-    blocks: Iterable[list[Any]]
-    blocks = (
-        rows.parsed()
-        if isinstance(rows, JsonRows)
-        else (rows[first : first + at_once] for first in range(0, len(rows), at_once))
-    )
+    if isinstance(rows, JsonRows):
+        blocks: Iterable[list[Any]] = rows.parsed()
+    else:
+        blocks = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
     x = np.empty((len(rows), size), dtype=np.float32)
     reader, done = None, 0
     for block in blocks:
@@ -121,7 +116,6 @@ def rows_array(
 def pool_array(
     pool: RowFile, max_pixels: int, call: Call, encoder: "TextEncoder | None"
 ) -> Float32[np.ndarray, "N I"]:
-    """Return all rows of a file; otherwise as `rows_array`."""
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
     for part in pool.parts():
@@ -133,7 +127,6 @@ def pool_array(
 
 
 def _is_long(row: Any, spec: InputSpec) -> bool:
-    """Whether a row is read by itself: an image or a text."""
     return isinstance(row, str | bytes) or (spec.text is not None and isinstance(row, dict))
 
 
@@ -158,48 +151,27 @@ class _Reader:
         self.is_objects = bool(spec.columns) and isinstance(first, dict)
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
         self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
-        nested = (
-            len(spec.shape) > 1
-            and isinstance(first, list)
-            and first != []
-            and isinstance(first[0], list)
-        )
+        is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
+        nested = len(spec.shape) > 1 and is_nested
         self.lengths = spec.shape if nested else (math.prod(spec.shape),)
 
     def block(self, rows: list[Any], first_row: int) -> Float32[np.ndarray, "n I"]:
         if self.is_objects:
             return from_objects(rows, self.spec.columns, self.field, first_row)
-        if self.is_images:
-            return np.stack(
-                [
-                    self._image(row, f"{self.field}.{n}")
-                    for n, row in enumerate(rows, start=first_row)
-                ]
-            )
-        if self.is_texts:
-            return np.stack(
-                [
-                    self._text(row, f"{self.field}.{n}")
-                    for n, row in enumerate(rows, start=first_row)
-                ]
-            )
-        return _block(rows, first_row, self.lengths, self.spec, self.field)
+        if not (self.is_images or self.is_texts):
+            return _block(rows, first_row, self.lengths, self.spec, self.field)
+        read = self._image if self.is_images else self._text
+        numbered = enumerate(rows, start=first_row)
+        return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
 
     def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return a text, a string, the bytes of a file or an object of its column alone, as a row
-        of ids.
-
-        Raises:
-            InvalidInput: if it is none, or too long.
-            Overloaded: if there is too little memory to tokenise it.
-        """
+        of ids."""
         assert self.spec.text is not None
         assert self.encoder is not None
         if isinstance(row, dict):
-            row, field = (
-                _only(row, self.spec.text.column, field),
-                f"{field}.{self.spec.text.column}",
-            )
+            name = self.spec.text.column
+            row, field = _only(row, name, field), f"{field}.{name}"
         if isinstance(row, bytes):
             try:
                 row = row.decode("utf-8-sig")  # without the mark that some editors begin with
@@ -211,18 +183,11 @@ class _Reader:
             try:
                 return self.encoder.row(row)
             except ValueError:
-                raise InvalidInput(
-                    field, "text that the version's tokenizer takes", "other text"
-                ) from None
+                expected = "text that the version's tokenizer takes"
+                raise InvalidInput(field, expected, "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Return an image, the bytes of a file or base64 of them, as a flat row of pixels.
-
-        Raises:
-            InvalidInput: if it is not a whole image of the model's size.
-            TooLarge, Overloaded: if it and those before it have more than `max_pixels`, or there is
-                too little memory to decode it; it is not decoded then.
-        """
+        """Return an image, the bytes of a file or base64 of them, as a flat row of pixels."""
         assert self.spec.image is not None
         image = open_image(_content(row, field), field)
         spec = self.spec.image
@@ -236,18 +201,13 @@ class _Reader:
 
 
 def _only(row: dict[str, Any], name: str, field: str) -> Any:
-    """Return the value of an object of one key.
-
-    Raises:
-        InvalidInput: if it has another one, or not that.
-    """
+    """Return the value of an object of one key."""
     if name not in row:
         raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
     unknown = next((key for key in row if key != name), None)
     if unknown is not None:
-        raise InvalidInput(
-            f"{field}.{unknown[:80]}", f"no column but {name[:80]}", "an unknown one"
-        )
+        expected = f"no column but {name[:80]}"
+        raise InvalidInput(f"{field}.{unknown[:80]}", expected, "an unknown one")
     return row[name]
 
 
@@ -259,15 +219,13 @@ def _content(row: Any, field: str) -> bytes:
     try:
         return base64.b64decode(row, validate=True)
     except (binascii.Error, ValueError):  # the latter of text beyond ASCII
-        raise InvalidInput(
-            field, "base64 of an image file", f"{kind_of(row)} that is not base64"
-        ) from None
+        expected = "base64 of an image file"
+        raise InvalidInput(field, expected, f"{kind_of(row)} that is not base64") from None
 
 
 def _block(
     rows: list[Any], first_row: int, lengths: tuple[int, ...], spec: InputSpec, field: str
 ) -> Float32[np.ndarray, "N I"]:
-    """Return rows of numbers in lists, nested by `lengths`."""
     shape = spec.shape
     size = math.prod(shape)
 
@@ -278,13 +236,12 @@ def _block(
     for axis, length in enumerate(lengths):
         for i, part in enumerate(level):
             if type(part) is not list or len(part) != length:
-                expected = f"an array of {length}"
+                expected, got = f"an array of {length}", kind_of(part)
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                of_rows = (
-                    "; a file of many rows is a body of its own" if isinstance(part, bytes) else ""
-                )
-                raise InvalidInput(path(i, axis), expected, kind_of(part) + of_rows)
+                if isinstance(part, bytes):
+                    got += "; a file of many rows is a body of its own"
+                raise InvalidInput(path(i, axis), expected, got)
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
@@ -319,7 +276,6 @@ def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0
 
 
 def _alternatives(spec: InputSpec) -> str:
-    """Say how else a row may come."""
     flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
     objects = ", or are objects keyed by column" if spec.columns else ""
     texts = "" if spec.text is None else f", or are strings, or objects of {spec.text.column[:80]}"
@@ -327,7 +283,6 @@ def _alternatives(spec: InputSpec) -> str:
 
 
 def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
-    """Return the JSON path of an element, given its index among all elements at its depth."""
     parts = []
     for length in reversed(lengths):
         index, part = divmod(index, length)

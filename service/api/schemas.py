@@ -4,12 +4,11 @@ Rows are left out of pydantic's sight when a request is read (`inputs` checks th
 longer over their numbers than the model does.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
-from model_store.errors import InvalidInput
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -20,74 +19,7 @@ AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked 
 
 # A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
 EXAMPLE_ROW: list[Any] = [
-    *(
-        0,
-        0,
-        7,
-        15,
-        13,
-        1,
-        0,
-        0,
-        0,
-        8,
-        13,
-        6,
-        15,
-        4,
-        0,
-        0,
-        0,
-        2,
-        1,
-        13,
-        13,
-        0,
-        0,
-        0,
-        0,
-        0,
-        2,
-        15,
-        11,
-        1,
-        0,
-        0,
-    ),
-    *(
-        0,
-        0,
-        0,
-        1,
-        12,
-        12,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        1,
-        10,
-        8,
-        0,
-        0,
-        0,
-        8,
-        4,
-        5,
-        14,
-        9,
-        0,
-        0,
-        0,
-        7,
-        13,
-        13,
-        9,
-        0,
-        0,
-    ),
+    int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
@@ -95,37 +27,27 @@ EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 class Envelope(BaseModel):
     """What /predict and /acquire requests share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    model: str | None = Field(
-        default=None, description="a published model; may be left out where there is one"
-    )
-    version: str = Field(default="latest", description="a version number or an alias")
-    num_samples: int | None = Field(
-        default=None, ge=1, description="posterior draws; by default the model's own number"
-    )
-    deadline_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=86_400,
-        description="answer 504 if there is no answer in so many seconds",
-    )
-    priors: dict[str, float] | None = Field(
-        default=None,
-        description="shares of all classes among the rows, which sum to 1, if they are not those of the training "
-        "data: probabilities and all that follows from them are turned by Bayes' rule. Not of a "
-        "regression",
-    )
-    seed: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_SEED,
-        description="replays the draws of that seed; absent means fresh draws",
-    )
+    model: str | None = None
+    """a published model; may be left out where there is one"""
 
+    version: str = "latest"
+    """a version number or an alias"""
 
-Request = TypeVar("Request", bound=Envelope)
-Validated = TypeVar("Validated", bound=BaseModel)
+    num_samples: int | None = Field(default=None, ge=1)
+    """posterior draws; by default the model's own number"""
+
+    deadline_s: float | None = Field(default=None, gt=0, le=86_400)
+    """answer 504 if there is no answer in so many seconds"""
+
+    priors: dict[str, float] | None = None
+    """shares of all classes among the rows, which sum to 1, if they are not those of the training
+    data: probabilities and all that follows from them are turned by Bayes' rule. Not of a
+    regression"""
+
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    """replays the draws of that seed; absent means fresh draws"""
 
 
 class PredictRequest(Envelope):
@@ -157,55 +79,64 @@ class PredictRequest(Envelope):
         }
     )
 
-    inputs: list[Any] = Field(
-        json_schema_extra=AT_LEAST_ONE,
-        description="rows, flat or in the model's input shape, in the units of its data; for a model of columns also "
-        "objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP "
-        "files, for one of text "
-        "also strings",
+    inputs: list[Any] = Field(json_schema_extra=AT_LEAST_ONE)
+    """rows, flat or in the model's input shape, in the units of its data; for a model of columns
+    also objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files,
+    for one of text also strings"""
+
+    fpr: Probability | None = None
+    """false-positive rate at which the flag fires; by default 0.05"""
+
+    fdr: Probability | None = None
+    """in place of `fpr`: false discovery rate at which the flags of all rows are decided
+    together"""
+
+    coverage: Probability = 0.95
+    """probability with which a row's prediction set or interval holds the truth"""
+
+    confidence: Probability | None = None
+    """probability, over the choice of the calibration rows, with which `coverage` is kept; by
+    default it is kept on average over that choice"""
+
+    risk: Probability | None = None
+    """abstain where the probability that a label is wrong would otherwise exceed this; by default
+    the level that the model was published with, if any. Not of a regression"""
+
+    settle: Tolerance | None = None
+    """stop drawing for a row once its label and flag are settled and its standard errors are at
+    most this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is
+    then the most. By default the service's own tolerance, if any; null: never"""
+
+    groups: list[str] | None = None
+    """of a model that is calibrated by group: the group of each row; a row of an unknown one, and
+    all rows where it is left out, are judged by the most cautious of all groups"""
+
+    return_samples: bool = False
+    """also each draw's probabilities, or its mean and standard deviation"""
+
+    explain: bool = False
+    """also what made each row strange: detectors, and columns or pixels, by what they add to the
+    flag's statistic, unseen categories, missing values, and the nearest training rows"""
+
+
+class PredictJobRequest(PredictRequest):
+    """A request to predict the rows of a file of any size, in its own time."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
     )
-    fpr: Probability | None = Field(
-        default=None, description="false-positive rate at which the flag fires; by default 0.05"
-    )
-    fdr: Probability | None = Field(
-        default=None,
-        description="in place of `fpr`: false discovery rate at which the flags of all rows are decided together",
-    )
-    coverage: Probability = Field(
-        default=0.95,
-        description="probability with which a row's prediction set or interval holds the truth",
-    )
-    confidence: Probability | None = Field(
-        default=None,
-        description="probability, over the choice of the calibration rows, with which `coverage` is kept; by default "
-        "it is kept on average over that choice",
-    )
-    risk: Probability | None = Field(
-        default=None,
-        description="abstain where the probability that a label is wrong would otherwise exceed this; by default the "
-        "level that the model was published with, if any. Not of a regression",
-    )
-    settle: Tolerance | None = Field(
-        default=None,
-        description="stop drawing for a row once its label and flag are settled and its standard errors are at most "
-        "this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is "
-        "then the most. By "
-        "default the service's own tolerance, if any; null: never",
-    )
-    groups: list[str] | None = Field(
-        default=None,
-        description="of a model that is calibrated by group: the group of each row; a row of an unknown one, and all "
-        "rows where it is left out, are judged by the most cautious of all groups",
-    )
-    return_samples: bool = Field(
-        default=False,
-        description="also each draw's probabilities, or its mean and standard deviation",
-    )
-    explain: bool = Field(
-        default=False,
-        description="also what made each row strange: detectors, and columns or pixels, by what they add to the "
-        "flag's statistic, unseen categories, missing values, and the nearest training rows",
-    )
+
+    inputs: list[Any] = []
+    """rows, as of /predict, unless there is an `inputs_file`"""
+
+    inputs_file: str | None = None
+    """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
+
+    ids: list[str] | None = None
+    """a different name for each row, which the result repeats"""
+
+    format: Literal["npz", "parquet"] = "npz"
+    """of the result"""
 
 
 class AcquireRequest(Envelope):
@@ -219,89 +150,80 @@ class AcquireRequest(Envelope):
                     "ids": ["a three", "noise"],
                     "k": 1,
                     "seed": 7,
-                },
+                }
             ]
         }
     )
 
-    pool: list[Any] = Field(
-        default=[], description="rows, as `inputs` of /predict, unless there is a `pool_file`"
-    )
-    pool_file: str | None = Field(
-        default=None,
-        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
-    )
-    ids: list[str] | None = Field(
-        default=None,
-        description="a different name for each row; by default its index. Decides ties and what is random",
-    )
-    k: int = Field(
-        default=10, ge=1, description="how many rows to rank; a smaller pool is ranked whole"
-    )
-    race: float | None = Field(
-        default=None,
-        ge=1e-6,
-        lt=1,
-        description="rows that cannot be among the k best take a tenth or a quarter of the draws; the probability "
-        "with which one that can be is left out. By default all rows take all draws",
-    )
-    beta: float | None = Field(
-        default=None,
-        ge=LEAST_BETA,
-        le=MOST_BETA,
-        description="of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by "
-        "default. The larger, the more BALD decides",
-    )
-    exclude_labelled: bool = Field(
-        default=True,
-        description="leave out rows whose id has a label already; without `ids` there are none",
-    )
-    keep: bool = Field(
-        default=False,
-        description="keep the rows that are answered on the service's disk, so that a label needs their id alone; "
-        "needs `ids`",
-    )
-    control: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0,
-        description="the share of the k rows that are not chosen but set aside at random, to judge the model by on "
-        "live data; needs `keep`. Keep to one share for a model",
-    )
+    pool: list[Any] = []
+    """rows, as `inputs` of /predict, unless there is a `pool_file`"""
+
+    pool_file: str | None = None
+    """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
+
+    ids: list[str] | None = None
+    """a different name for each row; by default its index. Decides ties and what is random"""
+
+    k: int = Field(default=10, ge=1)
+    """how many rows to rank; a smaller pool is ranked whole"""
+
+    race: float | None = Field(default=None, ge=1e-6, lt=1)
+    """rows that cannot be among the k best take a tenth or a quarter of the draws; the probability
+    with which one that can be is left out. By default all rows take all draws"""
+
+    beta: float | None = Field(default=None, ge=LEAST_BETA, le=MOST_BETA)
+    """of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by
+    default. The larger, the more BALD decides"""
+
+    exclude_labelled: bool = True
+    """leave out rows whose id has a label already; without `ids` there are none"""
+
+    keep: bool = False
+    """keep the rows that are answered on the service's disk, so that a label needs their id alone;
+    needs `ids`"""
+
+    control: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """the share of the k rows that are not chosen but set aside at random, to judge the model by on
+    live data; needs `keep`. Keep to one share for a model"""
+
     acquisition: Acquisition = Field(
         default="bald",
-        description="what to choose rows by; where it is left out, that of a regression is `epistemic_variance`. "
-        + "; ".join(
-            f"a model of {task} has {', '.join(names)}" for task, names in ACQUISITIONS.items()
-        ),
+        description="what to choose rows by; where it is left out, that of a regression is "
+        "`epistemic_variance`. "
+        + "; ".join(f"a model of {task} has {', '.join(of)}" for task, of in ACQUISITIONS.items()),
     )
-
-
-LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class PreviewRequest(Envelope):
     """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
 
-    rows: list[Annotated[int, Field(ge=0)]] = Field(
-        default=list(range(10)),
-        max_length=1000,
-        description="which rows to show, by index; those that the file has not are left out",
-    )
+    rows: list[Annotated[int, Field(ge=0)]] = Field(default=list(range(10)), max_length=1000)
+    """which rows to show, by index; those that the file has not are left out"""
+
+
+LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class LabelEntry(BaseModel):
     """A label, or of a regression a target, and the row where it was not kept when it was
     acquired."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    id: str = Field(description="of the row")
-    label: LabelText | None = Field(default=None, description="one of the model's classes")
-    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        default=None, description="of a regression"
-    )
-    input: Any = Field(
-        default=None, description="the row, as one of `inputs` of /predict, if it was not kept"
-    )
+    id: str
+    """of the row"""
+
+    label: LabelText | None = None
+    """one of the model's classes"""
+
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """of a regression"""
+
+    input: Any = None
+    """the row, as one of `inputs` of /predict, if it was not kept"""
+
+
+EXAMPLE_LABEL: dict[str, Any] = {"id": "a three", "label": "3", "input": EXAMPLE_ROW}
 
 
 class LabelsRequest(BaseModel):
@@ -310,23 +232,18 @@ class LabelsRequest(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         strict=True,
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "digits",
-                    "labels": [{"id": "a three", "label": "3", "input": EXAMPLE_ROW}],
-                }
-            ]
-        },
+        use_attribute_docstrings=True,
+        json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]},
     )
 
-    model: str | None = Field(
-        default=None, description="a published model; may be left out where there is one"
-    )
-    labels: list[LabelEntry] = Field(min_length=1, description="of rows with different ids")
-    replace: bool = Field(
-        default=False, description="whether a label may take the place of another"
-    )
+    model: str | None = None
+    """a published model; may be left out where there is one"""
+
+    labels: list[LabelEntry] = Field(min_length=1)
+    """of rows with different ids"""
+
+    replace: bool = False
+    """whether a label may take the place of another"""
 
 
 class LabelsAnswer(BaseModel):
@@ -385,26 +302,6 @@ class LabelFiguresAnswer(BaseModel):
     candidates: list[CandidateAnswer]
     labels_saved: dict[str, Any] | None
     null_because: dict[str, str]
-
-
-class PredictJobRequest(PredictRequest):
-    """A request to predict the rows of a file of any size, in its own time."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
-    )
-
-    inputs: list[Any] = Field(
-        default=[], description="rows, as of /predict, unless there is an `inputs_file`"
-    )
-    inputs_file: str | None = Field(
-        default=None,
-        description="a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files",
-    )
-    ids: list[str] | None = Field(
-        default=None, description="a different name for each row, which the result repeats"
-    )
-    format: Literal["npz", "parquet"] = Field(default="npz", description="of the result")
 
 
 class RankedRow(BaseModel):
@@ -495,34 +392,6 @@ class Problem(BaseModel):
     detail: str
 
 
-def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    """Return a request's envelope.
-
-    Raises:
-        InvalidInput: naming the field that is wrong, what was expected and what came.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(
-            str(part) for part in (first["loc"][:1] if "priors" in first["loc"] else first["loc"])
-        )
-        if first["type"] == "extra_forbidden":
-            raise InvalidInput(
-                _shortened(field), f"one of {sorted(kind.model_fields)}", "an unknown field"
-            ) from None
-        if first["type"] == "missing":
-            raise InvalidInput(field, "a value", "none") from None
-        if first["type"] == "too_short":
-            raise InvalidInput(
-                field, f"at least {first['ctx']['min_length']}", kind_of(first["input"])
-            ) from None
-        raise InvalidInput(
-            field, str(first["msg"]).removeprefix("Input should be "), kind_of(first["input"])
-        ) from None
-
-
 def kind_of(value: Any) -> str:
     """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
     match value:
@@ -541,7 +410,3 @@ def kind_of(value: Any) -> str:
         case dict():
             return "an object"
     return type(value).__name__
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

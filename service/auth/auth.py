@@ -26,7 +26,6 @@ class RequireKey:
         self.ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with the name of its key, or refuse it before its body is read."""
         refusal = _check_key(scope, self.ring.keys) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 
@@ -83,7 +82,6 @@ def _given_key(scope: Scope) -> bytes:
 
 
 def install(app: FastAPI, ring: KeyRing) -> None:
-    """Require keys, if there are any, and declare them in the OpenAPI document."""
     if not ring.keys.names:
         return
     app.add_middleware(RequireKey, ring=ring)

@@ -132,16 +132,11 @@ class Keys:
 
 
 def key_name(scope: AsgiScope) -> str | None:
-    """Return the name of the valid key that a request came with, if it did."""
     return scope.get(KEY_NAME)
 
 
 def list_keys(settings: Settings) -> Keys:
-    """Read the keys from the settings, or the files of lists that they name.
-
-    Raises:
-        InvalidInput: naming the variable, and nothing of a key.
-    """
+    """Read the keys from the settings, or the files of lists that they name."""
     api = _read_digests("API_KEYS", settings.api_keys, settings.api_keys_file)
     admin = _read_digests("ADMIN_KEY", settings.admin_key, settings.admin_key_file)
     if len(admin) > 1:
@@ -172,11 +167,7 @@ def _read_digests(name: str, given: SecretStr | None, file: Path | None) -> list
 
 
 def read_key_file(variable: str, file: Path) -> str:
-    """Return the text of a file of keys.
-
-    Raises:
-        InvalidInput: if it cannot be read, or is too large for one.
-    """
+    """Return the text of a file of keys."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -189,8 +180,6 @@ def read_key_file(variable: str, file: Path) -> str:
 
 
 class KeyEntry(BaseModel):
-    """A key as the file has it."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Name
@@ -211,19 +200,13 @@ class KeyEntry(BaseModel):
 
 
 class KeyFile(BaseModel):
-    """The whole file."""
-
     model_config = ConfigDict(extra="forbid")
 
     keys: Annotated[list[KeyEntry], Field(min_length=1)]
 
 
 def parse_keys(text: str) -> Keys:
-    """Return the keys of a file's text.
-
-    Raises:
-        InvalidInput: naming the field, and nothing of what it holds.
-    """
+    """Return the keys of a file's text."""
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # whose text may repeat the file's
@@ -257,14 +240,8 @@ def _describe(error: ValidationError) -> InvalidInput:
 
 
 class KeyRing:
-    """The keys that are valid now: `keys`."""
-
     def __init__(self, settings: Settings) -> None:
-        """Read the keys, from the file of keys or from lists.
-
-        Raises:
-            InvalidInput: naming the variable and field, and nothing of a key.
-        """
+        """Read the keys, from the file of keys or from lists."""
         self._file = settings.keys_file
         if self._file is None:
             self.keys = list_keys(settings)
@@ -280,7 +257,6 @@ class KeyRing:
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
     def start(self) -> None:
-        """Watch the file, if there is one."""
         if self._file is not None:
             self._watcher.start()
 
@@ -311,11 +287,7 @@ class KeyRing:
 
 
 def print_new_key(arguments: list[str]) -> None:
-    """`python -m service key`: print a new key on standard error, its entry on standard output.
-
-    Raises:
-        InvalidInput: naming the argument.
-    """
+    """`python -m service key`: print a new key on standard error, its entry on standard output."""
     parser = argparse.ArgumentParser(
         prog="python -m service key", description="Make a key for DUBITO_KEYS_FILE."
     )
@@ -344,11 +316,7 @@ def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:
     Args:
         name: of the key.
         scopes: with commas between.
-        expires: a span from now, in days or hours: `90d`, `12h`.
-
-    Raises:
-        InvalidInput: naming the argument.
-    """
+        expires: a span from now, in days or hours: `90d`, `12h`."""
     if not is_name(name):
         raise InvalidInput("NAME", f"a name matching {NAME_PATTERN}", repr(name[:80]))
     wanted = scopes.split(",")

@@ -20,8 +20,8 @@ from model_store.acquisition.choice import most_candidates
 from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from service.api.options import num_samples_of
-from service.api.schemas import AcquireRequest, PredictRequest, validate
+from service.api.options import num_samples_of, validate
+from service.api.schemas import AcquireRequest, PredictRequest
 from service.batch.computation import request_fields
 from service.batch.data_set import (
     OUT,

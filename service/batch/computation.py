@@ -19,7 +19,8 @@ from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from service.api.options import decision_options, priors_of
-from service.api.responses import about_arrays, acquire_answer, row_arrays
+from service.api.predictions import Results
+from service.api.responses import about_arrays, acquire_answer
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
 
@@ -106,7 +107,7 @@ class Computation:
             unknown = np.full(len(x), UNKNOWN)
             prediction = prediction.of_groups(unknown if groups is None else groups)
         decision = decide(prediction, options)
-        arrays = row_arrays(self.manifest, prediction, decision, self.request.num_samples)
+        arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed
 
     @property
@@ -116,7 +117,7 @@ class Computation:
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
         assert self.request.options is not None
-        about = dict(about_arrays(self.manifest, self.request.seed, self.request.options))
+        about = about_arrays(self.manifest, self.request.seed, self.request.options)
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about

@@ -201,7 +201,7 @@ class Engine:
         """Return how many rows of a job are computed at once: fewer where others wait."""
         job = progress.job
         most = part_rows(job.served.model, job.num_samples)
-        is_held = job.served.model.runtime.set_bytes(job.num_samples) <= HELD_BYTES
+        is_held = job.num_samples * job.served.model.runtime.draw_bytes <= HELD_BYTES
         if len(job.x) > most and self.admission.in_work > 1 and is_held:
             return -(-most // PARTS_FOR_OTHERS)
         return most
@@ -210,16 +210,16 @@ class Engine:
         served, draws = batch[0].job.served, batch[0].job.num_samples
         self.admission.note(rows * batch[0].job.row_draws, ended - begun)
         queue_s = [begun - progress.phases[-1].queued for progress in batch]
-        self.metrics.count_batch(served.key, rows, queue_s, ended - begun)
         new = [progress for progress in batch if len(progress.phases) == 1]
+        made = len({id(progress.draws) for progress in new}) * draws
+        self.metrics.count_batch(served.key, rows, queue_s, ended - begun)
         if new:
-            made = len({id(progress.draws) for progress in new}) * draws
             self.metrics.count_draws(served.key, made, len(new) * draws - made)
 
 
 def part_rows(model: Model, num_samples: int) -> int:
     """Return how many rows a micro-batch, or a part of a large job, has."""
-    is_held = model.runtime.set_bytes(num_samples) <= HELD_BYTES
+    is_held = num_samples * model.runtime.draw_bytes <= HELD_BYTES
     summed = SUMMED_NUMBERS // (GROUPS * model.manifest.output_size)
     rows = min((BATCH_ROW_DRAWS if is_held else REMADE_ROW_DRAWS) // num_samples, summed)
     encoder = model.encoder
@@ -230,7 +230,7 @@ def kept_bytes(job: Job, rows: int | None = None) -> int:
     """Return about how many bytes are kept of a job, or of one like it of `rows`, until it is
     answered: results in parts and then whole, and of a job in several parts the draws."""
     model, rows = job.served.model, len(job.x) if rows is None else rows
-    set_bytes = model.runtime.set_bytes(job.num_samples)
+    set_bytes = job.num_samples * model.runtime.draw_bytes
     is_kept = rows > part_rows(model, job.num_samples) and set_bytes <= HELD_BYTES
     draws = set_bytes if is_kept else 0
     if job.acquisition is not None:
@@ -252,7 +252,7 @@ def joint_bytes(job: Job) -> int:
 def _own_rows(job: Job) -> int:
     """Return how many rows fit in one product, each under draws of its own; 0 if none can."""
     runtime = job.served.model.runtime
-    return HELD_BYTES // runtime.set_bytes(job.num_samples) if runtime.paired else 0
+    return HELD_BYTES // (job.num_samples * runtime.draw_bytes) if runtime.paired else 0
 
 
 def _drawn(batch: list[Progress]) -> list[DrawSet]:

@@ -87,7 +87,9 @@ class Predicted:
 
     @property
     def prediction(self) -> Prediction:
-        return self.batch.prediction.take(self.rows)
+        whole = self.batch.prediction
+        is_all = self.rows == slice(0, len(whole.p_values.p_value))
+        return whole if is_all else whole.take(self.rows)
 
 
 @dataclass(frozen=True, eq=False)

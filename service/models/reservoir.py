@@ -32,7 +32,7 @@ class Reservoir:
     def __init__(self, model: Model, depth: int, idle: threading.Event) -> None:
         self.model = model
         self.num_draws = model.manifest.noise.default_draws
-        self.depth = min(depth, READY_BYTES // model.runtime.set_bytes(self.num_draws))
+        self.depth = min(depth, READY_BYTES // (self.num_draws * model.runtime.draw_bytes))
         self._idle = idle
         self._ready: deque[DrawSet] = deque()
         self._wanted = threading.Event()
@@ -55,7 +55,7 @@ class Reservoir:
         if len(self._ready) <= self.depth // 2:
             self._wanted.set()
         theta = ready.theta
-        if theta is None or self.model.runtime.set_bytes(num_draws) > HELD_BYTES:
+        if theta is None or num_draws * self.model.runtime.draw_bytes > HELD_BYTES:
             return self.model.runtime.draw_set(ready.seed, num_draws)
         if num_draws <= len(theta):
             return DrawSet(ready.seed, num_draws, theta[:num_draws])

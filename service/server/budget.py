@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from starlette.types import Scope
-
 from service.errors import Overloaded, TooLarge
 
 SCOPE_KEY = "dubito.reservation"
@@ -65,17 +63,16 @@ class Reservation:
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
         self.held = 0
-        self._client = client
+        self.client = client
 
     @property
     def most(self) -> int:
-        """How many bytes a request may hold when nothing else is held."""
         return self.budget.most * TIMES_LEFT // (TIMES_LEFT + 1)
 
     def assign(self, client: Hashable) -> None:
         """Count what is taken from now on as this client's; nothing may be held yet."""
         assert self.held == 0
-        self._client = client
+        self.client = client
 
     def acquire(self, size: int) -> None:
         """Take bytes for the request.
@@ -108,7 +105,7 @@ class Reservation:
         try:
             yield
         finally:
-            self.budget.release(size, self._client)
+            self.budget.release(size, self.client)
 
     def shrink(self, to: int) -> None:
         """Release what is held beyond `to` bytes, as once the rows are one array."""
@@ -118,7 +115,7 @@ class Reservation:
         """Release bytes, by default all."""
         size = self.held if size is None else size
         self.held -= size
-        self.budget.release(size, self._client)
+        self.budget.release(size, self.client)
 
     def _check(self, total: int, what: str) -> None:
         if total > self.most:
@@ -127,13 +124,5 @@ class Reservation:
             )
 
     def _take(self, size: int, total: int) -> None:
-        if not self.budget.try_acquire(size, self._client, small=total <= SMALL_BYTES):
+        if not self.budget.try_acquire(size, self.client, small=total <= SMALL_BYTES):
             raise Overloaded(RETRY_AFTER_S)
-
-
-def reservation_of(scope: Scope) -> Reservation:
-    """Return a request's reservation; unbounded without a server that gives one, as in tests."""
-    reservation: Reservation | None = scope.get(SCOPE_KEY)
-    if reservation is None:
-        reservation = scope[SCOPE_KEY] = Reservation(ByteBudget(1 << 62))
-    return reservation

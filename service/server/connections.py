@@ -43,8 +43,6 @@ REFUSALS = {  # texts for requests that have not come whole, where their protoco
 
 
 class Connections:
-    """What the connections of a process share."""
-
     def __init__(self, receive_s: float, max_connections: int, budget: ByteBudget) -> None:
         self.receive_s = receive_s
         self.max_connections = max_connections
@@ -74,7 +72,6 @@ class Connections:
         self.unread.pop(connection, None)
 
     def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
-        """Queue a connection that just received this many bytes, to be read from again."""
         self._turns.put(connection, connection.client, received)
         if not self._is_ticking:
             self._is_ticking = True
@@ -95,8 +92,6 @@ class Connections:
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. The server calls it as it does its own protocols."""
-
     def __init__(
         self,
         shared: Connections,
@@ -129,11 +124,6 @@ class HttpConnection(asyncio.Protocol):
         self._late_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
-
-    @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every answer."""
-        return self.server_state.default_headers
 
     # Calls of the server and the transport
 
@@ -181,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ending:
             return
-        self._buffer += data
+        self._buffer += data  # type: ignore[misc]
         if len(data) > LARGE_READ and self.shared.receiving > 1 and not self._waits_for_turn:
             self._waits_for_turn = True
             self.shared.wait_for_turn(self, len(data))
@@ -213,7 +203,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def shutdown(self) -> None:
-        """End with the answer that is due, or at once."""
         self._stopping = True
         if self.exchange is None:
             self.transport.close()
@@ -255,7 +244,6 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def end_exchange(self, exchange: Exchange) -> None:
-        """End where the application has not given a whole answer."""
         if exchange.answered or exchange.disconnected:
             return
         if exchange.started:
@@ -266,7 +254,6 @@ class HttpConnection(asyncio.Protocol):
     # Reading
 
     def _advance(self) -> None:
-        """Process what has come as far as there is room for it."""
         if self._ending:
             return
         try:
@@ -276,6 +263,8 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError:
             self._refuse(400)
         else:
+            if self.exchange is not None:
+                self.exchange.notify()
             if has_more and not self._continues:
                 self._continues = True
                 self.loop.call_soon(self._continue)
@@ -286,7 +275,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def _step(self) -> bool:
-        """Process a head or a piece of a body; return whether to go on."""
         exchange = self.exchange
         if not self._is_reading_body:
             if exchange is not None and exchange.answered:
@@ -309,11 +297,9 @@ class HttpConnection(asyncio.Protocol):
             self._set_reading_body(False)
             self._cancel_late()
             exchange.more_body = False
-        exchange.notify()
         return True
 
     def _start_request(self, request: h11.Request, expects_continue: bool) -> None:
-        """Hand a request to the application; its body follows."""
         scope, keep_alive = read_head(request)
         server, client = self._addresses
         scope |= {
@@ -418,7 +404,6 @@ class HttpConnection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        """End once all is sent; a request that still comes is skipped for a moment."""
         if self._ending or self.transport.is_closing():
             return
         self._ending = True

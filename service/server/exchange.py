@@ -91,11 +91,11 @@ class Exchange:
             return
         if message["type"] != "http.response.body" or not self.started or self.answered:
             raise RuntimeError(f"unexpected message {message['type']}")
+        body, more = message.get("body", b""), message.get("more_body", False)
+        parts = self._frame(body, more)
         await self.connection.drain()
         if self.disconnected:
             return
-        body, more = message.get("body", b""), message.get("more_body", False)
-        parts = self._frame(body, more)
         if self._head is not None:
             parts, self._head = [b"".join(self._head), *parts], None
         if not more:
@@ -115,7 +115,7 @@ class Exchange:
         self.started = True
         has_length = says_close = False
         head = [STATUS_LINES[status]]
-        for name, value in (*self.connection.default_headers, *headers):
+        for name, value in (*self.connection.server_state.default_headers, *headers):
             if _CONTROL.search(value):
                 raise RuntimeError("a header has control characters")
             if name == b"content-length":
@@ -139,7 +139,6 @@ class Exchange:
         self._head = head
 
     def _frame(self, body: bytes, more: bool) -> list[bytes]:
-        """Return a part of the answer's body as it is sent."""
         if self._has_no_body:
             return []
         if self._chunked:

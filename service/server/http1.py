@@ -8,7 +8,7 @@ ever granted, and bodies are read whatever it says.
 
 import re
 import sys
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 import h11
@@ -29,8 +29,6 @@ _TARGET = re.compile(rb"(?:https?://[^/?# ]*+)?([!\"$-~]*+)")
 
 
 class BadRequest(Exception):
-    """What cannot be read: the connection ends with this status."""
-
     def __init__(self, status: int = 400) -> None:
         super().__init__(status)
         self.status = status
@@ -45,15 +43,10 @@ class StrictBuffer(ReceiveBuffer):
         self._checked = 0  # bytes that are known to be strict and to hold no end of a head
         self._extra = 0  # bytes of a chunked body's extensions
 
-    def __iadd__(self, data: bytes | bytearray) -> Self:
-        self._data += data
-        return self
-
     def expect_head(self) -> None:
         self._is_head, self._checked, self._extra = True, 0, 0
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of a head, or of a chunked body's trailers, once they are there."""
         start = 0
         if self._is_head:
             blank = _BLANK.match(self._data)

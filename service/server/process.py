@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 SPARE_FILES = 256  # that a process may open in addition to its connections
 TRIM_S = 5.0
 LARGE_BYTES = 8 << 20  # bodies, pools and answers; what a micro-batch takes is smaller
@@ -31,7 +29,6 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 
 
 def cannot_listen(host: str, port: int) -> str | None:
-    """Return why nothing can listen on a port, None where something can."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,7 +49,6 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise the limit on open files for this many connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -114,19 +110,3 @@ def end_with_notice(ending: threading.Event, notice_s: float) -> None:
             loop.call_soon_threadsafe(loop.call_later, wait_s, stop, number, None)
 
     signal.signal(signal.SIGTERM, on_signal)
-
-
-class CloseConnections:
-    """Middleware that closes connections with the next answer once the service is ending."""
-
-    def __init__(self, app: ASGIApp, ending: threading.Event) -> None:
-        self.app = app
-        self.ending = ending
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self.ending.is_set():
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
-
-        await self.app(scope, receive, send_closing)

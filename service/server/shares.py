@@ -18,22 +18,14 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from starlette.types import Scope
-
 KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
 IPV6_NETWORK_BITS = 64  # that one customer has, and may choose addresses from
 
 T = TypeVar("T")
 
 
-def client_of(scope: Scope) -> Hashable:
-    """Identify the client of a request: by its valid key, else by the address it came from."""
-    key = scope.get(KEY_NAME)
-    return ("key", key) if key is not None else address_client(scope.get("client"))
-
-
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify the client of a connection by its peer; without one it is a client of its own."""
+    """Identify a client without a key by its peer; without one it is a client of its own."""
     return object() if not peer else _network(peer[0])
 
 
@@ -53,8 +45,6 @@ def _network(address: str) -> str:
 
 @dataclass(eq=False)
 class Piece(Generic[T]):
-    """A piece of work that waits."""
-
     work: T
     client: Hashable
     cost: float

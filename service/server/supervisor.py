@@ -33,8 +33,6 @@ KILL_S = 5.0  # after the drain, for what has not ended
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What a worker inherits: its number, the socket, the heartbeat's pipe and a shared folder."""
-
     OPTION: ClassVar = "--worker"  # before its arguments
 
     worker: int
@@ -65,8 +63,6 @@ class WorkerPlace:
 
 
 class Worker:
-    """A worker process, as its supervisor sees it."""
-
     def __init__(self, number: int, listener: socket.socket, folder: Path) -> None:
         self.heartbeat, theirs = os.pipe()
         place = WorkerPlace(number, listener.fileno(), theirs, folder)
@@ -84,7 +80,6 @@ class Worker:
             time.sleep(0.01)  # its end is closed: the process is about to end
 
     def failure(self) -> str | None:
-        """Return why the worker must be replaced, if it must."""
         if self.process.poll() is not None:
             return f"ended with code {self.process.returncode}"
         return "is silent" if time.monotonic() > self.silent_after else None
@@ -135,7 +130,6 @@ def supervise(settings: Settings) -> int:
 
 
 def _wait(workers: list[Worker], seconds: float) -> None:
-    """Wait for workers to end, and kill those that have not."""
     end = time.monotonic() + seconds
     for worker in workers:
         try:

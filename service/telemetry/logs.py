@@ -27,8 +27,6 @@ RequestLog = Callable[[RequestRecord, str, int | None, float], None]
 
 
 class JsonFormatter(logging.Formatter):
-    """An event as a JSON object in one line."""
-
     def format(self, record: logging.LogRecord) -> str:
         content: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC),
@@ -42,7 +40,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(settings: Settings) -> None:
-    """Send all events of this process to standard error, in the form that is set."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

@@ -78,7 +78,6 @@ class Histogram:
             self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the cumulative counts by edge, as Prometheus wants them."""
         ends = [*(str(float(edge)) for edge in self.edges), "+Inf"]
         return list(zip(ends, np.cumsum(self.counts).tolist(), strict=True))
 
@@ -92,7 +91,6 @@ class OfVersion:
         self.histograms: dict[str, Histogram] = {}  # those that something was counted in
 
     def histogram(self, name: str) -> Histogram:
-        """Return one of `HISTOGRAMS`."""
         found = self.histograms.get(name)
         if found is None:
             found = self.histograms[name] = Histogram(HISTOGRAMS[name][1])
@@ -173,7 +171,6 @@ class Metrics(Collector):
         self._add(key, pool_rows=rows, draws=draws)
 
     def count_acquired(self, key: VersionKey, rows: int, control: int) -> None:
-        """Count rows of a ranking that were kept, and those of them set aside at random."""
         self._add(key, acquired_rows=rows, control_rows=control)
 
     def count_labels(self, model: str, accepted: Accepted) -> None:
@@ -183,7 +180,6 @@ class Metrics(Collector):
     def count_batch(
         self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float
     ) -> None:
-        """Count a micro-batch; `queue_s` is how long each of its requests waited."""
         version = self.of_version(key)
         with version.lock:
             version.histogram("queue_seconds").add(queue_s)
@@ -220,7 +216,6 @@ class Metrics(Collector):
         return self.requests.labels(route, status), self.request_seconds.labels(route)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the counters and histograms of all versions, for Prometheus."""
         counters = {
             name: CounterMetricFamily(f"dubito_{name}", text, labels=OF_MODEL)
             for name, text in COUNTERS.items()

@@ -1,7 +1,10 @@
 """The outermost middleware: gives each request an id and a record; counts, logs and traces it."""
 
 import logging
+import re
+import secrets
 import time
+from threading import Event
 from traceback import clear_frames
 
 from starlette.requests import ClientDisconnect
@@ -10,28 +13,42 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.error_forms import problem
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
-from service.telemetry.records import new_record
+from service.telemetry.records import SCOPE_KEY, RequestRecord
 from service.telemetry.tracing import Tracing
 
 logger = logging.getLogger("dubito")
 
+ID_BYTES, IDS_AT_A_TIME = 16, 256
+METHODS = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+)
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
 
 class Observe:
-    """Observes requests by route (paths are without bound); answers unexpected errors with 500."""
+    """Observes requests by route (paths are without bound); answers unexpected errors with 500, and
+    closes connections with their next answer once the service is ending."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        log: RequestLog | None,
+        tracing: Tracing | None,
+        ending: Event,
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.log = log
         self.tracing = tracing
+        self.ending = ending
+        self._ids: list[str] = []  # for requests to come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = new_record(scope)
+        record = scope[SCOPE_KEY] = self._new_record(scope)
         span = None if self.tracing is None else self.tracing.begin(scope, record)
         status: int | None = None  # the client went away before an answer
 
@@ -39,10 +56,9 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", record.request_id.encode()),
-                ]
+                closing = [(b"connection", b"close")] if self.ending.is_set() else []
+                request_id = (b"x-request-id", record.request_id.encode())
+                message["headers"] = [*message.get("headers", ()), *closing, request_id]
             await send(message)
 
         try:
@@ -68,3 +84,22 @@ class Observe:
                 self.log(record, route, status, seconds)
             if span is not None and self.tracing is not None:
                 self.tracing.end(span, record, route, status)
+
+    def _new_record(self, scope: Scope) -> RequestRecord:
+        """Start the record of a request. An id that the client gave is kept where it is plain."""
+        begun = time.perf_counter()
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value.decode() if _GIVEN_ID.fullmatch(value) else self._new_id()
+                break
+        else:
+            request_id = self._new_id()
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        return RequestRecord(request_id, method, begun)
+
+    def _new_id(self) -> str:
+        """Return an unpredictable id; the system is asked for many at a time."""
+        if not self._ids:
+            digits, length = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME), 2 * ID_BYTES
+            self._ids = [digits[k : k + length] for k in range(0, len(digits), length)]
+        return self._ids.pop()

@@ -1,38 +1,17 @@
 """The record of a request: filled in by the routes, read by metrics, log and traces."""
 
-import re
-import secrets
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 SCOPE_KEY = "dubito.record"
-ID_BYTES, IDS_AT_A_TIME = 16, 256
 MAX_PHASES = 32  # kept, of a request that is worked on in many parts
 QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
-
-METHODS = frozenset(
-    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
-)
-_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-
-
-def _ids() -> Iterator[str]:
-    """Yield unpredictable ids; the system is asked for many at a time."""
-    while True:
-        digits = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME)
-        yield from (digits[k : k + 2 * ID_BYTES] for k in range(0, len(digits), 2 * ID_BYTES))
-
-
-_IDS = _ids()
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the work on a request: when it began to wait for its turn, began and ended."""
-
     queued: float
     begun: float
     ended: float
@@ -74,21 +53,8 @@ class RequestRecord:
     def add_usage(
         self, model: str, version: str, rows: int, draws: int, flags: int | None = None
     ) -> None:
-        """Record what answered the request, and with how much."""
         self.model, self.version = model, version
         self.rows, self.draws, self.flags = rows, draws, flags
-
-
-def new_record(scope: Scope) -> RequestRecord:
-    """Start the record of a request. An id that the client gave is kept where it is plain."""
-    begun = time.perf_counter()
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    request_id = given.decode() if _GIVEN_ID.fullmatch(given) else next(_IDS)
-    record = RequestRecord(
-        request_id, scope["method"] if scope["method"] in METHODS else "other", begun
-    )
-    scope[SCOPE_KEY] = record
-    return record
 
 
 def record_of(scope: Scope) -> RequestRecord:

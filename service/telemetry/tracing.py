@@ -26,11 +26,7 @@ CLOSE_S = 3  # of sending what is left at the end
 
 
 def check_tracing(settings: Settings) -> None:
-    """Check that spans can be made and sent as the settings say.
-
-    Raises:
-        InvalidInput: if the endpoint is no HTTP URL, or the packages are not installed.
-    """
+    """Check that spans can be made and sent as the settings say."""
     if settings.otlp_endpoint is None:
         return
     try:
@@ -44,23 +40,18 @@ def check_tracing(settings: Settings) -> None:
     except ValueError:
         is_http = False
     if not is_http:
-        raise InvalidInput(
-            VARIABLE, "a URL such as http://collector:4318, without a user", "another text"
-        )
+        expected = "a URL such as http://collector:4318, without a user"
+        raise InvalidInput(VARIABLE, expected, "another text")
     try:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError:
-        raise InvalidInput(
-            VARIABLE, "the packages of the extra `otel` installed with it", "none of them"
-        ) from None
+        expected = "the packages of the extra `otel` installed with it"
+        raise InvalidInput(VARIABLE, expected, "none of them") from None
 
 
 class Tracing:
-    """Makes and sends spans."""
-
     def __init__(self, endpoint: str, share: float) -> None:
-        """Send spans to `endpoint`, of this share of the requests without a traced caller."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -94,7 +85,6 @@ class Tracing:
         return span
 
     def end(self, span: "Span", record: RequestRecord, route: str, status: int | None) -> None:
-        """End the span of a request, and make those of its phases."""
         if not span.is_recording():  # not in the caller's sample, or not in ours
             span.end()
             return

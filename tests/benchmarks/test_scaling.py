@@ -24,6 +24,8 @@ from benchmarks.scaling.simulation import (
     simulate,
 )
 
+pytestmark = pytest.mark.slow
+
 ALONE = 6_400  # draws of which one row fills a micro-batch
 SERVICE_S = 0.01
 ARITHMETIC = Costs(0.0, 0.0, 0.0, SERVICE_S / ALONE, 0.0)  # a server with a queue and nothing else

@@ -114,6 +114,7 @@ def withstand(serve, store, seconds, workers):
     return largest, statuses, health, killed
 
 
+@pytest.mark.slow
 def test_all_attacks_together_for_ten_seconds(serve, attacked_store):
     _, _, health, _ = withstand(serve, attacked_store, 10, 1)
     assert set(health) == {200}

@@ -76,9 +76,11 @@ def beside(serve, store, kind, address, seconds):
 
 
 @pytest.mark.parametrize(
-    "address", [GREEDY, OTHER], ids=["from its own address", "from the same address"]
+    "address",
+    [GREEDY, pytest.param(OTHER, marks=pytest.mark.slow)],
+    ids=["from its own address", "from the same address"],
 )
-def test_beside_the_largest_pools_of_many_connections_small_requests_are_let_in(
+def test_small_requests_are_let_in_while_others_send_the_largest_pools(
     serve, digits_store, address
 ):
     _, (statuses, _, _) = beside(serve, digits_store, "pools", address, 2.0)

@@ -13,8 +13,9 @@ from training.fit import Fitted, publish, temper
 from training.model import BayesianModel, build, initialise
 from training.networks.architectures import mlp
 from training.networks.flows import Composition
+from training.networks.layers import Stochastic
 from training.networks.likelihoods import Categorical
-from training.networks.networks import DrawnNetwork, Stochastic
+from training.networks.networks import DrawnNetwork
 from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.provenance import Provenance
 from training.recipe import Recipe

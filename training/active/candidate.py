@@ -79,7 +79,6 @@ class Known:
 
     @property
     def chosen(self) -> Rows:
-        """Those of `train` that a score chose."""
         return self._rows(self.usable & self.labels.is_chosen)
 
     @property
@@ -146,7 +145,6 @@ def _are_known(
 
 
 def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.device) -> Manifest:
-    """Fit and publish a candidate, unless there is one of these labels and this parent already."""
     name, origin = known.parent.manifest.name, known.parent.provenance
     for version in reversed(store.versions(name)):
         with suppress(StoreError):

@@ -50,7 +50,6 @@ def labels_saved(
         return None
 
     def likelihoods(labelled: Rows, count: int) -> Float64[np.ndarray, "N"]:
-        """Return the log-likelihood of each test row after a fit on the data and some labels."""
         extra = labelled.take(np.arange(count))
         fitted = fit(
             root.recipe, known.data, start=root, extra=extra, device=device, runs=runs, quiet=True

@@ -35,15 +35,11 @@ SEEDS = 2**53  # of recipes
 
 @dataclass(frozen=True)
 class Measure:
-    """How good predictions of the test rows are."""
-
     metric: float  # accuracy, or root mean squared error in the target's units
     log_likelihood: float  # mean over rows of the mixture of draws, in nats
 
 
 class Learner:
-    """A model, and the optimiser that it was fitted with."""
-
     def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
         self.recipe, self.data, self.seed, self.device = recipe, data, seed, device
         self.x = torch.from_numpy(data.train.x)
@@ -58,7 +54,6 @@ class Learner:
         return self.model
 
     def begin(self, number: int) -> None:
-        """Start from the initial weights of a round's number."""
         recipe = self._recipe(number)
         order = generator(self.seed, ActiveStream.STANDARDISING_ROWS).permutation(len(self.x))
         rows = self.x[torch.from_numpy(np.sort(order[:STANDARDISING_ROWS]))]
@@ -71,7 +66,6 @@ class Learner:
         self.is_fresh = True
 
     def fit(self, index: Int64[np.ndarray, "M"], number: int, epochs: int) -> None:
-        """Go on from where the model is, on the labels of some rows."""
         recipe, model, optimizer = self._recipe(number), self.fitted, self.optimizer
         assert optimizer is not None
         rows = torch.from_numpy(index)
@@ -116,7 +110,6 @@ class Learner:
     def predict(
         self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return the outputs of each draw and row, as they are served."""
         return (
             self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
         )
@@ -129,7 +122,6 @@ class Learner:
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of the weights and the optimiser, names as in a checkpoint."""
         assert self.optimizer is not None
         moments = {
             name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()
@@ -137,7 +129,6 @@ class Learner:
         return {**module_tensors(self.fitted, "model"), **moments}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
-        """Restore what `tensors` returned after a round."""
         self.begin(number)
         assert self.optimizer is not None
         load_module(self.fitted, tensors, "model")

@@ -45,7 +45,6 @@ def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
 
 
 def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -> Index:
-    """Return random rows without a label, as many as an acquisition looks at or as there are."""
     unlabelled = np.setdiff1d(np.arange(rows), labelled)
     order = generator(seed, ActiveStream.CANDIDATES, number).permutation(rows)
     kept = order[np.isin(order, unlabelled)][:count]
@@ -53,11 +52,7 @@ def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -
 
 
 def choose(
-    predict: Predict,
-    x: Float32[np.ndarray, "N I"],
-    ids: Sequence[str],
-    choice: Choice,
-    seed: int,
+    predict: Predict, x: Float32[np.ndarray, "N I"], ids: Sequence[str], choice: Choice, seed: int
 ) -> Index:
     """Return which rows an acquisition takes, best first; ids and seed decide ties."""
     ranked = rank_now(LearnerPool(predict, x, ids, choice, seed), choice)
@@ -65,8 +60,6 @@ def choose(
 
 
 class LearnerPool(Pool):
-    """Rows that a network in training scores."""
-
     def __init__(
         self,
         predict: Predict,
@@ -80,7 +73,6 @@ class LearnerPool(Pool):
         self._predictive = PREDICTIVES[choice.task]
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        """Return the score of each row."""
         name = self._choice.acquisition
         scored = self._scored(
             np.arange(len(self._x)), self._choice.num_samples, name in self._predictive.jackknifed
@@ -88,18 +80,15 @@ class LearnerPool(Pool):
         return np.concatenate([self._predictive.acquisition(part, name) for part in scored])
 
     async def lap(self, lap: Lap) -> Scored:
-        """Return the scores of some rows under some draws."""
         scored = self._scored(lap.rows, lap.num_draws, True)
         parts = [self._predictive.race(part, self._choice.acquisition) for part in scored]
         scores, errors = (np.concatenate(of) for of in zip(*parts, strict=True))
         return scores, errors
 
     async def copies(self) -> Copies:
-        """Find rows that are the same bits."""
         return copies_of(self._x)
 
     async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
-        """Return all rows that differ."""
         outputs = self._predict(copies.first, slice(0, self._choice.num_samples))
         score = self._predictive.joint_scores[self._choice.acquisition]
         return np.arange(len(copies.first)), score.of(self._predictive.samples(outputs))

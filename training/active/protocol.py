@@ -12,8 +12,6 @@ Start = Literal["warm", "cold"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a simulation goes, in labels, rows and draws."""
-
     initial: int = 20  # labels before the first acquisition
     batch: int = 10  # labels of an acquisition
     candidates: int = 2000  # random rows of the pool that an acquisition looks at
@@ -36,8 +34,6 @@ class End:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """A recipe, what chooses its rows, and where each of its fits begins."""
-
     recipe: Recipe
     acquisition: str
     start: Start

@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from model_store.acquisition.choice import RANDOM
 from model_store.errors import InvalidInput
 from model_store.types import Task
 from training.active.protocol import End, Protocol
@@ -33,8 +32,6 @@ STYLES = ("-", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # of acquisitions; random ch
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The results of an arm."""
-
     curves: Curves
     needed: dict[int, Needed]  # by seed
     mean: Mean
@@ -43,8 +40,6 @@ class Findings:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The results of all arms."""
-
     task: Task
     source: str
     protocol: Protocol
@@ -60,7 +55,6 @@ class Report:
         return "accuracy" if self.task == "classification" else "rmse"
 
     def text(self) -> str:
-        """Return the page, in Markdown."""
         metric, counts = self.metric, self._shown_counts()
         lines = [
             f"# Labels needed for a test {metric} of {number(self.target)}",
@@ -68,32 +62,22 @@ class Report:
             *self._protocol(),
             "",
             f"| arm | labels needed | seeds there | {self.end.rounds} rounds in a row | saved "
-            "against random "
-            f"({100 * LEVEL:g} % interval) "
+            f"against random ({100 * LEVEL:g} % interval) "
             f"|{''.join(f' {metric} at {count} |' for count in counts)}",
             f"|---|---|---|---|---|{'---|' * len(counts)}",
         ]
         lines += [self._row(found, counts) for found in self.arms]
-        lines += [
-            "",
-            *self._verdicts(),
-            *self._unfinished(),
-            "",
-            "Labels needed by seed (`>`: not reached with so many):",
-            "",
-        ]
+        lines += ["", *filter(None, map(_verdict, self.arms)), *self._unfinished(), ""]
+        lines += ["Labels needed by seed (`>`: not reached with so many):", ""]
         seeds = sorted({seed for found in self.arms for seed in found.needed})
-        lines += [
-            f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}",
-            f"|---|{'---|' * len(seeds)}",
-        ]
+        lines.append(f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}")
+        lines.append(f"|---|{'---|' * len(seeds)}")
         for found in self.arms:
-            cells = [_shown(found.needed[seed]) if seed in found.needed else "" for seed in seeds]
+            cells = [_needed(found.needed[seed]) if seed in found.needed else "" for seed in seeds]
             lines.append(f"| {found.curves.arm.label} | {' | '.join(cells)} |")
         return "\n".join(lines)
 
     def files(self) -> dict[str, bytes]:
-        """Return the page, its plot, and the figures as JSON."""
         content: dict[str, Any] = {
             "source": self.source,
             "task": self.task,
@@ -102,14 +86,12 @@ class Report:
             "protocol": asdict(self.protocol),
             "end": asdict(self.end),
             "unfinished": self.unfinished,
-            "arms": [_content(found) for found in self.arms],
+            "arms": [_arm(found) for found in self.arms],
         }
-        curves = [found.curves for found in self.arms]
-        means = [found.mean for found in self.arms]
         return {
             "active.md": f"{self.text()}\n\n![learning curves](active.png)\n".encode(),
             "active.json": json.dumps(content, indent=1, allow_nan=False).encode(),
-            "active.png": learning_curves(curves, means, self.target, self.metric, self.unit),
+            "active.png": draw_curves(self.arms, self.target, self.metric, self.unit),
         }
 
     def _protocol(self) -> list[str]:
@@ -125,7 +107,7 @@ class Report:
             + f" is of {p.test_draws} draws, on test rows that are used for nothing else. The "
             f"target is {origin}. A fit sees the labels counted here and no others: none are held "
             "out for a checkpoint, a temperature or anything else. Labels needed are those of the "
-            "first round at the target; in brackets the least and the most of the seeds.",
+            "first round at the target; in brackets the least and the most of the seeds."
         ]
 
     def _unfinished(self) -> list[str]:
@@ -149,9 +131,8 @@ class Report:
         there = sum(one.is_reached for one in of_seeds)
         kept = [one.kept for one in of_seeds if one.kept is not None]
         least, most = min(one.labels for one in of_seeds), max(one.labels for one in of_seeds)
-        spread = (
-            f" ({least} to {most}{'' if there == len(of_seeds) else ' or more'})" if there else ""
-        )
+        or_more = "" if there == len(of_seeds) else " or more"
+        spread = f" ({least} to {most}{or_more})" if there else ""
         in_a_row = f"{np.mean(kept):.0f} ({len(kept)} of {len(of_seeds)})" if kept else "none"
         cells = [
             found.curves.arm.label,
@@ -166,25 +147,6 @@ class Report:
             cells.append(f"{number(float(np.mean(values)))}{spread}")
         return f"| {' | '.join(cells)} |"
 
-    def _verdicts(self) -> list[str]:
-        """State for each arm whether it or random choice needs fewer labels, beyond chance."""
-        lines = []
-        for found in self.arms:
-            if found.saved is None:
-                continue
-            one, name = found.saved, found.curves.arm.label
-            if one.low is not None and one.low > 0:
-                lines.append(f"* {name}: saves labels against random choice.")
-            elif one.high is not None and one.high < 0:
-                lines.append(f"* {name}: **random choice wins**.")
-            elif one.mean.bound in ("", "at most") and one.mean.value < 0:
-                lines.append(
-                    f"* {name}: random choice needs fewer labels on average, within chance."
-                )
-            else:
-                lines.append(f"* {name}: no difference from random choice beyond chance is shown.")
-        return lines
-
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
     """Return the report; the default target is what random choice comes to, over all its seeds.
@@ -198,14 +160,10 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
     ]
     curves = [one for one in curves if one.seeds]
     task, target = wanted[0].arm.recipe.task, end.target
-    if target is None:
-        last = [
-            rounds[-1].metric
-            for one in curves
-            if one.arm.is_control
-            for rounds in one.seeds.values()
-        ]
-        target = float(np.mean(last)) if last else None
+    controls = [one for one in curves if one.arm.is_control]
+    if target is None and controls:
+        last = [rounds[-1].metric for one in controls for rounds in one.seeds.values()]
+        target = float(np.mean(last))
     if not curves or target is None:
         raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
     by_arm = [
@@ -220,20 +178,32 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
         both = [seed for seed in mine if against and seed in against[0]]
         savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
-    open_ = {
-        one.arm.label: [
-            s for s, rounds in one.seeds.items() if not has_ended(rounds, end, task, protocol.batch)
-        ]
-        for one in wanted
-    }
-    unfinished = {label: seeds for label, seeds in open_.items() if seeds}
+    unfinished: dict[str, list[int]] = {}
+    for one in wanted:
+        for seed, rounds in one.seeds.items():
+            if not has_ended(rounds, end, task, protocol.batch):
+                unfinished.setdefault(one.arm.label, []).append(seed)
+    is_given = end.target is not None
     unit = "" if task == "classification" else wanted[0].arm.recipe.data.target or "y"
-    return Report(
-        task, source, protocol, end, target, end.target is not None, unit, found, unfinished
-    )
+    return Report(task, source, protocol, end, target, is_given, unit, found, unfinished)
 
 
-def _shown(one: Needed) -> str:
+def _verdict(found: Findings) -> str | None:
+    if found.saved is None:
+        return None
+    one = found.saved
+    if one.low is not None and one.low > 0:
+        says = "saves labels against random choice"
+    elif one.high is not None and one.high < 0:
+        says = "**random choice wins**"
+    elif one.mean.bound in ("", "at most") and one.mean.value < 0:
+        says = "random choice needs fewer labels on average, within chance"
+    else:
+        says = "no difference from random choice beyond chance is shown"
+    return f"* {found.curves.arm.label}: {says}."
+
+
+def _needed(one: Needed) -> str:
     return f"{one.labels}" if one.is_reached else f"> {one.labels}"
 
 
@@ -248,7 +218,7 @@ def _saved(one: Saved) -> str:
     return f"{_mean(one.mean)} ({ends[0]} to {ends[1]}; {one.seeds} seeds)"
 
 
-def _content(found: Findings) -> dict[str, Any]:
+def _arm(found: Findings) -> dict[str, Any]:
     arm = found.curves.arm
     return {
         "recipe": arm.recipe.model_dump(mode="json"),
@@ -269,45 +239,37 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
-def learning_curves(
-    curves: Sequence[Curves], means: Sequence[Mean], target: float, metric: str, unit: str = ""
-) -> bytes:
+def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str = "") -> bytes:
     """Draw the metric against labels as a PNG, a panel for each start: an arm's mean over seeds
     within least and most, and its labels needed.
 
     Means go as far as all seeds of an arm do; beyond, its seeds are thin lines.
     """
     plt.switch_backend("Agg")
-    starts = list(dict.fromkeys(one.arm.start for one in curves))
-    figure, axes = plt.subplots(
-        1,
-        len(starts),
-        figsize=(1 + 6.5 * len(starts), 5.5),
-        layout="constrained",
-        sharey=True,
-        squeeze=False,
+    every = [found.curves.arm for found in arms]
+    starts, recipes, acquisitions = (
+        list(dict.fromkeys(of))
+        for of in (
+            (arm.start for arm in every),
+            (arm.recipe.name for arm in every),
+            (arm.acquisition for arm in every if not arm.is_control),
+        )
     )
-    recipes = list(dict.fromkeys(one.arm.recipe.name for one in curves))
-    acquisitions = [
-        name for name in dict.fromkeys(one.arm.acquisition for one in curves) if name != RANDOM
-    ]
+    size = (1 + 6.5 * len(starts), 5.5)
+    figure, axes = plt.subplots(
+        1, len(starts), figsize=size, layout="constrained", sharey=True, squeeze=False
+    )
     for axis, start in zip(axes[0], starts, strict=True):
         axis.axhline(target, color="grey", linewidth=0.8)
-        for one, mean in zip(curves, means, strict=True):
-            if one.arm.start == start:
-                place = 0 if one.arm.is_control else acquisitions.index(one.arm.acquisition)
-                colour = (
-                    recipes.index(one.arm.recipe.name)
-                    if len(recipes) > 1
-                    else place + (not one.arm.is_control)
-                )
-                _draw(
-                    axis,
-                    one,
-                    mean,
-                    f"C{colour % 10}",
-                    "--" if one.arm.is_control else STYLES[place % len(STYLES)],
-                )
+        for found in arms:
+            arm = found.curves.arm
+            if arm.start == start:
+                place = 0 if arm.is_control else acquisitions.index(arm.acquisition)
+                colour = place + (not arm.is_control)
+                if len(recipes) > 1:
+                    colour = recipes.index(arm.recipe.name)
+                style = "--" if arm.is_control else STYLES[place % len(STYLES)]
+                _draw(axis, found.curves, found.mean, f"C{colour % 10}", style)
         axis.legend(loc="best", fontsize="small")
         of_what = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
         axis.set(xlabel="labels", ylabel=of_what, title=f"{start} start; target {number(target)}")

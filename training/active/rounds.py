@@ -23,8 +23,6 @@ from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round: which rows got labels, and how good the model fitted on all so far is."""
-
     labels: int  # so far
     metric: float  # accuracy, or root mean squared error
     log_likelihood: float  # nats a test row
@@ -60,11 +58,9 @@ class Record:
         return [row for done in self.rounds for row in done.rows]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights and the optimiser after the last round."""
         return read_checkpoint(self._weights(len(self.rounds) - 1))[0]
 
     def add(self, done: Round, tensors: dict[str, Tensor]) -> None:
-        """Write a round, and the tensors that the next one goes on from."""
         number = len(self.rounds)
         write_checkpoint(self._weights(number), tensors, {})
         with self.path.open("ab") as file:
@@ -86,19 +82,15 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """An arm's rounds by seed; seeds without a round are left out."""
-
     arm: Arm
     seeds: dict[int, list[Round]]
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of labels that every seed came to."""
         shortest = min(self.seeds.values(), key=len)
         return [done.labels for done in shortest]
 
     def at(self, labels: int) -> list[float]:
-        """Return the metric of each seed at a number of labels that all came to."""
         return [
             next(done.metric for done in rounds if done.labels == labels)
             for rounds in self.seeds.values()
@@ -107,8 +99,6 @@ class Curves:
 
 @dataclass(frozen=True)
 class Needed:
-    """Labels that a seed needs for a target."""
-
     labels: int  # at the first round at the target; else of the last round
     is_reached: bool  # else more than `labels` are needed
     kept: int | None  # at the first of several rounds in a row at the target
@@ -116,8 +106,6 @@ class Needed:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds, or a bound of it."""
-
     value: float
     # "" of a mean, "at least", "at most" or "more than" of a bound, "unknown" where neither holds
     bound: str
@@ -134,7 +122,6 @@ class Saved:
 
 
 def needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
-    """Return the labels that a seed's rounds need for a target."""
     at = [is_at(done.metric, target, task) for done in rounds]
     runs = [i for i in range(len(at) - in_a_row + 1) if all(at[i : i + in_a_row])]
     kept = rounds[runs[0]].labels if runs else None
@@ -155,7 +142,6 @@ def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool
 
 
 def mean_needed(seeds: Sequence[Needed]) -> Mean:
-    """Return the mean of labels needed, a lower bound where a seed ends below the target."""
     value = float(np.mean([one.labels for one in seeds]))
     reached = sum(one.is_reached for one in seeds)
     return Mean(value, "" if reached == len(seeds) else "at least" if reached else "more than")

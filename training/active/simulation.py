@@ -27,8 +27,6 @@ from training.seeds import ActiveStream, hash_key
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """An arm and a seed to simulate, and the folder of its record."""
-
     arm: Arm
     data: Dataset
     seed: int
@@ -41,7 +39,6 @@ class Work:
 def simulate_all(
     work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
 ) -> None:
-    """Do all rounds that are missing, arm by arm and seed by seed."""
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with tqdm(total=rounds * len(work), unit="round", disable=quiet, dynamic_ncols=True) as bar:
         for one in work:
@@ -49,14 +46,12 @@ def simulate_all(
             bar.update(len(record.rounds))
             for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
                 bar.update()
-                bar.set_postfix_str(
-                    f"{one.arm.label}, seed {one.seed}: {done.metric:.4g} at {done.labels} labels"
-                )
+                said = f"{one.arm.label}, seed {one.seed}: "
+                bar.set_postfix_str(f"{said}{done.metric:.4g} at {done.labels} labels")
             bar.total -= rounds - len(record.rounds)  # which ended before its last round
 
 
 def curves_of(work: Sequence[Work]) -> list[Curves]:
-    """Return the rounds that were done, by arm."""
     curves: dict[str, Curves] = {}
     for one in work:
         curves.setdefault(one.arm.label, Curves(one.arm, {})).seeds[one.seed] = one.record().rounds
@@ -72,7 +67,6 @@ def simulate(
     record: Record,
     device: torch.device,
 ) -> Iterator[Round]:
-    """Do the rounds that are missing, and record and yield each."""
     learner = Learner(arm.recipe, data, seed, device)
     task = arm.recipe.task
     if record.rounds and not has_ended(record.rounds, end, task, protocol.batch):
@@ -113,7 +107,6 @@ def _acquired(
     seed: int,
     number: int,
 ) -> np.ndarray:
-    """Return the rows that an acquisition takes."""
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)

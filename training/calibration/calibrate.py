@@ -102,7 +102,6 @@ def by_detector(
     names: tuple[str, ...],
     spreads: list[Spread] | None = None,
 ) -> DetectorScores:
-    """Return each detector's scores, and the predicted labels, at each number of draws."""
     detected = [detector_scores(s, density, names) for s in scores]
     labels = np.stack([s.labels for s in scores])
     return DetectorScores(

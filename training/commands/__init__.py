@@ -34,7 +34,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_version(parser: argparse.ArgumentParser, name: str = "model") -> None:
-    """Add the published version that a command is about."""
     parser.add_argument(
         name, metavar="NAME[:VERSION]", help="VERSION is a number or an alias, by default latest"
     )

@@ -34,66 +34,47 @@ def add_active(commands: Commands) -> None:
     )
     parser.set_defaults(run=_active)
     default = Protocol()
-    parser.add_argument(
-        "recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data"
-    )
-    parser.add_argument(
-        "--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ..."
-    )
+    add = parser.add_argument
+    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
+    add("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
     add_target(parser)
-    parser.add_argument(
+    add(
         "--acquisition",
         metavar="NAME",
         action="append",
         help="as of POST /acquire; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--start",
         default="cold",
         choices=["cold", "warm", "both"],
         help="whether a fit begins from scratch, or where the last one ended",
     )
-    parser.add_argument(
-        "--initial", type=int, default=default.initial, help="labels before the first acquisition"
-    )
-    parser.add_argument("--batch", type=int, default=default.batch, help="labels of an acquisition")
-    parser.add_argument(
-        "--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most"
-    )
-    parser.add_argument(
-        "--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification"
-    )
-    parser.add_argument(
-        "--target-rmse", type=float, metavar="R", help="of a regression, in the target's units"
-    )
-    parser.add_argument(
+    add("--initial", type=int, default=default.initial, help="labels before the first acquisition")
+    add("--batch", type=int, default=default.batch, help="labels of an acquisition")
+    add("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
+    add("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
+    add("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
+    add(
         "--candidates",
         type=int,
         default=default.candidates,
         help="random rows that an acquisition looks at",
     )
-    parser.add_argument("--draws", type=int, default=default.draws, help="that score candidates")
-    parser.add_argument(
-        "--test-draws", type=int, default=default.test_draws, help="that predict test rows"
-    )
-    parser.add_argument(
+    add("--draws", type=int, default=default.draws, help="that score candidates")
+    add("--test-draws", type=int, default=default.test_draws, help="that predict test rows")
+    add(
         "--race",
         type=float,
         metavar="P",
         help="acquisitions that /acquire can race are, and may go wrong so often",
     )
-    parser.add_argument(
-        "--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)"
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says"
-    )
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from the recipe's on")
+    add("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
+    add("--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says")
+    add("--seeds", type=int, default=5, help="how many, from the recipe's on")
     add_device(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument(
-        "--report", action="store_true", help="simulate nothing: report what there is"
-    )
+    add("--quiet", action="store_true", help="no progress bar")
+    add("--report", action="store_true", help="simulate nothing: report what there is")
 
 
 def _active(options: argparse.Namespace) -> None:
@@ -151,7 +132,6 @@ def _active(options: argparse.Namespace) -> None:
 
 
 def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
-    """Return the data of each recipe, by its name; all must be the same."""
     data: dict[str, Dataset] = {}
     for recipe in loaded:
         if recipe.name in data:
@@ -227,7 +207,6 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
-    """Return a recipe's arms: each start with each acquisition, and with random choice."""
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
     return [

@@ -22,26 +22,19 @@ def add_candidate(commands: Commands) -> None:
         help="fit a candidate on labels that came to the service, and promote it if it is no worse",
     )
     parser.set_defaults(run=_candidate)
-    parser.add_argument(
-        "model", metavar="NAME", help="the model whose `latest` the candidate begins at"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="NAME", help="the model whose `latest` the candidate begins at")
+    add(
         "--state",
         type=Path,
         metavar="DIR",
         help="the service's state, by default DUBITO_STATE or `state`",
     )
-    parser.add_argument(
-        "--data", metavar="SRC", help="where the version's data are, if not where they were"
-    )
-    parser.add_argument(
-        "--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones"
-    )
-    parser.add_argument("--watch", action="store_true", help="wait for labels, again and again")
-    parser.add_argument(
-        "--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch"
-    )
-    parser.add_argument(
+    add("--data", metavar="SRC", help="where the version's data are, if not where they were")
+    add("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
+    add("--watch", action="store_true", help="wait for labels, again and again")
+    add("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
+    add(
         "--control-arm",
         action="store_true",
         help="also fit control rows alone, to measure how many labels were saved",

@@ -24,38 +24,33 @@ from training.versions import find_fitted, load_for, open_parent
 def add_fit(commands: Commands) -> None:
     parser = commands.add_parser("fit", help="fit a recipe on its data and publish the model")
     parser.set_defaults(run=_fit)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "recipe",
         type=Path,
         nargs="?",
         help="a TOML file, such as recipes/digits.toml; without one, of the data",
     )
-    parser.add_argument(
-        "--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ..."
-    )
+    add("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
     _add_data(parser)
-    parser.add_argument(
+    add(
         "--recipe-out",
         type=Path,
         metavar="FILE",
         help="without a recipe: where it is kept, by default NAME.toml",
     )
-    parser.add_argument(
+    add(
         "--leave-out",
         metavar="CLASS",
         action="append",
         help="fit without a class; may be given several times",
     )
-    parser.add_argument("--name", help="publish under this name in place of the recipe's")
-    parser.add_argument("--seed", type=int, help="in place of the recipe's seed")
-    parser.add_argument(
-        "--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="fit also what a version was fitted from already"
-    )
+    add("--name", help="publish under this name in place of the recipe's")
+    add("--seed", type=int, help="in place of the recipe's seed")
+    add("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
+    add("--again", action="store_true", help="fit also what a version was fitted from already")
     add_device(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add("--quiet", action="store_true", help="no progress bar")
 
 
 def add_inspect(commands: Commands) -> None:
@@ -76,24 +71,18 @@ def add_inspect(commands: Commands) -> None:
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    """Add how data are read and split, as a recipe's `[data]` says it otherwise."""
     add_target(parser)
-    parser.add_argument(
-        "--task", choices=["classification", "regression"], help="if the target should not decide"
-    )
-    parser.add_argument(
-        "--group", metavar="COLUMN", help="rows of one group are never in two splits"
-    )
-    parser.add_argument("--time", metavar="COLUMN", help="the latest rows calibrate and test")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--task", choices=["classification", "regression"], help="if the target should not decide")
+    add("--group", metavar="COLUMN", help="rows of one group are never in two splits")
+    add("--time", metavar="COLUMN", help="the latest rows calibrate and test")
+    add(
         "--missing-value",
         metavar="TEXT",
         action="append",
         help="what cells say that count as missing",
     )
-    parser.add_argument(
-        "--ignore", metavar="COLUMN", action="append", help="a column that is left out"
-    )
+    add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
@@ -143,7 +132,6 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    """Return the recipe of a file, with what the options say in place of what it says."""
     for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
         if getattr(options, name) is not None:
             raise InvalidInput(
@@ -160,7 +148,6 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
 
 
 def _plan_recipe(options: argparse.Namespace) -> Recipe:
-    """Look at the data, say what they are taken for and what follows, and keep it as a recipe."""
     if options.data is None:
         raise InvalidInput("recipe", "a recipe, or --data SRC to make one of", "neither")
     section = _data_section(options)

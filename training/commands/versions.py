@@ -39,7 +39,8 @@ def add_calibrate(commands: Commands) -> None:
     )
     parser.set_defaults(run=_calibrate)
     add_version(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--data",
         metavar="SRC",
         required=True,
@@ -48,16 +49,14 @@ def add_calibrate(commands: Commands) -> None:
     add_target(parser)
     _add_new_name(parser)
     for split in ("reference", "ranking"):
-        parser.add_argument(
+        add(
             f"--{split}-rows",
             type=int,
             metavar="N",
             help="by default as many as now, at most a third of the rows",
         )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of how the rows are split, and of the draws"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress, only what was published")
+    add("--seed", type=int, default=0, help="of how the rows are split, and of the draws")
+    add("--quiet", action="store_true", help="no progress, only what was published")
 
 
 def add_evaluate(commands: Commands) -> None:
@@ -66,10 +65,9 @@ def add_evaluate(commands: Commands) -> None:
     )
     parser.set_defaults(run=_evaluate)
     add_version(parser)
-    parser.add_argument(
-        "--data", metavar="SRC", help="test rows of other data than those of its fit"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data", metavar="SRC", help="test rows of other data than those of its fit")
+    add(
         "--outliers",
         metavar="NAME=SRC",
         action="append",
@@ -77,15 +75,11 @@ def add_evaluate(commands: Commands) -> None:
         help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; "
         "may be given several times",
     )
-    parser.add_argument(
-        "--attacks", action="store_true", help="attack the test rows of a classification"
-    )
-    parser.add_argument(
-        "--draws", type=int, help="of each row, by default the version's own number"
-    )
-    parser.add_argument("--rows", type=int, default=1000, help="of each set, at most")
-    parser.add_argument("--seed", type=int, default=0, help="of which rows and draws")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add("--attacks", action="store_true", help="attack the test rows of a classification")
+    add("--draws", type=int, help="of each row, by default the version's own number")
+    add("--rows", type=int, default=1000, help="of each set, at most")
+    add("--seed", type=int, default=0, help="of which rows and draws")
+    add("--quiet", action="store_true", help="no progress bar")
 
 
 def add_compare(commands: Commands) -> None:
@@ -94,15 +88,12 @@ def add_compare(commands: Commands) -> None:
     )
     parser.set_defaults(run=_compare)
     add_version(parser, "first")
-    parser.add_argument("second", metavar="NAME[:VERSION]", help="what is compared with it")
-    parser.add_argument(
-        "--data", metavar="SRC", help="test rows of other data than those of the first one's fit"
-    )
-    parser.add_argument(
-        "--draws", type=int, help="of each row, by default each version's own number"
-    )
-    parser.add_argument("--rows", type=int, default=1000, help="at most")
-    parser.add_argument("--seed", type=int, default=0, help="of which rows and draws")
+    add = parser.add_argument
+    add("second", metavar="NAME[:VERSION]", help="what is compared with it")
+    add("--data", metavar="SRC", help="test rows of other data than those of the first one's fit")
+    add("--draws", type=int, help="of each row, by default each version's own number")
+    add("--rows", type=int, default=1000, help="at most")
+    add("--seed", type=int, default=0, help="of which rows and draws")
 
 
 def _add_new_name(parser: argparse.ArgumentParser) -> None:

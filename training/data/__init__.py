@@ -7,7 +7,6 @@
 | `csv:FILE`, `parquet:FILE`, `uci:DIR` | `tables` |
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,9 @@ import numpy as np
 
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
-from training.data.arrays import digits, idx, npz, path_below
+from model_store.sources.npy import read_npz
+from training.data.arrays import dataset_of_arrays, digits, idx, path_below
+from training.data.cells import csv_table, parquet_table
 from training.data.images import images
 from training.data.rows import (
     Dataset,
@@ -23,12 +24,12 @@ from training.data.rows import (
     Splits,
     is_image,
     leave_out,
-    numbered_as,
+    renumber,
     split,
     with_classes_of,
 )
 from training.data.splitting import SplitSizes
-from training.data.tables import MAX_GROUPS, csv, parquet, uci
+from training.data.tables import MAX_GROUPS, dataset_of, id_lists, uci
 from training.data.texts import TextRows
 from training.recipe import IMAGE_DENSITIES, Recipe
 
@@ -41,7 +42,7 @@ __all__ = [
     "is_image",
     "leave_out",
     "load",
-    "numbered_as",
+    "renumber",
     "split",
     "split_sizes",
     "with_classes_of",
@@ -50,20 +51,7 @@ __all__ = [
 OF_CLASSES = ("digits", "idx", "images")
 OF_TARGETS = ("uci",)
 OF_COLUMNS = ("csv", "parquet", "uci")
-FROM_FILES: dict[str, Callable[[Path, Recipe, Columns, TextRows | None], Dataset]] = {
-    "idx": lambda path, *_: idx(path),
-    "images": lambda path, recipe, *_: images(path, recipe.data),
-    "npz": lambda path, recipe, *_: npz(path, recipe.task, recipe.data),
-    "csv": lambda path, recipe, *known: csv(
-        path, recipe.task, recipe.data, split_sizes(recipe), *known
-    ),
-    "parquet": lambda path, recipe, *known: parquet(
-        path, recipe.task, recipe.data, split_sizes(recipe), *known
-    ),
-    "uci": lambda path, recipe, columns, _: uci(
-        path, recipe.data.split, split_sizes(recipe), columns
-    ),
-}
+KINDS = ("idx", "images", "npz", "csv", "parquet", "uci")
 EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet:FILE` or `uci:DIR`"
 
 
@@ -82,7 +70,7 @@ def load(
     """
     section = recipe.data
     kind, _, rest = section.source.partition(":")
-    if section.source != "digits" and (kind not in FROM_FILES or not rest):
+    if section.source != "digits" and (kind not in KINDS or not rest):
         raise InvalidInput("data.source", EXPECTED, repr(section.source))
     _refuse_mismatched(recipe, kind)
     if columns and kind not in OF_COLUMNS:
@@ -93,11 +81,10 @@ def load(
         kinds = section.columns | {column.name: column.kind for column in columns}
         section = section.model_copy(update={"columns": kinds})
         recipe = recipe.model_copy(update={"data": section})
-    data = (
-        digits()
-        if section.source == "digits"
-        else FROM_FILES[kind](path_below(root, rest), recipe, columns, texts)
-    )
+    if section.source == "digits":
+        data = digits()
+    else:
+        data = _read(kind, path_below(root, rest), recipe, columns, texts)
     of_images = [name for name in recipe.combined if name in IMAGE_DENSITIES]
     if of_images and not is_image(data.shape):
         expected = f"no {of_images[0]}: rows are no images"
@@ -108,8 +95,28 @@ def load(
     return data if data.columns or data.text else leave_out(data, section.leave_out)
 
 
+def _read(
+    kind: str, path: Path, recipe: Recipe, columns: Columns, texts: TextRows | None
+) -> Dataset:
+    section, task, sizes = recipe.data, recipe.task, split_sizes(recipe)
+    if kind == "idx":
+        return idx(path)
+    if kind == "images":
+        return images(path, section)
+    if kind == "npz":
+        return dataset_of_arrays(read_npz(path), task, section)
+    if kind == "uci":
+        return uci(path, section.split, sizes, columns)
+    if kind == "csv":
+        table = csv_table(path, task, section, columns)
+    else:
+        table = parquet_table(path, task, section)
+        if section.integers:
+            return dataset_of_arrays(id_lists(table, task, section), task, section)
+    return dataset_of(table, task, section, sizes, columns, texts)
+
+
 def _refuse_mismatched(recipe: Recipe, kind: str) -> None:
-    """Raise InvalidInput for what a recipe says that a source of this kind has not."""
     section = recipe.data
     if recipe.task == "regression" and kind in OF_CLASSES:
         raise InvalidInput("task", f"classification, since `{kind}` has classes", "regression")
@@ -130,9 +137,6 @@ def _refuse_mismatched(recipe: Recipe, kind: str) -> None:
 
 
 def split_sizes(recipe: Recipe) -> SplitSizes:
-    """Return how a recipe's training rows are split."""
     section = recipe.data
-    validation, reference, ranking = (
-        section.held_out(name) for name in ("validation", "reference", "ranking")
-    )
-    return SplitSizes(validation, reference, ranking, recipe.seed, section.is_stratified)
+    sizes = {name: section.held_out(name) for name in ("validation", "reference", "ranking")}
+    return SplitSizes(**sizes, seed=recipe.seed, is_stratified=section.is_stratified)

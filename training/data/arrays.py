@@ -13,7 +13,6 @@ from jaxtyping import Float32, UInt8
 
 from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
 from model_store.errors import InvalidInput
-from model_store.sources.npy import read_npz
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
@@ -55,9 +54,9 @@ def digits() -> Dataset:
     return Dataset(rows.take(train), rows.take(test), (8, 8), classes, 0.0, 16.0)
 
 
-def npz(path: Path, task: str, section: "DataSection") -> Dataset:
-    """Read arrays: x has a row in each place of its first axis, y a label (integer or string) or a
-    number.
+def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
+    """Return arrays as rows: x has a row in each place of its first axis, y a label (integer or
+    string) or a number.
 
     Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With
     `integers` rows are ids, from 0 to `vocabulary` - 1, or to the largest there is.
@@ -65,11 +64,6 @@ def npz(path: Path, task: str, section: "DataSection") -> Dataset:
     Raises:
         InvalidInput: naming the array that is missing or not as it should be.
     """
-    return dataset_of_arrays(read_npz(path), task, section)
-
-
-def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
-    """Return arrays as rows, as `npz` does of those in a file."""
     if set(arrays) == set(WHOLE):
         x, y = arrays["x"], arrays["y"]
         _check_lengths(x, y, "x", "y")
@@ -114,7 +108,6 @@ def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> No
 
 
 def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]:
-    """Return flat rows of finite numbers in float32; bytes stay bytes."""
     if x.dtype.kind not in "fiu":
         raise InvalidInput(name, "float or integer numbers", f"dtype {x.dtype.str[:20]}")
     flat = x.reshape(len(x), -1)
@@ -124,27 +117,23 @@ def numbers(x: np.ndarray, name: str) -> Float32[np.ndarray, "N I"] | UInt8[np.n
         flat = np.ascontiguousarray(flat, dtype=np.float32)
     finite = np.isfinite(flat).all(axis=1)
     if not finite.all():
-        raise InvalidInput(
-            name, "finite numbers in float32's range", f"others in row {np.argmin(finite)}"
-        )
+        got = f"others in row {np.argmin(finite)}"
+        raise InvalidInput(name, "finite numbers in float32's range", got)
     return flat
 
 
 def check_ids(x: np.ndarray, name: str, largest: int | None) -> None:
-    """Raise InvalidInput unless an array is of whole numbers from 0 to the largest id."""
     largest = LARGEST_ID if largest is None else largest
     flat = x.reshape(len(x), -1)
     is_id = (flat >= 0) & (flat <= largest) & (flat == np.floor(flat))
     if not is_id.all():
         n, i = np.argwhere(~is_id)[0]
-        raise InvalidInput(
-            name, f"ids: whole numbers from 0 to {largest}", f"{flat[n, i]} in row {n}"
-        )
+        got = f"{flat[n, i]} in row {n}"
+        raise InvalidInput(name, f"ids: whole numbers from 0 to {largest}", got)
 
 
 def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
-    flat = numbers(y[:, None], name)
-    return flat[:, 0].astype(np.float32)
+    return numbers(y[:, None], name)[:, 0].astype(np.float32)
 
 
 def _labels(y: np.ndarray, name: str) -> list[str]:
@@ -154,7 +143,6 @@ def _labels(y: np.ndarray, name: str) -> list[str]:
 
 
 def idx(folder: Path) -> Dataset:
-    """Read MNIST's four files from a folder: train and t10k, images and labels, gzipped or not."""
     if not folder.is_dir():
         got = f"{str(folder)!r}, which is not a folder"
         raise InvalidInput("data.source", "a folder of IDX files", got)
@@ -186,7 +174,6 @@ def idx(folder: Path) -> Dataset:
 
 
 def find_idx(folder: Path, stem: str) -> Path:
-    """Return the path of an IDX file, plain or gzipped."""
     for name in (stem, f"{stem}.gz"):
         if (folder / name).is_file():
             return folder / name
@@ -194,32 +181,25 @@ def find_idx(folder: Path, stem: str) -> Path:
 
 
 def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
-    """Read an IDX file of unsigned bytes with `ndim` axes."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as unzipped:
-                return _read_idx(unzipped, ndim, path.name)
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _read_idx(file, ndim, path.name)
     except (OSError, EOFError, zlib.error) as error:
-        raise InvalidInput(
-            path.name, "a readable IDX file, plain or gzipped", str(error) or "its end"
-        ) from None
+        expected = "a readable IDX file, plain or gzipped"
+        raise InvalidInput(path.name, expected, str(error) or "its end") from None
 
 
 def _read_idx(file: BufferedIOBase, ndim: int, name: str) -> UInt8[np.ndarray, "..."]:
     header = file.read(4 + 4 * ndim)
     magic = bytes([0, 0, 8, ndim])
     if len(header) < 4 + 4 * ndim or header[:4] != magic:
-        raise InvalidInput(
-            name, f"an IDX header of unsigned bytes and {ndim} axes", f"bytes {header[:4].hex()}"
-        )
+        expected = f"an IDX header of unsigned bytes and {ndim} axes"
+        raise InvalidInput(name, expected, f"bytes {header[:4].hex()}")
     shape = struct.unpack(f">{ndim}I", header[4:])
     size = math.prod(shape)
     if not 0 < size <= MAX_IDX_BYTES:
-        raise InvalidInput(
-            name, f"between 1 and {MAX_IDX_BYTES} bytes of data", f"a header of shape {shape}"
-        )
+        expected = f"between 1 and {MAX_IDX_BYTES} bytes of data"
+        raise InvalidInput(name, expected, f"a header of shape {shape}")
     content = bytearray()  # grows with what is there, not with what the header promises
     while len(content) <= size and (piece := file.read(min(READ_BYTES, size + 1 - len(content)))):
         content += piece

@@ -77,11 +77,9 @@ class NumberFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether numbers are written as Python writes them."""
         return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str:
-        """Return a number as Python reads it; of other texts, something that is no number."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
@@ -114,11 +112,13 @@ def csv_table(
     kinds |= dict.fromkeys(as_written, "categorical")
     if section.target is not None and task is not None:
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
-    table = _trimmed(table, as_written)
+    table = _trim(table, as_written)
     table, _ = _without(table, section.missing_values)
     known = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
-    return _typed(table, set(table.column_names), kinds, booleans, _number_format(table, section))
+    return _infer_types(
+        table, set(table.column_names), kinds, booleans, _number_format(table, section)
+    )
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
@@ -128,7 +128,7 @@ def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Ta
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
-    return _typed(table, names, {**section.columns}, set(), PLAIN)
+    return _infer_types(table, names, {**section.columns}, set(), PLAIN)
 
 
 def index_column(names: list[str], wanted: set[str]) -> str | None:
@@ -141,13 +141,12 @@ def index_column(names: list[str], wanted: set[str]) -> str | None:
 
 
 def as_text(column: Column) -> Column | None:
-    """Return a column of text, also one of a dictionary; None for any other."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return column if types.is_string(column.type) or types.is_large_string(column.type) else None
 
 
-def writing_in(table: pa.Table, name: str) -> NumberWriting | None:
+def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
     """Return how the numbers of a column were written, None of plain ones."""
     metadata = table.schema.field(name).metadata or {}
     return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
@@ -188,7 +187,6 @@ def with_times(
 
 
 def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
-    """Return a column as numbers or as categories; without a kind its type decides."""
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     of, text = column.type, as_text(column)
@@ -217,12 +215,11 @@ def is_numeric(of: pa.DataType) -> bool:
 
 
 def floats_of(column: Column) -> Numbers:
-    """Return a column of numbers, NaN where one is missing."""
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.asarray(numbers, dtype=np.float64)
 
 
-def writing_of(
+def infer_writing(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberWriting | None:
     """Return how texts are written as numbers, None where they are not, or it can be doubted.
@@ -250,7 +247,6 @@ def writing_of(
 
 
 def _read_text(path: Path, section: "DataSection") -> pa.Table:
-    """Read a CSV file as text, missing values as null; say what was not usual."""
     try:
         file = CsvTable(path, "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
@@ -279,7 +275,7 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
         yield [pa.array(cells, pa.string()) for cells in zip(*part, strict=True)]
 
 
-def _trimmed(table: pa.Table, as_written: set[str]) -> pa.Table:
+def _trim(table: pa.Table, as_written: set[str]) -> pa.Table:
     """Return a table of text without blanks around cells, but for some columns, and without cells
     that are missing values."""
     for i, name in enumerate(table.column_names):
@@ -325,7 +321,7 @@ def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
     return NumberFormat(".", section.thousands, has_points)
 
 
-def _typed(
+def _infer_types(
     table: pa.Table,
     names: set[str],
     kinds: Mapping[str, str],
@@ -345,15 +341,14 @@ def _typed(
         if name in booleans:
             table = table.set_column(i, name, compute.utf8_lower(column))
         elif kind not in ("categorical", "time"):
-            field, cells = _typed_column(name, column, kind, written)
+            field, cells = _infer_type(name, column, kind, written)
             table = table if cells is column else table.set_column(i, field, cells)
     return table
 
 
-def _typed_column(
+def _infer_type(
     name: str, column: Column, kind: str | None, written: NumberFormat
 ) -> tuple[str | pa.Field, Column]:
-    """Return a column of text, and its field or name; the same column where it stays as it is."""
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
@@ -363,7 +358,7 @@ def _typed_column(
     if kind == "ignored":
         return name, column
     decimal = written.decimal if written.is_known else None
-    writing = writing_of(texts, decimal, written.thousands)
+    writing = infer_writing(texts, decimal, written.thousands)
     if writing is not None:
         numbers = {text: number_of(text, writing) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
@@ -373,11 +368,11 @@ def _typed_column(
             *(name, first[:SHOWN], numbers[first]),
         )
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
-        return field, _mapped(column, numbers, pa.float64())
+        return field, _map_cells(column, numbers, pa.float64())
     if written.is_plain or not any(map(is_number, plain.values())):
         return name, column
     with_points = {text: point if is_number(point) else text for text, point in plain.items()}
-    return name, _mapped(column, with_points, column.type)
+    return name, _map_cells(column, with_points, column.type)
 
 
 def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:
@@ -386,11 +381,10 @@ def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> 
             return column.cast(pa.float64())
     except pa.ArrowInvalid:  # such as +1, which is none to Arrow
         pass
-    return _mapped(column, {text: float(number) for text, number in plain.items()}, pa.float64())
+    return _map_cells(column, {text: float(number) for text, number in plain.items()}, pa.float64())
 
 
-def _mapped(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
-    """Return what each text of a column is mapped to, null where it is null."""
+def _map_cells(column: Column, values: Mapping[str, object], of: pa.DataType) -> Column:
     cells = column.to_pylist()
     return pa.array([None if text is None else values[text] for text in cells], of)
 
@@ -428,7 +422,6 @@ def _times(
 
 
 def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]:
-    """Return the ways in which a value may be read, by its looks: formats, None for ISO 8601."""
     if ISO.fullmatch(example):
         return (None,)
     if date_format is not None:
@@ -437,7 +430,6 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
 
 
 def _all_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
-    """Return the times of texts, None where one of them is none."""
     try:
         return {text: _seconds(form, text) for text in texts}
     except (ValueError, OverflowError):
@@ -449,7 +441,6 @@ def _seconds(form: str | None, text: str) -> float:
 
 
 def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:
-    """Return a row and its value that is not a time, in any way of writing them that is known."""
     known = [date_format] if date_format else [form for some in DATES.values() for form in some]
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     for row, value in present:
@@ -479,7 +470,6 @@ def _refuse_mostly_numbers(column: Column, name: str) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value of a column of text or booleans is missing, or a number."""
     try:
         return value is None or (isinstance(value, str) and np.isfinite(float(value)))
     except ValueError:

@@ -87,14 +87,12 @@ def _of_numbers(name: str, numbers: Numbers, told: Any) -> ColumnFinding:
         else:
             notes.append("whole numbers, different in every row: an id? (`ignored` leaves it out)")
     elif is_whole and ID_NAME.fullmatch(name) and len(distinct) > MAX_CATEGORIES:
-        notes.append(
-            "an id by its name: numbers of things have no order (`categorical` or `ignored`)"
-        )
+        said = "an id by its name: numbers of things have no order"
+        notes.append(f"{said} (`categorical` or `ignored`)")
     tail = tail_of(present)
     if kind == "numeric" and tail > HEAVY:
-        notes.append(
-            f"a heavy tail: its furthest value is {tail:.0f} interquartile ranges from the median"
-        )
+        away = f"{tail:.0f} interquartile ranges from the median"
+        notes.append(f"a heavy tail: its furthest value is {away}")
     if told in ("numeric", "categorical", "ignored"):
         kind = told
     is_id = kind == "ignored" and len(present) == len(numbers)

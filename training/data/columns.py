@@ -48,12 +48,10 @@ class Table:
 
 
 def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
-    """Return the values of some rows, of an array or a list."""
     return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
 def present(values: Numbers | Categories) -> np.ndarray:
-    """Return which values are not missing."""
     if isinstance(values, np.ndarray):
         return ~np.isnan(values)
     return np.array([value is not None for value in values], dtype=bool)
@@ -79,7 +77,6 @@ def _fit_column(table: Table, name: str) -> AnyColumn:
 
 
 def _cycles(seconds: Numbers) -> tuple[Cycle, ...]:
-    """Return the cycles that times go through."""
     span = np.ptp(seconds) if len(seconds) else 0.0
     is_seen = {
         "year": span >= CYCLES_S["year"],

@@ -23,41 +23,31 @@ NAME_WIDTH = 24
 
 
 def report(found: Findings) -> list[str]:
-    """Return all that was found."""
     lines = [*_head(found), *_target(found)]
     if found.columns:
         width = min(NAME_WIDTH, max(len(column.name) for column in found.columns))
         lines.append("columns:")
         for column in found.columns:
             missing = f"; {_share(column.missing)} missing" if column.missing else ""
-            lines.append(
-                f"  {column.name[:width]:<{width}}  {column.kind:<11}  {column.why}{missing}"
-            )
+            named = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
+            lines.append(f"{named}  {column.why}{missing}")
             lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
         tails = sorted((c for c in found.used if c.tail > 5), key=lambda column: -column.tail)[:3]
         if tails:
             shown = ", ".join(f"{column.name} ({column.tail:.0f})" for column in tails)
-            lines.append(
-                "heaviest tails (interquartile ranges from the median to the furthest value): "
-                f"{shown}"
-            )
+            of_what = "interquartile ranges from the median to the furthest value"
+            lines.append(f"heaviest tails ({of_what}): {shown}")
     return [*lines, *found.notes, *(f"! {warning}" for warning in found.warnings)]
 
 
 def short_report(found: Findings) -> list[str]:
-    """Return what is worth knowing before a fit."""
     lines = [*_head(found), *_target(found)]
     if found.columns:
         kinds = [column.kind for column in found.columns]
-        named = [
-            f"{kinds.count(kind)} {kind}"
-            for kind in ("numeric", "categorical", "time")
-            if kind in kinds
-        ]
+        usual = ("numeric", "categorical", "time")
+        named = [f"{kinds.count(kind)} {kind}" for kind in usual if kind in kinds]
         lines.append(f"columns: {', '.join(named) or 'none'}")
-    left_out = [
-        f"{column.name} ({column.why})" for column in found.columns if column.kind == "ignored"
-    ]
+    left_out = [f"{one.name} ({one.why})" for one in found.columns if one.kind == "ignored"]
     if left_out:
         lines.append(f"left out: {'; '.join(left_out[:SHOWN])}" + _more(left_out))
     noted = [f"column {column.name}: {note}" for column in found.columns for note in column.notes]
@@ -65,28 +55,22 @@ def short_report(found: Findings) -> list[str]:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Return what a plan decided, and why."""
     recipe = plan.recipe
     network = f"hidden {recipe.network.hidden}" if recipe.network.hidden else recipe.network.kind
     training = recipe.training
+    splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
+    if recipe.data.test_fraction:
+        splits.append(f"{recipe.data.test_fraction:g} of all rows test")
+    by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
+    steps = (
+        f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until it levels off, "
+        f"at most {training.max_epochs} epochs"
+    )
     parts = {
         "network": (f"{network}", plan.reasons.get("network")),
         "method": (recipe.method, plan.reasons.get("method")),
-        "splits": (
-            ", ".join(plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS)
-            + (
-                f", {recipe.data.test_fraction:g} of all rows test"
-                if recipe.data.test_fraction
-                else ""
-            ),
-            "by group" if recipe.data.group else "by time" if recipe.data.time else None,
-        ),
-        "training": (
-            f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until it levels "
-            "off, at most "
-            f"{training.max_epochs} epochs",
-            plan.reasons.get("training.max_epochs"),
-        ),
+        "splits": (", ".join(splits), by),
+        "training": (steps, plan.reasons.get("training.max_epochs")),
     }
     if recipe.data.target_transform == "auto":
         parts["target"] = ("as it is or transformed", plan.reasons.get("data.target_transform"))
@@ -108,10 +92,8 @@ def _target(found: Findings) -> list[str]:
         return [f"{len(found.classes)} classes: {', '.join(shown)}" + _more(list(found.classes))]
     if found.targets is not None and len(found.targets):
         y = found.targets
-        return [
-            f"target: {y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, standard deviation "
-            f"{y.std():.4g}"
-        ]
+        moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
+        return [f"target: {y.min():.4g} to {y.max():.4g}, {moments}"]
     return []
 
 
@@ -124,7 +106,6 @@ def _share(share: float) -> str:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Draw the target and the first columns, as a PNG."""
     import matplotlib.pyplot as plt  # slow, and for pictures alone
 
     plt.switch_backend("Agg")
@@ -140,11 +121,9 @@ def draw(found: Findings, path: Path) -> None:
         _draw_column(axis, column, found)
     for axis in places[len(columns) + 1 :]:
         axis.axis("off")
-    more = (
-        f"; the first {MOST_COLUMNS} of {len(found.used)} columns"
-        if len(found.used) > MOST_COLUMNS
-        else ""
-    )
+    more = ""
+    if len(found.used) > MOST_COLUMNS:
+        more = f"; the first {MOST_COLUMNS} of {len(found.used)} columns"
     figure.suptitle(f"{found.source}: {found.rows} rows{more}")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -16,7 +16,7 @@ from training.data.arrays import SPLIT, path_below
 from training.data.cells import csv_table, index_column, parquet_table, values_of
 from training.data.column_findings import ColumnFinding, find, leak_of
 from training.data.columns import present, take
-from training.data.images import looked_at
+from training.data.images import survey
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
@@ -99,20 +99,14 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
         for name in names
         if name not in keyed
     ]
+    why = "no target is named (--target COLUMN)"
     found = Findings(
-        section.source,
-        table.num_rows,
-        None,
-        "no target is named (--target COLUMN)",
-        columns,
-        section.target,
-        notes=notes,
+        section.source, table.num_rows, None, why, columns, section.target, notes=notes
     )
     return found if section.target is None else _with_target(found, section, table, task)
 
 
 def _with_target(found: Findings, section: DataSection, table: Any, task: Task | None) -> Findings:
-    """Return what is found of the rows that have a target."""
     name = section.target
     assert name is not None
     target = find(table, name, section.date_format)
@@ -161,16 +155,15 @@ def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
 
 
 def _of_images(section: DataSection, path: Path) -> Findings:
-    classes, sizes, is_grey, has_test = looked_at(path)
+    classes, sizes, is_grey, has_test = survey(path)
     notes, size = [], None
     width, height = next(iter(sizes))
     if len(sizes) > 1 or max(width, height) > MOST_PIXELS:
         widths, heights = (float(np.median([s[i] for s in sizes.elements()])) for i in (0, 1))
         scale = min(1.0, MOST_PIXELS / max(widths, heights))
         height, width = size = max(8, round(heights * scale)), max(8, round(widths * scale))
-        notes.append(
-            f"images of {len(sizes)} sizes are resized to {width} x {height} (width x height)"
-        )
+        resized = f"resized to {width} x {height} (width x height)"
+        notes.append(f"images of {len(sizes)} sizes are {resized}")
     return Findings(
         section.source,
         sum(classes.values()),
@@ -186,7 +179,6 @@ def _of_images(section: DataSection, path: Path) -> Findings:
 
 
 def task_of(values: Any, name: str) -> tuple[Task, str]:
-    """Return the task that a target's values speak for, and why."""
     if isinstance(values, list):
         return "classification", f"{name} is not of numbers"
     finite = values[np.isfinite(values)]
@@ -204,8 +196,7 @@ def _rare(classes: dict[str, int]) -> list[str]:
 
 
 def _duplicates(columns: list[Any], rows: int) -> list[str]:
-    """Return what to say of rows that are alike in all columns, numbers up to thousandths of a
-    standard deviation."""
+    """Warn of rows alike in all columns, numbers up to thousandths of a standard deviation."""
     if not columns or not rows:
         return []
     codes = []
@@ -218,9 +209,8 @@ def _duplicates(columns: list[Any], rows: int) -> list[str]:
             finite = np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
             keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
         codes.append(np.unique(keys, return_inverse=True)[1])
-    _, inverse, counts = np.unique(
-        np.stack(codes, 1), axis=0, return_inverse=True, return_counts=True
-    )
+    rows_of = np.stack(codes, 1)
+    _, inverse, counts = np.unique(rows_of, axis=0, return_inverse=True, return_counts=True)
     alike = int((counts[inverse.ravel()] > 1).sum())
     if alike == 0:
         return []
@@ -233,8 +223,7 @@ def _duplicates(columns: list[Any], rows: int) -> list[str]:
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
-    """Return what to say of targets that differ by little more than the steps of float32, in which
-    they are fitted."""
+    """Warn of targets that differ by little more than the steps of float32."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
     if not len(finite):
         return []
@@ -260,7 +249,6 @@ def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
 
 
 def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    """Return a line if a split has more than a few such rows."""
     counts = near_duplicates(splits, takes_ids)
     many = [
         f"{count} of {len(getattr(splits, name))} {name}"
@@ -279,8 +267,6 @@ def _keys(rows: Rows, scale: float) -> list[int]:
     """Return a number for each row, the same of rows that are alike."""
     keys = []
     for first in range(0, len(rows), CHUNK_ROWS):
-        chunk = (
-            np.round(rows.x[first : first + CHUNK_ROWS].astype(np.float64) * scale) + 0.0
-        )  # no -0
-        keys += [hash(row.tobytes()) for row in chunk]
+        chunk = rows.x[first : first + CHUNK_ROWS].astype(np.float64)
+        keys += [hash(row.tobytes()) for row in np.round(chunk * scale) + 0.0]  # no -0
     return keys

@@ -33,26 +33,16 @@ Pixels = UInt8[np.ndarray, "N I"]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
-UNREADABLE = (
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    RuntimeError,
-    NotImplementedError,
-)
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 MAX_IMAGE_BYTES = 1 << 26
 MAX_DATA_BYTES = 1 << 34
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of a folder, at most three folders down."""
-
     path: Path
 
     def names(self) -> list[str]:
-        """Return the names of files and, with a slash at their end, folders."""
         found = [path for depth in range(1, 5) for path in self.path.glob("/".join("*" * depth))]
         return [
             path.relative_to(self.path).as_posix() + ("/" if path.is_dir() else "")
@@ -86,7 +76,7 @@ def images(path: Path, section: "DataSection") -> Dataset:
         InvalidInput: naming the file that is broken or of another size, or what is missing.
     """
     with _files(path) as files:
-        found = _training_images(files, path)
+        found = _classes_for_training(files, path)
         names = list(found["train"])
         shape, spec = _shape(files, [*names, *found["test"]], section)
         x = {part: _pixels(files, list(labels), shape, spec) for part, labels in found.items()}
@@ -115,11 +105,11 @@ def some_images(
         return _pixels(files, [names[i] for i in order], shape, spec)
 
 
-def looked_at(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
+def survey(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
     """Return how many training images each class has, how many images each size (width, height)
     has, whether all are grey, and whether there are test images, by their headers alone."""
     with _files(path) as files:
-        found = _training_images(files, path)
+        found = _classes_for_training(files, path)
         sizes: Counter[tuple[int, int]] = Counter()
         is_grey = True
         for name in [*found["train"], *found["test"]]:
@@ -144,8 +134,7 @@ def _files(path: Path) -> Iterator[Folder | Zip]:
         raise InvalidInput("data.source", expected, reason) from None
 
 
-def _training_images(files: Folder | Zip, path: Path) -> dict[str, dict[str, str]]:
-    """Return `_image_classes`, of which some must be for training."""
+def _classes_for_training(files: Folder | Zip, path: Path) -> dict[str, dict[str, str]]:
     found = _image_classes(files.names())
     if not found["train"]:
         expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
@@ -208,17 +197,15 @@ def _shape(
         is_grey = is_grey and image.mode in GREY_MODES
         first = first or image.size
         if section.image_size is None and image.size != first:
-            expected = (
-                f"an image of {first[0]} x {first[1]} pixels as {names[0]} (or `image_size` in the "
-                "recipe)"
-            )
+            size = f"{first[0]} x {first[1]} pixels"
+            expected = f"an image of {size} as {names[0]} (or `image_size` in the recipe)"
             raise InvalidInput(_field(name), expected, f"{image.width} x {image.height}")
     assert first is not None
     height, width = section.image_size or (first[1], first[0])
     shape = (height, width) if is_grey else (3, height, width)
-    size = len(names) * math.prod(shape)
-    if size > MAX_DATA_BYTES:
-        raise InvalidInput("data.source", f"at most {MAX_DATA_BYTES} bytes of pixels", f"{size}")
+    needed = len(names) * math.prod(shape)
+    if needed > MAX_DATA_BYTES:
+        raise InvalidInput("data.source", f"at most {MAX_DATA_BYTES} bytes of pixels", f"{needed}")
     is_cut = section.image_fit == "crop"
     return shape, ImageSpec(
         mode="L" if is_grey else "RGB",

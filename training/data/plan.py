@@ -31,13 +31,12 @@ FEWEST_STEPS, MOST_STEPS = 600, 20_000
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # of a line before its reason
+COUNTS = "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe, and why it says what it says, by its dotted keys."""
-
     recipe: Recipe
     reasons: dict[str, str]
     warnings: list[str]
@@ -89,11 +88,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
 
 
 def _data(
-    found: Findings,
-    section: DataSection,
-    rows: int,
-    sizes: dict[str, int],
-    reasons: dict[str, str],
+    found: Findings, section: DataSection, rows: int, sizes: dict[str, int], reasons: dict[str, str]
 ) -> dict[str, Any]:
     data = section.model_dump(exclude_defaults=True)
     if not found.has_test:
@@ -116,7 +111,6 @@ def _data(
 
 
 def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
-    """Plan a network of convolutions; return the multiplications of a row."""
     content |= {
         "method": "dropout",
         "network": {"kind": "gal-cnn"},
@@ -130,7 +124,6 @@ def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[s
 
 
 def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
-    """Plan a network of two hidden layers; return the multiplications of a row, over its draws."""
     if found.task == "classification":
         units, samples, method, learning_rate = 100, 1, "bhn-realnvp", 1e-2
         posterior = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
@@ -151,14 +144,12 @@ def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, st
 
 
 def name_of(source: str) -> str:
-    """Return a model's name, of the file or folder that its data are in."""
     stem = re.split(r"[/\\]", source.partition(":")[2].rstrip("/\\"))[-1].split(".")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64]
     return name if re.match(NAME_PATTERN, name) else "model"
 
 
 def share_of(size: int, rows: int) -> float:
-    """Return the shortest share of `rows` rows that comes to `size`."""
     for digits in range(1, 9):
         share = round(size / rows, digits)
         if 0 < share < 0.5 and round(share * rows) == size:
@@ -171,20 +162,16 @@ def _width(column: ColumnFinding) -> int:
 
 
 def _why_transform(targets: np.ndarray | None) -> str | None:
-    """Return why transforms of a regression's target are tried, None where they are not."""
     if targets is None or not len(targets):
         return None
     y = targets[np.isfinite(targets)].astype(np.float64)
     if is_count(y) and y.min() <= y.std():
-        return (
-            "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
-        )
+        return COUNTS
     tail = tail_of(y)
     if tail <= HEAVY_TARGET:
         return None
-    return (
-        f"a heavy tail ({tail:.0f} interquartile ranges): held-out rows choose the target's scale"
-    )
+    ranges = f"{tail:.0f} interquartile ranges"
+    return f"a heavy tail ({ranges}): held-out rows choose the target's scale"
 
 
 def _too_few(ranking: int) -> list[str]:
@@ -205,21 +192,14 @@ def recipe_text(plan: Plan) -> str:
     content.setdefault("task", plan.recipe.task)
     content.setdefault("seed", plan.recipe.seed)
     tables = {key: value for key, value in content.items() if isinstance(value, dict)}
-    lines = [
-        "# Made of the data by the rules of docs/your-data.md. Change what you know better.",
-        "",
-    ]
-    lines += [
-        _line(key, value, plan.reasons.get(key))
-        for key, value in content.items()
-        if key not in tables
-    ]
+    reasons = plan.reasons
+    lines = ["# Made of the data by the rules of docs/your-data.md. Change what you know better."]
+    lines.append("")
+    lines += [_line(key, of, reasons.get(key)) for key, of in content.items() if key not in tables]
     for table, values in tables.items():
-        reason = plan.reasons.get(table)
+        reason = reasons.get(table)
         lines += ["", f"[{table}]" + (f"  # {reason}" if reason else "")]
-        lines += [
-            _line(key, value, plan.reasons.get(f"{table}.{key}")) for key, value in values.items()
-        ]
+        lines += [_line(key, of, reasons.get(f"{table}.{key}")) for key, of in values.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -238,9 +218,8 @@ def keep_recipe(plan: Plan, path: Path) -> Recipe:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InvalidInput(
-            "--recipe-out", "a path that can be written", f"{path}: {error.strerror}"
-        ) from None
+        got = f"{path}: {error.strerror}"
+        raise InvalidInput("--recipe-out", "a path that can be written", got) from None
     return load(path)
 
 
@@ -258,7 +237,6 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML, which writes strings, numbers and lists as JSON does."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(inner)}" for k, inner in value.items()) + " }"
     if isinstance(value, list | tuple):

@@ -70,7 +70,6 @@ class Dataset:
 
     @property
     def input(self) -> InputSpec:
-        """What a manifest says about a row."""
         return InputSpec(
             shape=self.shape,
             dtype="int32" if self.takes_ids else "float32",
@@ -92,10 +91,8 @@ class Dataset:
         if self.text is None:
             del spec["text"]
         if self.image is not None:
-            spec["image"] = {
-                "mode": self.image.mode,
-                "resize": self.image.resize,
-            } | self.image.model_dump(exclude_defaults=True)
+            always = {"mode": self.image.mode, "resize": self.image.resize}
+            spec["image"] = always | self.image.model_dump(exclude_defaults=True)
         digest = sha256(repr((spec, self.classes)).encode())
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
@@ -111,8 +108,6 @@ def is_image(shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """What each row of a data set is used for. No row is in two."""
-
     train: Rows
     validation: Rows  # chooses the best checkpoint
     reference: Rows  # fits the detectors
@@ -163,17 +158,11 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
         return replace(rows, y=y).take(np.flatnonzero(y >= 0))
 
     left_out = data.test.x[number[data.test.y] < 0]
-    return replace(
-        data,
-        train=inside(data.train),
-        test=inside(data.test),
-        classes=tuple(kept),
-        left_out=left_out,
-    )
+    train, test = inside(data.train), inside(data.test)
+    return replace(data, train=train, test=test, classes=tuple(kept), left_out=left_out)
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the classes that are left, two or more."""
     unknown = [name for name in names if name not in classes]
     if unknown:
         expected = f"some of {list(classes)[:MAX_SHOWN]}"
@@ -194,10 +183,12 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
     if vanished:
         expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", expected, f"none of {vanished}")
-    return _renumbered(data, [*classes, *(name for name in data.classes if name not in classes)])
+    return _number_classes(
+        data, [*classes, *(name for name in data.classes if name not in classes)]
+    )
 
 
-def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
+def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
     """Return a data set whose classes are these, in their order; it may have rows of some of them
     alone.
 
@@ -208,10 +199,10 @@ def numbered_as(data: Dataset, classes: Sequence[str]) -> Dataset:
     if unknown:
         known = f"rows of no classes but {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", known, f"some of {unknown[:MAX_SHOWN]}"[:300])
-    return _renumbered(data, classes)
+    return _number_classes(data, classes)
 
 
-def _renumbered(data: Dataset, classes: Sequence[str]) -> Dataset:
+def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not data.classes:
         return data
     number = np.array([classes.index(name) for name in data.classes], dtype=np.int64)
@@ -247,7 +238,6 @@ def _by_value(label: str) -> tuple[float, str]:
 
 
 def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray, "C"]:
-    """Return each class's share of rows, given their class numbers."""
     shares: np.ndarray = np.bincount(y, minlength=classes) / len(y)
     return shares
 

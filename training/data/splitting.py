@@ -104,7 +104,6 @@ class SplitSizes:
 
 
 def default_rows(split: str, rows: int) -> int:
-    """Return the default size of a split of `rows` training rows."""
     share, least, small_share, most = DEFAULTS[split]
     size = max(1, min(max(round(share * rows), min(least, int(small_share * rows))), most))
     if split == "validation":  # of few rows, what calibration leaves of their half
@@ -148,7 +147,6 @@ def hold_out(
 
 
 def _by_time(times: Float64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
-    """Return rows from the earliest to the latest, those of one time in random order."""
     shuffled = rng.permutation(len(times))
     return shuffled[np.argsort(times[shuffled], kind="stable")]
 
@@ -187,9 +185,8 @@ def _groups(
             taken.append(numbers[i])
             rows += int(counts[i])
     if not taken or len(taken) == len(numbers):
-        expected = (
-            f"groups of at most {size} rows, some of which the {split} split can have to itself"
-        )
+        itself = f"some of which the {split} split can have to itself"
+        expected = f"groups of at most {size} rows, {itself}"
         got = f"{len(numbers)} groups of {counts.min()} rows or more"
         raise InvalidInput("data.group", expected, got)
     return np.isin(groups, taken)

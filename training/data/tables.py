@@ -16,15 +16,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import Categories, Columns, Numbers, category_text, encode
 from model_store.sources.parquet import is_list
 from training import log
-from training.data.arrays import dataset_of_arrays
-from training.data.cells import (
-    csv_table,
-    index_column,
-    parquet_table,
-    values_of,
-    with_times,
-    writing_in,
-)
+from training.data.cells import index_column, stored_writing, values_of, with_times
 from training.data.columns import Table, fit_columns, present, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
@@ -38,50 +30,7 @@ MAX_GROUPS = 1000  # that are told apart in calibration and evaluation
 Index = Int64[np.ndarray, "M"]
 
 
-def csv(
-    path: Path,
-    task: str,
-    section: "DataSection",
-    sizes: SplitSizes,
-    columns: Columns = (),
-    texts: TextRows | None = None,
-) -> Dataset:
-    """Read a CSV file with a header. Empty cells, NA, N/A, NaN and null are missing values.
-
-    A column is numeric where every value is a number, one of times where every value is a date or
-    time, and else categorical, if not nearly every value is a number. Encoding, delimiter and
-    decimal commas are recognised, or as the recipe says.
-
-    Raises:
-        InvalidInput: naming the column or row that is not as it should be.
-    """
-    return dataset_of(csv_table(path, task, section, columns), task, section, sizes, columns, texts)
-
-
-def parquet(
-    path: Path,
-    task: str,
-    section: "DataSection",
-    sizes: SplitSizes,
-    columns: Columns = (),
-    texts: TextRows | None = None,
-) -> Dataset:
-    """Read a Parquet file. Numbers are numeric; booleans and strings are categorical; nulls and NaN
-    are missing.
-
-    Strings that are numbers but for `data.missing_values`, or that a recipe calls numeric, are
-    numeric.
-
-    Raises:
-        InvalidInput: naming the column or row that is not as it should be.
-    """
-    table = parquet_table(path, task, section)
-    if section.integers:
-        return dataset_of_arrays(_id_lists(table, task, section), task, section)
-    return dataset_of(table, task, section, sizes, columns, texts)
-
-
-def _id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np.ndarray]:
+def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np.ndarray]:
     """Return the one column of lists of integers, x, and the target, y, of rows that have one."""
     target, names = section.target, table.column_names
     if target is None or target not in names:
@@ -118,27 +67,24 @@ def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> D
         InvalidInput: naming the file that is missing or not as it should be.
     """
     data = _numbers(folder / "data.txt", 2)
-    features, target = (
-        _index(folder / f"index_{part}.txt", data.shape[1]) for part in ("features", "target")
-    )
+
+    def index(name: str, length: int) -> Index:
+        return _index(folder / f"index_{name}.txt", length)
+
+    features, target = (index(part, data.shape[1]) for part in ("features", "target"))
     if len(target) != 1:
         raise InvalidInput("index_target.txt", "one column", f"{len(target)}")
-    train, test = (
-        _index(folder / f"index_{part}_{split}.txt", len(data)) for part in ("train", "test")
-    )
+    train, test = (index(f"{part}_{split}", len(data)) for part in ("train", "test"))
     if set(train.tolist()) & set(test.tolist()):
         expected = "rows that are not in the training index"
         raise InvalidInput(f"index_test_{split}.txt", expected, "some that are")
     table = Table({f"x{i}": data[:, column] for i, column in enumerate(features.tolist())})
     y = data[:, target[0]].astype(np.float32)
-    return _encoded(table, _Targets(y[train], y[test], (), train, test), sizes, columns)
+    return _encode(table, _Targets(y[train], y[test], (), train, test), sizes, columns)
 
 
 @dataclass(frozen=True, eq=False)
 class _Targets:
-    """Targets or class numbers of the training and test rows, and which rows of a table these
-    are."""
-
     y: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
@@ -180,21 +126,20 @@ def dataset_of(
     kept = _with_target(given, section.target)
     ties = _keys(table, section, take(given, kept), kept)
     targets = _targets(take(given, kept), section, ties)
-    writings = {name: writing_in(timed, name) for name in features}
+    writings = {name: stored_writing(timed, name) for name in features}
     written = {name: writing for name, writing in writings.items() if writing is not None}
     rows = Table(columns, times, written).take(kept)
     if texts is None:
-        data = _encoded(rows, targets, sizes, known, ties)
+        data = _encode(rows, targets, sizes, known, ties)
     else:
-        data = _tokenised(rows, targets, texts)
+        data = _tokenise(rows, targets, texts)
     if targets.left_out is not None:
         out = rows.take(targets.left_out).columns
         x = encode(data.columns, out) if texts is None else texts.encode(_text(out, texts))
         data = replace(data, left_out=x)
-    of_train = kept[targets.train]
-    ids: np.ndarray = of_train
+    ids: np.ndarray = kept[targets.train]
     if section.id is not None:
-        ids = _ids(table.column(section.id), of_train)
+        ids = _ids(table.column(section.id), ids)
     group_names, groups = _groups(table, section, kept)
     train, test = replace(data.train, ids=ids), data.test
     if groups is not None:
@@ -217,11 +162,8 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
     """Return the columns that a model looks at; refuse what a recipe names that is not there."""
     names, target = list(table.column_names), section.target
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
-    others = [
-        *keys,
-        ("data.calibration_group", section.calibration_group),
-        ("data.text", section.text),
-    ]
+    group = ("data.calibration_group", section.calibration_group)
+    others = [*keys, group, ("data.text", section.text)]
     named = {target, *(name for _, name in others[:-1]), *section.columns}
     wanted = {name for name in (*named, *(column.name for column in known)) if name}
     index = index_column(names, wanted)
@@ -259,7 +201,6 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _targets(given: Numbers | Categories, section: "DataSection", ties: Keys) -> _Targets:
-    """Return the targets of the rows that have one, split into training and test rows."""
     train, test = hold_out(len(given), section.test_fraction, ties)
     if isinstance(given, np.ndarray):
         if section.leave_out:
@@ -282,8 +223,7 @@ def _targets(given: Numbers | Categories, section: "DataSection", ties: Keys) ->
 def _groups(
     table: pa.Table, section: "DataSection", kept: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the groups that rows with a target belong to, by name, and the number of each row's,
-    where they have such.
+    """Return the names of the groups, and the number of each row's group.
 
     Groups that rows are split by may be very many; then they are not told apart beyond the split.
     """
@@ -291,7 +231,7 @@ def _groups(
     if column is None:
         return (), None
     field = "data.group" if section.calibration_group is None else "data.calibration_group"
-    names, numbers = _numbered(table, column, field, kept)
+    names, numbers = _number(table, column, field, kept)
     if len(names) <= MAX_GROUPS:
         return tuple(names.tolist()), numbers
     if section.calibration_group is None:
@@ -300,10 +240,9 @@ def _groups(
     raise InvalidInput(field, expected, f"{column!r} of {len(names)}"[:200])
 
 
-def _numbered(
+def _number(
     table: pa.Table, column: str, field: str, kept: Index
 ) -> tuple[Shaped[np.ndarray, "G"], Index]:
-    """Return the different values of a column, and the number of each row's."""
     values = take(values_of(table.column(column), column, "categorical"), kept)
     _refuse_missing(values, field, column)
     names, numbers = np.unique(values, return_inverse=True)
@@ -313,9 +252,8 @@ def _numbered(
 def _keys(
     table: pa.Table, section: "DataSection", given: Numbers | Categories, kept: Index
 ) -> Keys:
-    """Return what rows with a target are split by."""
     if section.group is not None:
-        return Keys(groups=_numbered(table, section.group, "data.group", kept)[1])
+        return Keys(groups=_number(table, section.group, "data.group", kept)[1])
     if section.time is not None:
         table, _ = with_times(table, {section.time}, {}, section.date_format)
         times = take(values_of(table.column(section.time), section.time, "numeric"), kept)
@@ -333,17 +271,14 @@ def _refuse_missing(values: Sequence[Any], field: str, name: str) -> None:
         raise InvalidInput(field, expected, f"none in the {absent}th of these")
 
 
-def _encoded(
+def _encode(
     table: Table, targets: _Targets, sizes: SplitSizes, known: Columns, ties: Keys | None = None
 ) -> Dataset:
-    """Encode rows by known columns or, without them, by those fitted on the training split."""
     names, train = {column.name for column in known}, targets.train
     if known and names != set(table.columns):
         differing = sorted(names ^ set(table.columns))
-        expected = (
-            f"the columns {sorted(names)[:20]} and no others (`ignored` in data.columns leaves one "
-            "out)"
-        )
+        known_names = f"the columns {sorted(names)[:20]} and no others"
+        expected = f"{known_names} (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
     of_train = (ties or Keys()).take(train)
     columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
@@ -362,8 +297,7 @@ def _encoded(
     )
 
 
-def _tokenised(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
-    """Return text as rows of ids."""
+def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
     x, x_test = (
         texts.encode(_text(table.take(part).columns, texts))
         for part in (targets.train, targets.test)
@@ -401,7 +335,6 @@ def _target_kind(task: str) -> str:
 
 
 def _with_target(values: Numbers | Categories, name: str) -> Index:
-    """Return the rows that have a target, and say how many have none."""
     kept, rows = np.flatnonzero(present(values)), len(values)
     if len(kept) < 2:
         expected = f"a value of {name} in at least two rows"

@@ -27,7 +27,6 @@ KINDS = ("none", "log", "rank")
 
 
 def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
-    """Return the transform of a kind for a regression's training rows; of `none` None."""
     if kind == "none":
         return None
     every = np.concatenate([data.train.y, data.test.y]).astype(np.float64)
@@ -37,13 +36,11 @@ def fit_transform(kind: str, splits: Splits, data: Dataset) -> Transform | None:
 
 
 def kinds_for(data: Dataset) -> tuple[str, ...]:
-    """Return the kinds of transform that suit a data set's targets."""
     is_negative = any((rows.y < 0).any() for rows in (data.train, data.test) if len(rows))
     return tuple(kind for kind in KINDS if kind != "log" or not is_negative)
 
 
 def is_count(y: Float64[np.ndarray, "N"]) -> bool:
-    """Whether targets are whole numbers of 0 or more."""
     return bool(len(y) and (y >= 0).all() and (y == np.round(y)).all())
 
 
@@ -64,7 +61,6 @@ def transformed(splits: Splits, transform: Transform | None) -> Splits:
 
 
 def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
-    """Return the mean of log g'(y), 0 of a target that is not transformed."""
     return 0.0 if transform is None else float(log_slope(transform, y).mean())
 
 

@@ -23,14 +23,11 @@ MAX_TOKENIZER_BYTES = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class TextRows:
-    """What makes text rows, and the tokenizer's file that it was read from."""
-
     encoder: "TextEncoder"
     tokenizer: bytes
 
     @classmethod
     def of(cls, section: "DataSection", root: Path, tokenizer: bytes | None) -> "TextRows":
-        """Read the recipe's tokenizer, or take a version's."""
         from model_store.sources.text import TextEncoder, text_spec  # slow, and for text alone
 
         assert section.text is not None

@@ -28,8 +28,7 @@ class Detector(Protocol):
     """What every detector gives. All are `torch.nn.Module`s, made of training rows and a generator
     by `fit`."""
 
-    def __call__(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        """Return the score of each row."""
+    def __call__(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]: ...
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ p(y | x, theta_k).
   "Adversarial examples in the physical world", 2017; Li and Gal 2017, section 5.3).
 * `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards
   deep learning models resistant to adversarial attacks", 2018).
-* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that still
-  has its label takes a step against the label, one that has lost it a step that lowers the statistic
-  (selective projected gradient descent: Bryniarski et al., "Evading adversarial example detection
-  defenses with orthogonal projected gradient descent", 2022).
+* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that
+  still has its label takes a step against the label, one that has lost it a step that lowers the
+  statistic (selective projected gradient descent: Bryniarski et al., "Evading adversarial example
+  detection defenses with orthogonal projected gradient descent", 2022).
 
 The draws behind gradients, and random starts, are those of the seeds given; nothing else is random.
 """
@@ -147,7 +147,6 @@ def fgsm(
     steps: Sequence[float],
     draws: AttackDraws,
 ) -> Float[Tensor, "S N I"]:
-    """Return the rows moved by each step along the sign of the loss's gradient."""
     direction = _loss_gradient(attacked, y, draws)(x, 0).sign()
     return torch.stack([attacked.clip(x + step * attacked.span * direction) for step in steps])
 
@@ -160,7 +159,6 @@ def towards(
     draws: AttackDraws,
     step: float = 0.01,
 ) -> Float[Tensor, "N I"]:
-    """Return the rows after steps that each raise the probability of their target class."""
     gradient = _loss_gradient(attacked, target, draws)
     return _climb(x, iterations, -step * attacked.span, attacked.clip, gradient)
 
@@ -225,8 +223,6 @@ def quiet_pgd(
 
 @dataclass(frozen=True, eq=False)
 class _Ball:
-    """What is within a radius of rows, and in the range."""
-
     attacked: Attacked
     centre: Tensor
     radius: float  # in the data's units
@@ -255,8 +251,6 @@ def _climb(
 
 
 def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradient:
-    """Return the gradient of each row's cross entropy, at each step under that step's draws."""
-
     def gradient(x: Tensor, i: int) -> Tensor:
         theta, parts = attacked.theta(draws, i), []
         for chunk, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True):

@@ -27,7 +27,7 @@ from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.pairs import Difference, Pairs, difference
 from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
-from training.evaluation.report import Wanted, checked_draws, data_of, test_rows
+from training.evaluation.report import Wanted, data_of, number_of_draws, test_rows
 from training.provenance import Provenance
 from training.versions import Parent
 
@@ -36,9 +36,6 @@ TESTS = {"mcnemar": "McNemar, exact", "bootstrap": "bootstrap"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Each figure's difference, and of a classification the rows that one version alone has
-    right."""
-
     first: str
     second: str
     data: str
@@ -48,7 +45,6 @@ class Comparison:
     pairs: Pairs | None  # of a classification
 
     def text(self) -> str:
-        """Return a table, in Markdown."""
         lines = [
             f"# {self.second} against {self.first}",
             "",
@@ -74,12 +70,8 @@ class Comparison:
         return "\n".join(lines)
 
     def files(self) -> dict[str, bytes]:
-        """Return the comparison as JSON, as Markdown, and as a plot."""
-        content: dict[str, Any] = {
-            **asdict(self),
-            "confidence_level": LEVEL,
-            "resamples": RESAMPLES,
-        }
+        content: dict[str, Any] = asdict(self)
+        content |= {"confidence_level": LEVEL, "resamples": RESAMPLES}
         return {
             "comparison.json": json.dumps(content, indent=1, allow_nan=False).encode(),
             "comparison.md": f"{self.text()}\n\n![comparison](comparison.png)\n".encode(),
@@ -90,12 +82,6 @@ class Comparison:
 def compare_versions(
     versions: list[Parent], models: list[Model], root: Path, wanted: Wanted
 ) -> Comparison:
-    """Compare the second version with the first, on test rows of the first one's data or of a
-    source.
-
-    Raises:
-        InvalidInput: if there is no such data, or the versions do not take the same rows.
-    """
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         expected = f"the task and classes of {first.label}"
@@ -111,16 +97,15 @@ def compare_versions(
         raise InvalidInput("the second version", expected, second.label)
     digests = [Provenance.of(version.manifest).data_digest for version in versions]
     if digests[0] != digests[1]:
-        log.info(
-            "%s was fitted on other data, which may have had some of these test rows", second.label
-        )
+        said = "%s was fitted on other data, which may have had some of these test rows"
+        log.info(said, second.label)
+    predictors = [
+        ServedPredictor(model, number_of_draws(version, wanted), wanted.seed)
+        for version, model in zip(versions, models, strict=True)
+    ]
     ours, theirs = (
-        _figures(
-            ServedPredictor(model, checked_draws(version, wanted), wanted.seed),
-            test,
-            each.group_names,
-        )
-        for version, model, test, each in zip(versions, models, tests, data, strict=True)
+        _figures(predictor, test, each.group_names)
+        for predictor, test, each in zip(predictors, tests, data, strict=True)
     )
     resamples = Resamples.of(len(tests[0]), wanted.seed)
     right = [ours.get("accuracy"), theirs.get("accuracy")]
@@ -131,9 +116,7 @@ def compare_versions(
         data=source,
         rows=len(tests[0]),
         seed=wanted.seed,
-        differences={
-            name: difference(ours[name], theirs[name], resamples) for name in ours if name in theirs
-        },
+        differences={n: difference(ours[n], theirs[n], resamples) for n in ours if n in theirs},
         pairs=Pairs.of(*shares) if len(shares) == 2 else None,
     )
 

@@ -3,12 +3,12 @@
 A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive
 rows (outliers, errors), N negative ones. Confidence intervals, at `figures.LEVEL`:
 
-* The area under the ROC curve: the wider of two. DeLong et al. 1988, on the scale of log odds; and Newcombe 2006,
-  which has a length where no pair is out of order.
-* Average precision: Wilson, "Probable inference, the law of succession, and statistical inference", 1927, as of a
-  share of the positive rows. It is wider than needed, and always has a length.
-* The false-positive rate at a detection rate: order statistics of the positive rows, and Clopper and Pearson at
-  both. It holds exactly.
+* The area under the ROC curve: the wider of two. DeLong et al. 1988, on the scale of log odds; and
+  Newcombe 2006, which has a length where no pair is out of order.
+* Average precision: Wilson, "Probable inference, the law of succession, and statistical inference",
+  1927, as of a share of the positive rows. It is wider than needed, and always has a length.
+* The false-positive rate at a detection rate: order statistics of the positive rows, and Clopper
+  and Pearson at both. It holds exactly.
 """
 
 import numpy as np
@@ -220,6 +220,5 @@ def class_probabilities(
 def _pool(
     positive: Positive, negative: Negative
 ) -> tuple[Int64[np.ndarray, "M"], Float64[np.ndarray, "M"]]:
-    """Return whether each row is positive, and all scores."""
     is_positive = np.repeat([1, 0], [len(positive), len(negative)])
     return is_positive, np.concatenate([positive, negative])

@@ -23,8 +23,6 @@ class Measures(BaseModel):
 
 
 class Detection(Measures):
-    """How well a score detects positive rows: `training.evaluation.detection.detection`."""
-
     auroc: float
     pr_plus: float
     pr_minus: float
@@ -33,8 +31,6 @@ class Detection(Measures):
 
 
 class Bin(Measures):
-    """Rows of nearly one confidence."""
-
     rows: int
     confidence: float
     accuracy: float
@@ -42,8 +38,6 @@ class Bin(Measures):
 
 
 class Interval(Measures):
-    """Intervals of a nominal coverage: how often they hold the target, and their mean width."""
-
     nominal: float
     covered: float
     width: float | None  # None if infinite
@@ -51,8 +45,6 @@ class Interval(Measures):
 
 
 class OfClass(Measures):
-    """Rows of a class."""
-
     name: str
     rows: int
     labelled: list[int]  # by label, in the classes' order: a row of the confusion matrix
@@ -62,8 +54,6 @@ class OfClass(Measures):
 
 
 class PitBin(Measures):
-    """The share of targets in one of equally probable parts of the predictive distribution."""
-
     share: float
     confidence_intervals: ByName = {}
 
@@ -83,8 +73,6 @@ class Pit(Measures):
 
 
 class SpreadBin(Measures):
-    """Rows of nearly one predicted standard deviation."""
-
     rows: int
     std: float
     rmse: float
@@ -93,8 +81,6 @@ class SpreadBin(Measures):
 
 
 class ErrorDetection(Measures):
-    """How well each score tells misclassified rows from the others."""
-
     rows: int
     base_rate: float
     scores: dict[str, Detection]
@@ -161,8 +147,6 @@ class Slices(Measures):
 
 
 class ClassMeasures(Measures):
-    """Test rows of a classification."""
-
     rows: int
     accuracy: float
     log_likelihood: float
@@ -180,8 +164,6 @@ class ClassMeasures(Measures):
 
 
 class RegressionMeasures(Measures):
-    """Test rows of a regression."""
-
     rows: int
     rmse: float
     log_likelihood: float
@@ -199,8 +181,6 @@ class RegressionMeasures(Measures):
 
 
 class SetMeasures(Measures):
-    """A set of rows unlike the data, against the test rows."""
-
     rows: int
     base_rate: float
     flagged: dict[str, float]
@@ -232,8 +212,6 @@ class AttackSettings(Measures):
 
 
 class Attack(Measures):
-    """An attack and what was measured of its rows; the report holds both as one."""
-
     settings: AttackSettings
     measures: AttackMeasures
 
@@ -242,15 +220,11 @@ class Attack(Measures):
 
 
 class Detectors(Measures):
-    """Names of all scores that detect, and of those that the flag combines."""
-
     all: list[str]
     combined: list[str]
 
 
 class Report(Measures):
-    """An evaluation report, but for the names of its files."""
-
     model: str
     version: str
     task: str

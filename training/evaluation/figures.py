@@ -77,8 +77,7 @@ class Figure(ABC):
         self.of_rows = of_rows
 
     @abstractmethod
-    def __call__(self, weights: Weights) -> Values:
-        """Return the figure of each sample."""
+    def __call__(self, weights: Weights) -> Values: ...
 
     def interval(self, resamples: Resamples) -> Ends:
         return percentiles(resamples.values(self))
@@ -89,21 +88,16 @@ class Figure(ABC):
 
     @property
     def value(self) -> float:
-        """The figure of the rows as they are."""
         return float(self(np.ones((1, self.rows)))[0])
 
 
 class Mean(Figure):
-    """The mean of a number that each row has."""
-
     def __call__(self, weights: Weights) -> Values:
         mean: np.ndarray = weights @ self.of_rows / self.rows
         return mean
 
 
 class Share(Mean):
-    """The share of rows of which something is true."""
-
     def __init__(self, hits: Bool[np.ndarray, "N"]) -> None:
         super().__init__(hits)
 
@@ -112,8 +106,6 @@ class Share(Mean):
 
 
 class RootMean(Mean):
-    """The root of the mean of a number, 0 or more, that each row has."""
-
     def __call__(self, weights: Weights) -> Values:
         return np.sqrt(super().__call__(weights))
 
@@ -197,12 +189,10 @@ class RiskCoverage(Figure):
 
 
 def values(figures: Mapping[str, Figure]) -> dict[str, float]:
-    """Return the figures of the rows as they are."""
     return {name: figure.value for name, figure in figures.items()}
 
 
 def intervals(
     figures: Mapping[str, Figure], resamples: Resamples, path: str = ""
 ) -> dict[str, Ends]:
-    """Return confidence intervals by path and name."""
     return {f"{path}{name}": figure.interval(resamples) for name, figure in figures.items()}

@@ -4,7 +4,7 @@ K draws, N rows, C classes. Outputs of a regression are mean and log variance of
 in the target's units, or of a transformed target of that.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -83,14 +83,12 @@ def is_within(ends: Float64[np.ndarray, "N 2"], y: np.ndarray) -> Bool[np.ndarra
 def probability_bins(
     probs: Float64[np.ndarray, "*shape"], bins: int = BINS
 ) -> Int64[np.ndarray, "*shape"]:
-    """Return which of the bins of equal width from 0 to 1 each probability is in."""
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
 def reliability(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS
 ) -> list[Bin]:
-    """Return each bin that holds rows: how many, their mean confidence and accuracy."""
     index, found = probability_bins(confidence, bins), []
     for b in np.unique(index).tolist():
         hits = correct[index == b]
@@ -166,11 +164,6 @@ class TargetMeasures:
             np.stack([loss(q) for q in QUANTILES], axis=-1),
         )
 
-    @classmethod
-    def concatenate(cls, parts: list["TargetMeasures"]) -> "TargetMeasures":
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
 
 def distribution_function(
     outputs: Float64[np.ndarray, "K N 2"], y: Float64[np.ndarray, "N"]
@@ -182,7 +175,6 @@ def distribution_function(
 
 
 def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Float64[np.ndarray, "N"]:
-    """Return where the distribution function of each row is q, by bisection."""
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     low, high = (mean - BEYOND * std).min(axis=0), (mean + BEYOND * std).max(axis=0)
     for _ in range(HALVINGS):
@@ -201,7 +193,6 @@ def pinball_loss(
 
 
 def pit_measures(pit: Float64[np.ndarray, "N"]) -> Pit:
-    """Return the histogram of probability integral transforms, and their distance from uniform."""
     test, rows = stats.kstest(pit, "uniform"), len(pit)
     counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
     bins = [

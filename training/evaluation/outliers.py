@@ -3,15 +3,15 @@ the data that are not of it.
 
 | set | rows |
 |---|---|
-| `uniform` | every number uniform over the data's range; every id drawn evenly from all that there are |
+| `uniform` | every number uniform over the data's range; every id drawn evenly from all ids |
 | `gaussian` | every number minimum + range * N(0, 1), not clipped |
 | `even` | in place of noise: every column drawn by itself, evenly over its values |
-| `mixed`, `crossed` | two rows of different classes: their mean, or each column (or id) of one of them |
+| `mixed`, `crossed` | of two rows of different classes their mean, or each column (or id) of one |
 | `shuffled` | each column of another row; ids in another order |
 | `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | of images |
-| `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, made grey or colour, resized |
-| `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, or else `train-images-...`, or `images-...`, plain or gzipped; resized |
-| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them, in its units |
+| `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
+| `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, else `train-images-...`, or `images-...`, resized |
+| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them |
 | `NAME=csv:FILE`, `NAME=parquet:FILE` | of models of text: the text in the column of that name |
 
 The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A
@@ -57,7 +57,10 @@ if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
 OPTION = "--outliers"
-EXPECTED = "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or `parquet:FILE`"
+EXPECTED = (
+    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or "
+    "`parquet:FILE`"
+)
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 ARRAYS = ("x_test", "x", "x_train")
 NOISE = 0.2  # standard deviation, of the range
@@ -72,19 +75,13 @@ Images = Float32[np.ndarray, "N C H W"]
 
 @dataclass(frozen=True)
 class OutlierSource:
-    """A named source of rows."""
-
     name: str
     kind: Literal["images", "npz", "idx", "csv", "parquet"]
     path: Path
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "OutlierSource":
-        """Read NAME=SRC; relative paths are under `root`.
-
-        Raises:
-            InvalidInput: if it is not of that form.
-        """
+        """Read NAME=SRC; relative paths are under `root`."""
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
@@ -93,20 +90,13 @@ class OutlierSource:
     def rows(
         self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Rows:
-        """Return a random choice of at most `most` rows.
-
-        Raises:
-            InvalidInput: if the source is not there, is damaged, or cannot be made into rows of the
-                model's shape.
-        """
         is_text = self.kind in ("csv", "parquet")
         if is_text and encoder is not None:
             return self._texts(encoder, most, seed)
         if is_text or (spec.takes_ids and self.kind != "npz"):
             what = "a model of text" if is_text else "rows that are no ids"
-            raise InvalidInput(
-                OPTION, f"{what} for `{self.kind}:`", f"one of rows of shape {spec.shape}"
-            )
+            got = f"one of rows of shape {spec.shape}"
+            raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", got)
         if self.kind == "npz":
             return self._arrays(spec, most, seed)
         read = some_images if self.kind == "images" else _idx_images
@@ -142,12 +132,10 @@ class OutlierSource:
 
 
 def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Return a random choice of at most `most` rows."""
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
 def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Rows]:
-    """Return rows that mean nothing, as many as `x` has, by set."""
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):
@@ -162,7 +150,6 @@ def near_rows(
     is_classified: bool,
     seed: int,
 ) -> dict[str, Rows]:
-    """Return rows near the data that are not of it, as many as `x` has, by set."""
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
     if is_classified and (spec.takes_ids or spec.columns):
@@ -269,7 +256,6 @@ def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
 
 
 def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
-    """Return rows whose ids stand in another order."""
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
@@ -277,7 +263,6 @@ def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
 
 
 def rotated(images: Images, *_: object) -> Images:
-    """Return images turned by a quarter, or of unequal sides by half."""
     quarters = 1 if images.shape[2] == images.shape[3] else 2
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
@@ -306,7 +291,6 @@ def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
 
 
 def blurred(images: Images, spec: InputSpec, *_: object) -> Images:
-    """Return images blurred by a Gaussian."""
     std = BLUR * images.shape[2]
     down, across = (_blur(side, std) for side in images.shape[2:])
     return _clip(down @ images @ across.T, spec)
@@ -328,19 +312,16 @@ def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
 
 
 def _partners(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
-    """Return for each row one of another class; nothing of a lone class."""
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
 
 def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
-    """Return the numbers of each column; without columns each number by itself."""
     widths = [column_width(column) for column in spec.columns] or [1] * x.shape[1]
     return np.split(x, np.cumsum(widths)[:-1], axis=1)
 
 
 def _is_token(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> Bool[np.ndarray, "N I"]:
-    """Return which ids are not padding."""
     return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
 
 
@@ -353,19 +334,16 @@ def _decoding(spec: InputSpec) -> ImageSpec:
     if spec.image is not None and spec.image.resize:
         return spec.image
     if not _is_image(spec):
-        raise InvalidInput(
-            OPTION, f"`npz:`, since rows of shape {spec.shape} are not images", "images"
-        )
+        expected = f"`npz:`, since rows of shape {spec.shape} are not images"
+        raise InvalidInput(OPTION, expected, "images")
     return ImageSpec(mode="L" if len(spec.shape) == 2 else "RGB", resize=True)
 
 
 def _idx_images(
     folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
-    there = [
-        stem for stem in IDX_STEMS if (folder / stem).is_file() or (folder / f"{stem}.gz").is_file()
-    ]
-    images = some(read_idx(find_idx(folder, (there or [*IDX_STEMS])[0]), 3), most, seed)
+    there = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
+    images = some(read_idx(find_idx(folder, [*there, *IDX_STEMS][0]), 3), most, seed)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 

@@ -39,8 +39,6 @@ EDGE = 1e-6  # how near to -1 and 1 a difference is looked for
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of two versions: the second's less the first's."""
-
     first: float
     second: float
     interval: Ends
@@ -81,7 +79,6 @@ class Pairs:
         return cls(int((after & ~before).sum()), int((before & ~after).sum()), len(before))
 
     def mcnemar(self) -> float:
-        """Return the two-sided p-value."""
         gained = Pairs(self.lost, self.gained, self.rows)
         return min(1.0, 2.0 * min(self.mcnemar_lost(), gained.mcnemar_lost()))
 
@@ -104,7 +101,6 @@ class Pairs:
         return above / math.sqrt(max(variance, LEAST_VARIANCE))
 
     def interval(self, level: float = LEVEL) -> Ends:
-        """Return the interval of the difference of shares, gained less lost."""
         z = float(stats.norm.ppf((1.0 + level) / 2.0))
         found = (self.gained - self.lost) / self.rows
         least, most = -1.0 + EDGE, 1.0 - EDGE
@@ -117,7 +113,6 @@ class Pairs:
 
 
 def difference(first: Figure, second: Figure, resamples: Resamples) -> Difference:
-    """Compare a figure of two versions, on the same rows in the same order."""
     if isinstance(first, Share) and isinstance(second, Share):
         pairs = Pairs.of(first, second)
         return Difference(first.value, second.value, pairs.interval(), pairs.mcnemar(), "mcnemar")

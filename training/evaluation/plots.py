@@ -1,6 +1,8 @@
 """Plots of an evaluation report, as PNG."""
 
 import io
+from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,16 +25,18 @@ LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
 FEW_CLASSES = 20  # whose names and numbers of rows are written
 MOST_LINES = 6  # of classes in one panel
+OUTSIDE: dict[str, Any] = {
+    "fontsize": "small",
+    "loc": "upper left",
+    "bbox_to_anchor": (1.02, 1),
+}  # of a legend
 
 
 def reliability_plot(bins: list[Bin]) -> bytes:
-    """Draw accuracy against confidence, and how many rows each bin of confidence holds."""
     figure, (axis, counts) = _panels(2)
-    confidence, accuracy, rows = np.array([(b.confidence, b.accuracy, b.rows) for b in bins]).T
+    confidence, rows = np.array([(b.confidence, b.rows) for b in bins]).T
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    low, high = np.array([b.confidence_intervals["accuracy"] for b in bins]).T
-    axis.vlines(confidence, low, high)
-    axis.plot(confidence, accuracy, "o")
+    _dots(axis, confidence, bins, "accuracy")
     axis.set(
         xlabel="confidence", ylabel="accuracy (95 % interval)", xlim=(0, 1.02), ylim=(-0.02, 1.02)
     )
@@ -42,7 +46,6 @@ def reliability_plot(bins: list[Bin]) -> bytes:
 
 
 def classes_plot(classes: list[OfClass]) -> bytes:
-    """Draw what labels each class' rows were given, and recall and precision of each class."""
     figure, (matrix, shares) = _panels(2)
     names, count = [_plain_text(one.name) for one in classes], len(classes)
     labelled = np.array([one.labelled for one in classes], dtype=float)
@@ -51,59 +54,34 @@ def classes_plot(classes: list[OfClass]) -> bytes:
     matrix.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     if count <= FEW_CLASSES:
         for i, j in zip(*np.nonzero(labelled), strict=True):
-            colour = "white" if share[i, j] > 0.5 else "black"
-            matrix.text(
-                j,
-                i,
-                f"{labelled[i, j]:.0f}",
-                ha="center",
-                va="center",
-                color=colour,
-                fontsize="small",
-            )
-        matrix.set_xticks(
-            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
-        )
+            style: dict[str, Any] = {
+                "color": "white" if share[i, j] > 0.5 else "black",
+                "fontsize": "small",
+            }
+            matrix.text(j, i, f"{labelled[i, j]:.0f}", ha="center", va="center", **style)
         matrix.set_yticks(range(count), names, fontsize="small")
-        shares.set_xticks(
-            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
-        )
+        _name_classes(matrix, names)
+        _name_classes(shares, names)
     matrix.set(xlabel="label given", ylabel="class", title="test rows")
     for offset, key, marker in ((-0.15, "recall", "o"), (0.15, "precision", "s")):
         known = [i for i, one in enumerate(classes) if getattr(one, key) is not None]
         at = np.array(known, dtype=float) + offset
-        low, high = np.array([classes[i].confidence_intervals[key] for i in known]).reshape(-1, 2).T
-        lines = shares.vlines(at, low, high, color=COLOURS[key == "precision"])
-        shares.plot(
-            at,
-            [getattr(classes[i], key) for i in known],
-            marker,
-            color=lines.get_color()[0],
-            label=key,
-        )
+        colour = COLOURS[key == "precision"]
+        _dots(shares, at, [classes[i] for i in known], key, marker, color=colour)
+        shares.lines[-1].set_label(key)
     shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
-    _legend_beside(shares)
+    _legend_outside(shares)
     return _png(figure, "Classes")
 
 
 def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
-    """Draw each class's calibration error, and how often a row is of a class by its probability of
-    it."""
     figure, (errors, reliable) = _panels(2)
     at = np.arange(len(classes))
-    low, high = np.array([one.confidence_intervals["calibration_error"] for one in classes]).T
-    errors.vlines(at, low, high)
-    errors.plot(at, [one.calibration_error for one in classes], "o")
+    _dots(errors, at, classes, "calibration_error")
     if len(classes) <= FEW_CLASSES:
-        names = [_plain_text(one.name) for one in classes]
-        errors.set_xticks(
-            at, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize="small"
-        )
-    errors.set(
-        xlabel="class",
-        ylabel="calibration error of its probability (95 % interval)",
-        ylim=(0, None),
-    )
+        _name_classes(errors, [_plain_text(one.name) for one in classes])
+    of_what = "calibration error of its probability (95 % interval)"
+    errors.set(xlabel="class", ylabel=of_what, ylim=(0, None))
     reliable.plot([0, 1], [0, 1], color="grey", linestyle=":")
     worst = sorted(classes, key=lambda one: -one.calibration_error)[:MOST_LINES]
     for colour, one in zip(COLOURS, worst, strict=False):
@@ -115,16 +93,13 @@ def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
     reliable.set_title(
         "the least calibrated" if len(worst) < len(classes) else "", fontsize="medium"
     )
-    _legend_beside(reliable)
+    _legend_outside(reliable)
     return _png(figure, "Calibration by class")
 
 
 def precision_recall_plot(
     test: ServedPrediction, sets: dict[str, ServedPrediction], y: np.ndarray, names: list[str]
 ) -> bytes:
-    """Draw precision against recall: of each set by the flag's statistic, and of classes with these
-    names by their probability.
-    """
     scores = test.prediction.scores
     figure, axes = _panels(1 + bool(names), width=6.5)
     if isinstance(scores, Scores):
@@ -133,27 +108,21 @@ def precision_recall_plot(
         for c in shown:
             recall, precision = precision_recall(probs[y == c, c], probs[y != c, c])
             colour = COLOURS[c % len(COLOURS)] if len(names) <= FEW_CLASSES else "grey"
-            axis.step(
-                recall, precision, where="pre", color=colour, alpha=0.8, label=_plain_text(names[c])
-            )
-        axis.set(
-            xlabel="recall",
-            ylabel="precision",
-            title="classes, by their probability",
-            ylim=(-0.02, 1.02),
-        )
+            name = _plain_text(names[c])
+            axis.step(recall, precision, where="pre", color=colour, alpha=0.8, label=name)
+        title = "classes, by their probability"
+        axis.set(xlabel="recall", ylabel="precision", title=title, ylim=(-0.02, 1.02))
         if len(names) <= FEW_CLASSES:
-            _legend_beside(axis)
+            _legend_outside(axis)
     for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
         recall, precision = precision_recall(predicted.scores["flag"], test.scores["flag"])
         axes[-1].step(recall, precision, where="pre", color=colour, label=name)
     axes[-1].set(xlabel="recall", ylabel="precision", title="sets, by the flag", ylim=(-0.02, 1.02))
-    _legend_beside(axes[-1])
+    _legend_outside(axes[-1])
     return _png(figure, "Precision against recall")
 
 
 def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
-    """Draw targets against predictions, and errors in standard deviations against predictions."""
     scores = prediction.scores
     assert isinstance(scores, MixtureScores)
     figure, (actual, error) = _panels(2)
@@ -168,16 +137,12 @@ def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
 
 
 def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
-    """Draw the histogram of probability integral transforms, and coverage and error by predicted
-    spread."""
     figure, (histogram, covered, error) = _panels(3, width=5.0)
     edges = np.linspace(0, 1, len(pit.bins) + 1)
     middle = 0.5 * (edges[1:] + edges[:-1])
-    low, high = np.array([b.confidence_intervals["share"] for b in pit.bins]).T
-    histogram.bar(
-        middle, [b.share for b in pit.bins], width=edges[1], color=SHADES[1], edgecolor="white"
-    )
-    histogram.vlines(middle, low, high)
+    shares = [b.share for b in pit.bins]
+    histogram.bar(middle, shares, width=edges[1], color=SHADES[1], edgecolor="white")
+    histogram.vlines(middle, *_ends(pit.bins, "share"))
     histogram.axhline(1 / len(pit.bins), color="grey", linestyle=":")
     histogram.set(
         xlabel="share of the predictive distribution below the target", ylabel="share of test rows"
@@ -186,15 +151,11 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
         f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}", fontsize="medium"
     )
     std = np.array([b.std for b in by_spread])
-    low, high = np.array([b.confidence_intervals["covered"] for b in by_spread]).T
     covered.axhline(0.95, color="grey", linestyle=":")
-    covered.vlines(std, low, high)
-    covered.plot(std, [b.covered for b in by_spread], "o")
+    _dots(covered, std, by_spread, "covered")
     covered.set(xlabel="predicted standard deviation", ylabel="95 % intervals that hold the target")
-    low, high = np.array([b.confidence_intervals["rmse"] for b in by_spread]).T
     error.plot([std.min(), std.max()], [std.min(), std.max()], color="grey", linestyle=":")
-    error.vlines(std, low, high)
-    error.plot(std, [b.rmse for b in by_spread], "o")
+    _dots(error, std, by_spread, "rmse")
     error.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
     for axis in (covered, error):
         axis.locator_params(axis="x", nbins=5)
@@ -202,35 +163,30 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
 
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
-    """Draw the risk of the rows that each score is surest of, against how many they are."""
     figure, (axis,) = _panels(1, width=8.0)
-    for colour, name in zip(COLOURS, _whole(test), strict=False):
+    whole = [name for name in test.scores if " without " not in name]
+    for colour, name in zip(COLOURS, whole, strict=False):
         coverage, risk = risk_coverage(test.scores[name], loss)
         axis.plot(coverage, risk, label=name, color=colour)
     axis.set(xlabel="coverage: share of rows answered, surest first", ylabel=label)
-    _legend_beside(axis)
+    _legend_outside(axis)
     return _png(figure, "Risk against coverage")
 
 
 def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
-    """Draw the distribution of a score over the test rows and over each set."""
     figure, (axis,) = _panels(1, width=8.0)
-    for colour, (name, predicted) in zip(
-        ["black", *COLOURS], {"test rows": test, **sets}.items(), strict=False
-    ):
+    every = {"test rows": test, **sets}
+    for colour, (name, predicted) in zip(["black", *COLOURS], every.items(), strict=False):
         values = np.sort(predicted.scores[score])
         shares = np.arange(1, len(values) + 1) / len(values)
         axis.step(values, shares, where="post", label=name, color=colour)
-    axis.set(
-        xlabel=f"{score} (nats)" if score == "entropy" else score,
-        ylabel="share of rows at or below",
-    )
-    _legend_beside(axis)
+    named = f"{score} (nats)" if score == "entropy" else score
+    axis.set(xlabel=named, ylabel="share of rows at or below")
+    _legend_outside(axis)
     return _png(figure, f"Distribution of {score}")
 
 
 def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: list[str]) -> bytes:
-    """Draw the ROC curve of each score for each set."""
     figure, axes = _panels(len(scores), width=5.0)
     for axis, score in zip(axes, scores, strict=True):
         for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
@@ -238,50 +194,36 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
             axis.step(np.maximum(false, LEAST_RATE), true, where="post", label=name, color=colour)
         axis.set(xscale="log", xlim=(LEAST_RATE, 1), ylim=(0, 1.02), title=score)
         axis.set(xlabel="false-positive rate (test rows)", ylabel="detection rate")
-    _legend_beside(axes[-1])
+    _legend_outside(axes[-1])
     return _png(figure, "ROC curves")
 
 
 def attacks_plot(
     clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]
 ) -> bytes:
-    """Draw accuracy, mean scores and detection against the step size of FGSM, by draws of the
-    gradient."""
     fgsm = [entry for entry in attacks.values() if entry.settings.attack == "fgsm"]
     counts = sorted({entry.settings.draws for entry in fgsm})
     figure, axes = _panels(4, width=4.6)
     styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
     for count, style in styles.items():
-        steps_of = {
-            e.settings.step: e.measures
-            for e in fgsm
-            if e.settings.draws == count and e.settings.step is not None
-        }
-        taken = sorted(steps_of)
-        entries = [steps_of[step] for step in taken]
-        steps = [0.0, *taken]
+        by_step = {e.settings.step or 0.0: e.measures for e in fgsm if e.settings.draws == count}
+        entries = [by_step[step] for step in sorted(by_step)]
+        steps = [0.0, *sorted(by_step)]
         suffix = f"{count} draw" + ("s" if count > 1 else "")
-        axes[0].plot(
-            steps, [clean_accuracy, *(e.accuracy for e in entries)], style, marker=".", label=suffix
-        )
-        axes[0].plot(
-            steps[1:],
-            [e.hits for e in entries],
-            style,
-            marker="x",
-            label=f"wrong, unflagged; {suffix}",
-        )
+        accuracy = [clean_accuracy, *(e.accuracy for e in entries)]
+        axes[0].plot(steps, accuracy, style, marker=".", label=suffix)
+        hits, label = [e.hits for e in entries], f"wrong, unflagged; {suffix}"
+        axes[0].plot(steps[1:], hits, style, marker="x", label=label)
         for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
             values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
             axes[1].plot(steps, values / clean, style, color=colour)
         for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
             values = np.array([0.5, *(entry.scores[name].auroc for entry in entries)])
-            axes[2].plot(
-                steps, values, style, color=colour, label=name if count == counts[0] else None
-            )
+            first = name if count == counts[0] else None
+            axes[2].plot(steps, values, style, color=colour, label=first)
             errors = [
                 (step, entry.error_detection.scores[name].auroc)
-                for step, entry in zip(taken, entries, strict=True)
+                for step, entry in zip(steps[1:], entries, strict=True)
                 if entry.error_detection
             ]
             axes[3].plot(*np.array(errors).T, style, color=colour)
@@ -294,24 +236,16 @@ def attacks_plot(
         axis.set(xlabel="FGSM step (of the data's range)")
     handles, labels = axes[2].get_legend_handles_labels()
     title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
-    axes[3].legend(
-        handles, labels, title=title, fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1)
-    )
+    axes[3].legend(handles, labels, title=title, **OUTSIDE)
     return _png(figure, "FGSM")
 
 
 def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
-    """Draw the difference of each figure, each in its own unit, with its interval."""
     columns = min(4, len(differences))
     count = -(-len(differences) // columns)
     plt.switch_backend("Agg")
-    figure, grid = plt.subplots(
-        count,
-        columns,
-        figsize=(3.2 * columns, 1.3 * count + 0.6),
-        layout="constrained",
-        squeeze=False,
-    )
+    size = (3.2 * columns, 1.3 * count + 0.6)
+    figure, grid = plt.subplots(count, columns, figsize=size, layout="constrained", squeeze=False)
     for axis in grid.ravel()[len(differences) :]:
         axis.set_axis_off()
     for axis, (name, found) in zip(grid.ravel(), differences.items(), strict=False):
@@ -328,14 +262,27 @@ def differences_plot(differences: dict[str, Difference], first: str, second: str
     return _png(figure, f"{second} less {first}")
 
 
-def _whole(predicted: ServedPrediction) -> list[str]:
-    """Return the scores but for the flag with detectors left out."""
-    return [name for name in predicted.scores if " without " not in name]
-
-
 def _plain_text(name: str) -> str:
     """Return a name that matplotlib shows as it is: dollars begin formulas."""
     return name.replace("$", r"\$")
+
+
+def _ends(records: Sequence[Any], key: str) -> np.ndarray:
+    """Return the lower and the upper ends of a figure's intervals."""
+    return np.array([one.confidence_intervals[key] for one in records]).reshape(-1, 2).T
+
+
+def _dots(
+    axis: Axes, at: np.ndarray, records: Sequence[Any], key: str, marker: str = "o", **style: Any
+) -> None:
+    """Draw a figure of each record, with its interval."""
+    axis.vlines(at, *_ends(records, key), **style)
+    axis.plot(at, [getattr(one, key) for one in records], marker, **style)
+
+
+def _name_classes(axis: Axes, names: list[str]) -> None:
+    rotation = 90 if max(map(len, names)) > 2 else 0
+    axis.set_xticks(range(len(names)), names, rotation=rotation, fontsize="small")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
@@ -348,8 +295,8 @@ def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[0])
 
 
-def _legend_beside(axis: Axes) -> None:
-    axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
+def _legend_outside(axis: Axes) -> None:
+    axis.legend(**OUTSIDE)
 
 
 def _png(figure: Figure, title: str) -> bytes:

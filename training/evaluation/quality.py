@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.calibration import Calibration
-from model_store.conformal.detectors import combined_surprisal
+from model_store.conformal.detectors import flag_statistic
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
+from model_store.scores.records import concatenate
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
@@ -85,11 +86,6 @@ class ServedPrediction:
         flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
         return cls(prediction, _scores(prediction, calibration), flagged)
 
-    @property
-    def mean_scores(self) -> dict[str, float]:
-        """Each detector's mean score."""
-        return {name: float(score.mean()) for name, score in self.prediction.detected.items()}
-
 
 @dataclass(frozen=True)
 class ServedPredictor:
@@ -104,7 +100,6 @@ class ServedPredictor:
         return hash_key(self.seed, *name.encode())
 
     def outputs(self, name: str, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield outputs and density scores of each request."""
         return served_outputs(
             self.model.runtime, rows, self.draws, self.request_seed(name), REQUEST_ROWS
         )
@@ -128,14 +123,9 @@ def _scores(
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.surprisals_of(detected, labels, draws)
     subsets = {"flag": combined}
-    if len(combined) > 1:
-        subsets |= {
-            f"flag without {name}": tuple(n for n in combined if n != name) for name in combined
-        }
-    flags = {
-        flag: combined_surprisal([surprisals[name] for name in subset])
-        for flag, subset in subsets.items()
-    }
+    for name in combined if len(combined) > 1 else ():
+        subsets[f"flag without {name}"] = tuple(n for n in combined if n != name)
+    flags = {flag: flag_statistic(surprisals, subset) for flag, subset in subsets.items()}
     alone = {
         name: surprisals[name] if name in calibration.standards else score
         for name, score in detected.items()
@@ -146,32 +136,27 @@ def _scores(
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> ClassMeasures | RegressionMeasures:
-    """Measure the quality of predictions of test rows, with intervals; of each score the area under
-    risk against coverage; and how often the flag fires."""
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    common_intervals = _flagged_intervals(predicted, len(test)) | intervals(
-        areas, resamples, "aurc."
-    )
+    ends = _flagged_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
     if isinstance(scores, Scores):
         figures = class_figures(scores.probabilities, test.y)
+        probs = scores.probabilities
         content = {
             **common,
             **values(figures),
-            "reliability": reliability(scores.probabilities.max(axis=1), loss == 0),
+            "reliability": reliability(probs.max(axis=1), loss == 0),
             "by_class": by_class(scores.label, test.y, classes),
-            "class_probabilities": class_probabilities(
-                scores.probabilities, test.y, classes, resamples
-            ),
+            "class_probabilities": class_probabilities(probs, test.y, classes, resamples),
             "error_detection": error_detection(predicted, loss),
-            "confidence_intervals": intervals(figures, resamples) | common_intervals,
+            "confidence_intervals": intervals(figures, resamples) | ends,
         }
         return ClassMeasures.model_validate(content)
     measures, scores = target_measures(predictor, test), scores.in_units
-    found = {coverage: predicted.prediction.intervals(coverage) for coverage in COVERAGES}
-    held = {coverage: ends for coverage, ends in found.items() if ends is not None}
+    found = {nominal: predicted.prediction.intervals(nominal) for nominal in COVERAGES}
+    held = {nominal: of for nominal, of in found.items() if of is not None}
     figures = regression_figures(scores, measures.log_likelihood, held[0.95], test.y)
     figures["crps"] = Mean(measures.crps)
     pinball = {f"{q:g}": Mean(measures.pinball[:, i]) for i, q in enumerate(QUANTILES)}
@@ -180,13 +165,11 @@ def measure_test(
         **values(figures),
         "pinball": values(pinball),
         "pit": pit_measures(measures.pit),
-        "intervals": [
-            _interval(coverage, ends, test.y, resamples) for coverage, ends in held.items()
-        ],
+        "intervals": [_interval(nominal, of, test.y, resamples) for nominal, of in held.items()],
         "by_spread": _by_spread(scores, held[0.95], test.y, predictor.seed),
         "confidence_intervals": intervals(figures, resamples)
         | intervals(pinball, resamples, "pinball.")
-        | common_intervals,
+        | ends,
     }
     return RegressionMeasures.model_validate(content)
 
@@ -197,11 +180,10 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
         last = first + outputs.shape[1]
         parts.append(TargetMeasures.of(outputs, test.y[first:last], transform))
         first = last
-    return TargetMeasures.concatenate(parts)
+    return concatenate(parts)
 
 
 def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return whether each row is misclassified (1), or its squared error."""
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
     return np.square(scores.in_units.mean - y).astype(np.float64)
@@ -228,8 +210,6 @@ def error_detection(
 
 
 def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
-    """Return how well each score tells a set's rows (positive) from the test rows, and how often
-    the flag fires."""
     n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
     return SetMeasures(
         rows=m,
@@ -285,9 +265,11 @@ def measure_parts(
     is_flagged = prediction.judged_p_values.p_value <= PART_FPR
     measured = []
     for by, name, rows in _parts(prediction, test, classes, groups):
-        figures: dict[str, Figure] = (
-            {"accuracy": Share(loss[rows] == 0)} if classes else {"rmse": RootMean(loss[rows])}
-        )
+        figures: dict[str, Figure] = {}
+        if classes:
+            figures["accuracy"] = Share(loss[rows] == 0)
+        else:
+            figures["rmse"] = RootMean(loss[rows])
         figures["covered"] = Share(is_covered[rows])
         if f"{PART_FPR:g}" in predicted.flagged:
             figures["flagged"] = Share(is_flagged[rows])
@@ -306,7 +288,6 @@ def measure_parts(
 def _parts(
     prediction: Prediction, test: Rows, classes: tuple[str, ...], groups: tuple[str, ...]
 ) -> Iterator[tuple[str, str, Int64[np.ndarray, "n"]]]:
-    """Yield kind, name and rows of each part."""
     if isinstance(prediction.scores, Scores):
         for by, numbers in (("class", test.y), ("label", prediction.scores.label)):
             for number, name in enumerate(classes):
@@ -321,7 +302,6 @@ def _parts(
 
 
 def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
-    """Return whether each row's set or interval holds the truth."""
     inside = prediction.prediction_sets(PART_COVERAGE)
     if inside is not None:
         return inside[np.arange(len(y)), y]
@@ -347,8 +327,7 @@ def _interval(
 def _by_spread(
     scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int
 ) -> list[SpreadBin]:
-    """Return coverage and error of as many rows each, from those predicted to be the surest to the
-    least sure."""
+    """Return coverage and error of bins of equally many rows, the surest first."""
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {

@@ -1,5 +1,4 @@
-"""`python -m training evaluate`: the evaluation report of a published version, written beneath it in
-the store."""
+"""`python -m training evaluate`: the evaluation report of a published version."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
 from training import log
 from training.calibration.calibrate import groups_known
-from training.data import Dataset, Rows, leave_out, load, numbered_as, split, split_sizes
+from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
 from training.evaluation import attacks, plots
 from training.evaluation.evidence import (
     Attack,
@@ -42,7 +41,7 @@ from training.evaluation.quality import (
 )
 from training.evaluation.slices import worst_slices
 from training.evaluation.text import blocks, markdown, page
-from training.export.served import fitted_detectors
+from training.export.served import fit_detectors
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
@@ -55,13 +54,10 @@ LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not k
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a report is asked for: rows of each set at most, draws (None: the version's default), a
-    seed."""
-
     outliers: tuple[OutlierSource, ...] = ()
     attacks: bool = False
-    rows: int = 1000
-    draws: int | None = None
+    rows: int = 1000  # of each set at most
+    draws: int | None = None  # None: the version's default
     seed: int = 0
     source: str | None = None  # of test rows, if not that of the fit
 
@@ -74,13 +70,8 @@ def evaluate_version(
     wanted: Wanted,
     quiet: bool = False,
 ) -> EvaluationReport:
-    """Measure a version and write its report.
-
-    Raises:
-        InvalidInput: if there is no such data, or what is wanted does not go with the version.
-    """
     manifest = version.manifest
-    draws = checked_draws(version, wanted)
+    draws = number_of_draws(version, wanted)
     data, is_fitted = data_of(version, root, wanted.source)
     test = test_rows(data, wanted)
     sets = _sets(version, model, data, test, wanted)
@@ -95,11 +86,9 @@ def evaluate_version(
             predicted_sets[name] = predictor(name, rows)
             done(name)
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
-        attacked = (
-            _attack(version, data, is_fitted, predictor, predicted, test, done)
-            if wanted.attacks
-            else {}
-        )
+        attacked = {}
+        if wanted.attacks:
+            attacked = _attack(version, data, is_fitted, predictor, predicted, test, done)
     if wanted.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
     given: dict[str, Any] = {}
@@ -126,7 +115,7 @@ def evaluate_version(
         confidence_level=LEVEL,
         resamples=RESAMPLES,
         detectors=Detectors(
-            all=list(predicted.prediction.detected), combined=list(manifest.detectors.combined)
+            all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
         ),
         **given,
         summary=figures,
@@ -165,8 +154,7 @@ def _sets(
     return {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
 
 
-def checked_draws(version: Parent, wanted: Wanted) -> int:
-    """Return the number of draws; refuse what does not go with the version."""
+def number_of_draws(version: Parent, wanted: Wanted) -> int:
     manifest = version.manifest
     most = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
     if wanted.draws is not None and not 1 <= wanted.draws <= most:
@@ -175,29 +163,17 @@ def checked_draws(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput("--rows", "at least 2", str(wanted.rows))
     if not 0 <= wanted.seed <= MAX_SEED:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
-    for cannot, expected, found in (
-        (
-            manifest.task == "regression",
-            "a classification, since attacks change labels",
-            "a regression",
-        ),
-        (
-            manifest.input.takes_ids,
-            "rows of numbers, since attacks follow gradients",
-            "rows of ids",
-        ),
-        (
-            Provenance.of(manifest).pruned is not None,
-            "a version that is not pruned, since attacks need its gradients",
-            "one",
-        ),
-        (
-            manifest.encoder is not None,
-            "a version without an encoder, since attacks need its gradients",
-            "one",
-        ),
-    ):
-        if wanted.attacks and cannot:
+    gradients = "since attacks need its gradients"
+    refused = {
+        "a classification, since attacks change labels": manifest.task == "regression"
+        and "a regression",
+        "rows of numbers, since attacks follow gradients": manifest.input.takes_ids
+        and "rows of ids",
+        f"a version that is not pruned, {gradients}": Provenance.of(manifest).pruned and "one",
+        f"a version without an encoder, {gradients}": manifest.encoder and "one",
+    }
+    for expected, found in refused.items():
+        if wanted.attacks and found:
             raise InvalidInput("--attacks", expected, found)
     names = [source.name for source in wanted.outliers]
     if len(set(names)) < len(names):
@@ -211,13 +187,12 @@ def test_rows(data: Dataset, wanted: Wanted) -> Rows:
 
 
 def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Return the data, and whether they are those of the fit."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
     loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
     known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
-    data = numbered_as(known, version.classes)
+    data = renumber(known, version.classes)
     shape = version.manifest.input.shape
     if data.shape != shape:
         raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")
@@ -238,13 +213,10 @@ def _attack(
     keeps the detectors quiet."""
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
-    network = fitted_detectors(model, train, version.recipe, spec.shape)
+    network = fit_detectors(model, train, version.recipe, spec.shape)
     attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
-    statistic = None
-    if is_fitted:
-        statistic = attacks.differentiable_flag(
-            predictor.model.calibration, version.manifest.detectors.density
-        )
+    calibration, density = predictor.model.calibration, version.manifest.detectors.density
+    statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
     measured = {}
     for made in attacks.attacks(attacked, test, statistic, predictor.seed):
         after = predictor(made.name, made.x)
@@ -257,8 +229,7 @@ def _attack(
 def _summary(
     test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]
 ) -> tuple[dict[str, float], dict[str, Ends]]:
-    """Return the report's main figures, flat, and their intervals: what `GET /models/{name}`
-    shows."""
+    """Return the main figures, flat, and their intervals: what `GET /models/{name}` shows."""
     own = test.confidence_intervals
     figures, intervals = {}, {}
     for key in SUMMARY:
@@ -286,9 +257,8 @@ def _plots(
             "class-probabilities.png": plots.class_probabilities_plot(measured.class_probabilities),
         }
         if report.attacks:
-            files["fgsm.png"] = plots.attacks_plot(
-                measured.accuracy, test.mean_scores, report.attacks
-            )
+            means = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
+            files["fgsm.png"] = plots.attacks_plot(measured.accuracy, means, report.attacks)
     else:
         main, label = "std", "mean squared error of the rows answered"
         files = {
@@ -306,7 +276,6 @@ def _plots(
 
 @contextlib.contextmanager
 def _bar(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show how many sets are done; yields what is to be called after each."""
     with tqdm(total=total, unit="set", disable=quiet) as bar:
 
         def done(name: str) -> None:

@@ -40,16 +40,8 @@ def worst_slices(
 ) -> Slices | None:
     """Return the slices where the mean loss is most surely above that of all rows, the worst first.
 
-    Args:
-        x: test rows, encoded.
-        columns: how they are.
-        loss: of each row: 1 where the label is wrong, or the squared error (`is_squared`), given as
-            its root.
-        is_squared: of a regression.
-        seed: of the evaluation.
-
-    Returns:
-        None where no slice has rows enough.
+    `x` are test rows, encoded by `columns`; `loss` is of each row 1 where the label is wrong, or
+    the squared error (`is_squared`), given as its root. None where no slice has rows enough.
     """
     half = np.zeros(len(x), dtype=bool)
     half[generator(seed, EvaluationStream.SLICES).permutation(len(x))[: len(x) // 2]] = True
@@ -75,16 +67,15 @@ def worst_slices(
             ends = percentiles(Resamples.of(len(inside), seed).values(RootMean(inside)), level)
         else:
             ends = share_interval(int(inside.sum()), len(inside), level)
-        slices.append(
-            Slice(
-                column=candidate.column,
-                rows_are=candidate.rows_are,
-                rows=len(inside),
-                loss=mean(candidate.inside & ~half),
-                where_chosen=mean(candidate.inside & half),
-                confidence_intervals={"loss": ends},
-            )
+        measured = Slice(
+            column=candidate.column,
+            rows_are=candidate.rows_are,
+            rows=len(inside),
+            loss=mean(candidate.inside & ~half),
+            where_chosen=mean(candidate.inside & half),
+            confidence_intervals={"loss": ends},
         )
+        slices.append(measured)
     return Slices(
         candidates=len(candidates),
         chosen_rows=int(half.sum()),

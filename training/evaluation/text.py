@@ -42,13 +42,15 @@ FEW_CLASSES = 20  # whose confusion matrix is shown
 # what a browser lets the page load
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; \
+max-width: 68rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; margin: 2rem 0 .6rem; }
 h2 { border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
 .table { overflow-x: auto; margin-bottom: 1em; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; white-space: nowrap; }
+th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem; text-align: left; \
+white-space: nowrap; }
 th { background: #f4f4f4; }
 tr:hover td { background: #fafafa; }
 figure { margin: 1.5rem 0; }
@@ -60,8 +62,6 @@ code { background: #f2f2f2; padding: 0 .2rem; }
 
 @dataclass(frozen=True)
 class Table:
-    """A table, whose cells are plain text."""
-
     header: list[str]
     rows: list[list[str]]
 
@@ -83,8 +83,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot, by its file."""
-
     file: str
 
     @property
@@ -109,7 +107,6 @@ def markdown(parts: list[Block]) -> str:
 
 
 def page(title: str, parts: list[Block], files: Mapping[str, bytes]) -> str:
-    """Return the page; `files` has the plots as PNG."""
     body = []
     for part in parts:
         if isinstance(part, Table):
@@ -210,7 +207,6 @@ def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
 
 
 def _intervals(test: RegressionMeasures) -> list[Block]:
-    """Return tables of intervals, quantiles and spread."""
     own = test.confidence_intervals
     held = [
         [_percent(e.nominal), _share(e, "covered"), _number(e, "width")] for e in test.intervals
@@ -234,7 +230,6 @@ def _intervals(test: RegressionMeasures) -> list[Block]:
 
 
 def _classes(test: ClassMeasures) -> list[Block]:
-    """Return recall and precision of each class, and of few classes the confusion matrix."""
     header = ["class", "rows", "recall", "precision"]
     rows = [
         [one.name, str(one.rows), _share(one, "recall"), _share(one, "precision")]
@@ -251,16 +246,10 @@ def _classes(test: ClassMeasures) -> list[Block]:
 def _parts(measured: list[PartMeasures]) -> list[Block]:
     key, title = ("accuracy", "accuracy (%)") if measured[0].rmse is None else ("rmse", "RMSE")
     show = _share if key == "accuracy" else _number
-    rows = [
-        [
-            f"{part.by} {part.name}",
-            str(part.rows),
-            show(part, key),
-            _share(part, "covered"),
-            _share(part, "flagged"),
-        ]
-        for part in measured
-    ]
+    rows = []
+    for part in measured:
+        shares = [_share(part, "covered"), _share(part, "flagged")]
+        rows.append([f"{part.by} {part.name}", str(part.rows), show(part, key), *shares])
     return [
         "Rows of each class, given each label, and of each group: one that is served worse than "
         "the others.",
@@ -269,13 +258,9 @@ def _parts(measured: list[PartMeasures]) -> list[Block]:
 
 
 def _class_probabilities(test: ClassMeasures) -> list[Block]:
+    names = ("calibration_error", "average_precision")
     rows = [
-        [
-            one.name,
-            str(one.rows),
-            _share(one, "calibration_error"),
-            _share(one, "average_precision"),
-        ]
+        [one.name, str(one.rows), *(_share(one, name) for name in names)]
         for one in test.class_probabilities
     ]
     return [
@@ -285,18 +270,11 @@ def _class_probabilities(test: ClassMeasures) -> list[Block]:
 
 
 def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
-    """Return the slices' table, and how they were found."""
     loss, show = ("RMSE", _plain) if is_regression else ("wrong labels", _percent)
-    rows = [
-        [
-            one.column,
-            one.rows_are,
-            str(one.rows),
-            show(one.loss, one.confidence_intervals["loss"]),
-            show(one.where_chosen),
-        ]
-        for one in found.slices
-    ]
+    rows = []
+    for one in found.slices:
+        measured = [show(one.loss, one.confidence_intervals["loss"]), show(one.where_chosen)]
+        rows.append([one.column, one.rows_are, str(one.rows), *measured])
     return [
         f"Of {found.candidates} slices by one column (categories, quarters, missing values), the "
         f"worst on a random half of the test rows ({found.chosen_rows}), at most one of a column, "
@@ -307,9 +285,7 @@ def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
     ]
 
 
-def _flag_rates(
-    measured: Mapping[str, ClassMeasures | RegressionMeasures | SetMeasures],
-) -> Table:
+def _flag_rates(measured: Mapping[str, ClassMeasures | RegressionMeasures | SetMeasures]) -> Table:
     fprs = list(measured["test rows"].flagged)
     rows = [[name, *(_flag_rate(entry, fpr) for fpr in fprs)] for name, entry in measured.items()]
     return Table(["rows flagged (%) at fpr", *fprs], rows)
@@ -364,10 +340,8 @@ def _plain(value: float | None, ends: Ends | None = None) -> str:
 
 
 def _escape_markdown(cell: str) -> str:
-    """Return a cell that Markdown shows as it is, on one line."""
     return re.sub(r"([\\`|<>\[\]*])", r"\\\1", " ".join(cell.split()))
 
 
 def _inline(text: str) -> str:
-    """Return text with what is between backquotes as code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))

@@ -5,6 +5,7 @@ Both have one form: `x` (rows, I) float32, a row as the data have it, to `encode
 float32.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
     return needed
 
 
-def written(model: onnx.ModelProto, path: Path) -> None:
+def write_model(model: onnx.ModelProto, path: Path) -> None:
     """Write a graph's file."""
     try:
         path.write_bytes(model.SerializeToString())
@@ -127,7 +128,7 @@ def written(model: onnx.ModelProto, path: Path) -> None:
         raise InvalidInput(FIELD, "a model of at most 2 GB", "a larger one") from None
 
 
-def examined(
+def examine(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
     """Return what a manifest says of an encoder's file, having found out whether its rows see each
@@ -135,18 +136,13 @@ def examined(
 
     Each row is encoded alone, among others, and at another place among them. Where the bits differ,
     rows are encoded one at a time, unless the recipe wants `rows_at_once` of them.
-
-    Raises:
-        InvalidInput: if the file cannot be loaded, does not run on such rows, or gives what is no
-            number.
     """
     try:
         width = _width(path, examples[:1])
         encoder = Encoder(path, EncoderSpec(outputs=width, rows_at_once=1), row_size, threads=1)
     except GraphError as error:
-        raise InvalidInput(
-            FIELD, "a model that the service runs on these rows", one_line(error)
-        ) from None
+        expected = "a model that the service runs on these rows"
+        raise InvalidInput(FIELD, expected, one_line(error)) from None
     alone = encoder(examples)
     if not np.isfinite(alone).all():
         raise InvalidInput(FIELD, "numbers for every row", "some that are infinite or none")
@@ -176,22 +172,17 @@ def _difference(
     largest number."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     worst = 0.0
-    for count in {2, 3, together}:
-        for order in orders:
-            try:
-                parts = [
-                    encoder.run(x[part])
-                    for part in np.split(order, range(count, len(order), count))
-                ]
-            except Exception:  # a graph for one row at a time
-                return math.inf
-            encoded = np.concatenate(parts)
-            if encoded.shape != alone.shape:
-                return math.inf
-            apart = np.abs(encoded - alone[order]).max(axis=1)
-            worst = max(
-                worst, float((apart / np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)).max())
-            )
+    for count, order in itertools.product({2, 3, together}, orders):
+        batches = np.split(order, range(count, len(order), count))
+        try:
+            encoded = np.concatenate([encoder.run(x[batch]) for batch in batches])
+        except Exception:  # a graph for one row at a time
+            return math.inf
+        if encoded.shape != alone.shape:
+            return math.inf
+        apart = np.abs(encoded - alone[order]).max(axis=1)
+        largest = np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)
+        worst = max(worst, float((apart / largest).max()))
     return worst
 
 
@@ -202,9 +193,8 @@ def _width(path: Path, x: Float32[np.ndarray, "1 I"]) -> int:
     except Exception as error:
         raise GraphError(ENCODER, f"onnxruntime: {one_line(error)}"[:300]) from None
     if encoded.ndim != 2 or len(encoded) != 1 or encoded.shape[1] == 0:
-        raise GraphError(
-            ENCODER, f"expected a row of numbers for each row, got shape {encoded.shape} for one"
-        )
+        shape = f"expected a row of numbers for each row, got shape {encoded.shape} for one"
+        raise GraphError(ENCODER, shape)
     return int(encoded.shape[1])
 
 
@@ -212,34 +202,28 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
     except OSError as error:
-        raise InvalidInput(
-            FIELD, f"a file at {path}", error.strerror or "none that can be read"
-        ) from None
+        got = error.strerror or "none that can be read"
+        raise InvalidInput(FIELD, f"a file at {path}", got) from None
     except Exception:
-        raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}") from None
+        model = onnx.ModelProto()
     if not model.graph.node:
         raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}")
     refused = refusal(model)
     if refused is not None:
-        raise InvalidInput(
-            FIELD, "a model that the service runs, with its weights in it", f"{path}: {refused}"
-        )
+        expected = "a model that the service runs, with its weights in it"
+        raise InvalidInput(FIELD, expected, f"{path}: {refused}")
     return model
 
 
 def _output(model: onnx.ModelProto, name: str | None) -> str:
-    """Return the value that is taken of a graph."""
     outputs = [_plain(value.name) for value in model.graph.output]
+    expected = f"one of {outputs[:SHOWN]}"
     if name is None:
         if len(outputs) != 1:
-            raise InvalidInput(
-                "network.output", f"one of {outputs[:SHOWN]}, since there are several", "none"
-            )
+            raise InvalidInput("network.output", f"{expected}, since there are several", "none")
         name = outputs[0]
     if not any(THEIRS + name in node.output for node in model.graph.node):
-        raise InvalidInput(
-            "network.output", f"one of {outputs[:SHOWN]}, or an inner value", repr(name)
-        )
+        raise InvalidInput("network.output", f"{expected}, or an inner value", repr(name))
     return THEIRS + name
 
 
@@ -259,16 +243,15 @@ def _prefix(
     if kind.elem_type not in (*FLOATS, *INTEGERS):
         raise InvalidInput(FIELD, "an input of numbers", got)
     if not dims or dims[0] not in (None, 1):
-        raise InvalidInput(
-            FIELD, "an input whose first axis is rows, any number of them or one", got
-        )
+        expected = "an input whose first axis is rows, any number of them or one"
+        raise InvalidInput(FIELD, expected, got)
     shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
-    ways: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [(s, None) for s in shapes]
-    ways += [(s, (1, 2, 0)) for s in shapes if len(s) == 3]  # channels after places
+    ways = [(shape, tuple(range(len(shape)))) for shape in shapes]
+    ways += [(shape, (1, 2, 0)) for shape in shapes if len(shape) == 3]  # channels after places
     for shape, order in ways:
-        there = shape if order is None else tuple(shape[i] for i in order)
-        if len(there) == len(dims) - 1 and all(
-            d in (None, n) for d, n in zip(dims[1:], there, strict=True)
+        sizes = [shape[i] for i in order]
+        if len(sizes) == len(dims) - 1 and all(
+            d in (None, n) for d, n in zip(dims[1:], sizes, strict=True)
         ):
             break
     else:
@@ -277,14 +260,12 @@ def _prefix(
     nodes = [helper.make_node("Reshape", [INPUT, f"{OWN}shape"], [f"{OWN}rows"])]
     name = f"{OWN}rows"
     if rows.mean is not None and rows.std is not None:
-        tensors += [
-            numpy_helper.from_array(rows.mean, f"{OWN}mean"),
-            numpy_helper.from_array(rows.std, f"{OWN}std"),
-        ]
+        tensors.append(numpy_helper.from_array(rows.mean, f"{OWN}mean"))
+        tensors.append(numpy_helper.from_array(rows.std, f"{OWN}std"))
         nodes.append(helper.make_node("Sub", [name, f"{OWN}mean"], [f"{OWN}centred"]))
         nodes.append(helper.make_node("Div", [f"{OWN}centred", f"{OWN}std"], [f"{OWN}standard"]))
         name = f"{OWN}standard"
-    if order is not None:
+    if order != tuple(range(len(shape))):
         axes = [0, *(i + 1 for i in order)]
         nodes.append(helper.make_node("Transpose", [name], [f"{OWN}places"], perm=axes))
         name = f"{OWN}places"
@@ -298,9 +279,8 @@ def _of_ids(
     """Return what makes a mask, or token types, of ids: 1 for each that is no filling, and 0."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
-        raise InvalidInput(
-            FIELD, f"numbers as input {_plain(name)}", TensorProto.DataType.Name(kind).lower()
-        )
+        got = TensorProto.DataType.Name(kind).lower()
+        raise InvalidInput(FIELD, f"numbers as input {_plain(name)}", got)
     if _plain(name) == KINDS:  # all texts are of one kind, 0
         return [
             helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),

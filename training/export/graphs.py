@@ -122,12 +122,6 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
         raise InvalidInput("network", *_why_not_exported(error, trial.network, x)) from error
 
 
-def _users_module(network: Network) -> nn.Module:
-    """Return what became of the module that a network was made of: its layers have the names that
-    they had."""
-    return network.module if isinstance(network, DrawnNetwork) else network.members[0]
-
-
 @torch.no_grad()
 def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[str, str]:
     """Return what a module must be to be exported, and what came, in plain words: an exporter's
@@ -142,16 +136,16 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
         unknown = NO_SUCH_OPERATOR.search(text) or UNTRANSLATED.search(text)
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
-            where = layer_of_operator(_users_module(network), lambda: network(x, theta), operator)
+            # what became of the user's module: its layers have the names that they had
+            module = network.module if isinstance(network, DrawnNetwork) else network.members[0]
+            where = layer_of_operator(module, lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
             expected = "operators that ONNX has, or others in their place"
             return expected, f"{operator}{of}, which it does not have"
     if any("data-dependent" in text for text in texts) or reads_values(lambda: network(x, theta)):
-        return (
-            "a forward that does the same whatever the values in its rows are (torch.where chooses "
-            "by value)",
-            "one whose course depends on values: if, while, int(), float() or .item() of a tensor",
-        )
+        expected = "a forward that does the same whatever the values in its rows are (torch.where "
+        got = "one whose course depends on values: if, while, int(), float() or .item() of a tensor"
+        return f"{expected}chooses by value)", got
     if isinstance(error, GraphError):
         return "a module of operators that the service runs (docs/networks.md)", one_line(error)
     reason = texts[-1].partition(" While executing ")[0][:200]  # what follows names files of torch
@@ -308,18 +302,16 @@ def parity(
         got, got_density = runtime.run(x, shared_or_paired)
         for name, differences in _differences(got, outputs.numpy(), model.likelihood).items():
             found.setdefault(name, []).append(differences)
-        found["density"].append(_relative(got_density, density.numpy()))
+        found["density"].append(_relative(got_density, density.numpy(), density.numpy()))
     if runtime.has_terms:
-        found["terms"] = [
-            _relative_terms(runtime.terms(x), network.terms(torch.from_numpy(x)).numpy())
-        ]
+        terms = network.terms(torch.from_numpy(x)).numpy()
+        total = terms.sum(axis=2, keepdims=True)
+        found["terms"] = [_relative(runtime.terms(x), terms, total)]
     worst = {name: _largest(parts) for name, parts in found.items()}
     for name, difference in worst.items():
         if not difference <= PARITY_TOLERANCE:
-            raise ParityError(
-                f"parity: expected {name} within {PARITY_TOLERANCE} of torch's, got a difference "
-                f"of {difference}"
-            )
+            expected = f"{name} within {PARITY_TOLERANCE} of torch's"
+            raise ParityError(f"parity: expected {expected}, got a difference of {difference}")
     _check_rows_apart(runtime, x, paired[:, :1])
     return worst
 
@@ -336,10 +328,8 @@ def _check_rows_apart(runtime: Runtime, x: np.ndarray, theta: np.ndarray) -> Non
     for n in range(len(x)):
         for name, alone in answers(x[n : n + 1]).items():
             if not np.array_equal(alone[0], together[name][n]):
-                raise ParityError(
-                    f"parity: expected a row's {name} to be the same bits alone and in a batch, "
-                    "got others"
-                )
+                expected = f"a row's {name} to be the same bits alone and in a batch"
+                raise ParityError(f"parity: expected {expected}, got others")
 
 
 def _differences(
@@ -354,21 +344,13 @@ def _differences(
     return {"mean": difference[..., 0] / scale, "log_variance": difference[..., 1]}
 
 
-def _relative(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    scale = np.maximum(expected, expected.mean(axis=0))
+def _relative(got: np.ndarray, expected: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Return differences over a row's size or, where that is larger, the mean size."""
+    scale = np.maximum(size, size.mean(axis=0))
     difference = got - expected
     return np.divide(difference, scale, out=difference, where=scale > 0)
 
 
-def _relative_terms(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    total = expected.sum(axis=2, keepdims=True)
-    difference = got - expected
-    return np.divide(
-        difference, np.maximum(total, total.mean(axis=0)), out=difference, where=total > 0
-    )
-
-
 def _largest(differences: list[np.ndarray]) -> float:
-    """Return the largest absolute value; NaN, which no tolerance admits, if there is one; of
-    nothing 0."""
+    """Return the largest absolute value: NaN, which no tolerance admits, if there is one."""
     return float(np.max([np.max(np.abs(difference), initial=0.0) for difference in differences]))

@@ -27,11 +27,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from training.networks.probes import READS_VALUES
+
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
 OWN_CODE = ("networks", "posteriors", "detectors", "export")
 MOST_FILES = 500  # of some 100 kB each
-READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that let values decide
 COUNTERS = "name_counters"
 DEEPEST = 3  # of attributes within attributes
 
@@ -46,7 +47,6 @@ def export_program(
     """Return a module's ONNX program, with its weights in it and constants folded."""
     key = structure(module, inputs, dynamic_shapes)
     kept = None if key is None else _read(key)
-    program = None
     if kept is None:
         program = torch.onnx.export(
             module,
@@ -58,13 +58,11 @@ def export_program(
             optimize=False,
         )
         assert program is not None
-        kept = None if key is None else _without_weights(program.model, module)
-        if kept is not None:
-            assert key is not None
+        if key is not None and (kept := _without_weights(program.model, module)) is not None:
             _write(key, kept)
-    if kept is not None:
+            program = torch.onnx.ONNXProgram(_with_weights(kept, module), None)
+    else:
         program = torch.onnx.ONNXProgram(_with_weights(kept, module), None)
-    assert program is not None
     program.optimize()
     return program
 
@@ -82,13 +80,19 @@ def _without_weights(model: ir.Model, module: nn.Module) -> bytes | None:
                 return None
             tensor.raw_data = b""
     strip_notes(kept)
-    onnx.helper.set_model_props(kept, {COUNTERS: " ".join(map(str, _name_counters(model)))})
+    # A graph that is read names further values and nodes from 0: go on from where the exporter was.
+    # These counters are private to onnx_ir.
+    names = model.graph._name_authority
+    counters = f"{names._value_counter} {names._node_counter}"
+    onnx.helper.set_model_props(kept, {COUNTERS: counters})
     return bytes(kept.SerializeToString())
 
 
 def _with_weights(kept: bytes, module: nn.Module) -> ir.Model:
     model = ir.serde.deserialize_model(onnx.load_model_from_string(kept))
-    _set_name_counters(model, *map(int, model.metadata_props.pop(COUNTERS).split()))
+    names = model.graph._name_authority
+    counters = map(int, model.metadata_props.pop(COUNTERS).split())
+    names._value_counter, names._node_counter = counters
     weights = _weights(module)
     for name, value in model.graph.initializers.items():
         if name in weights:
@@ -103,20 +107,6 @@ def strip_notes(graph: onnx.ModelProto) -> None:
     for part in (parts, *parts.input, *parts.output, *parts.value_info, *parts.node):
         del part.metadata_props[:]
         part.doc_string = ""
-
-
-def _name_counters(model: ir.Model) -> tuple[int, int]:
-    """Return how many values and nodes onnx_ir has named, which later names begin from.
-
-    They are private to onnx_ir; a graph that is read begins from 0.
-    """
-    names = model.graph._name_authority
-    return names._value_counter, names._node_counter
-
-
-def _set_name_counters(model: ir.Model, values: int, nodes: int) -> None:
-    names = model.graph._name_authority
-    names._value_counter, names._node_counter = values, nodes
 
 
 def folder() -> Path | None:
@@ -161,9 +151,9 @@ def structure(
     for name, tensor in _all_tensors(module):
         names.setdefault(id(tensor), name)
     run = _Run({**names, **{id(x): f"input {i}" for i, x in enumerate(inputs)}})
-    run.note(_versions(), OPSET, [x.shape for x in inputs], [x.dtype for x in inputs])
-    run.note([(name, [(k, d.__name__) for k, d in dims.items()])
-              for name, dims in dynamic_shapes.items()])  # fmt: skip
+    run.note(_versions(), OPSET, [(x.shape, x.dtype) for x in inputs])
+    for name, dims in dynamic_shapes.items():
+        run.note(name, [(axis, dim.__name__) for axis, dim in dims.items()])
     for name, layer in module.named_modules(remove_duplicate=False):
         run.note(name, _plain(type(layer)), _plain(vars(layer)))
     for name, tensor in _all_tensors(module):
@@ -222,10 +212,10 @@ class _Run(TorchDispatchMode):
             return _plain(value) if isinstance(value, str | dict) else str(value)
         if id(value) not in self.names:  # a constant
             content = hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes())
-            self._name(value, content.hexdigest())
+            self._keep(value, content.hexdigest())
         return self.names[id(value)], value.shape, value.dtype
 
-    def _name(self, tensor: Tensor, name: str) -> None:
+    def _keep(self, tensor: Tensor, name: str) -> None:
         self.names[id(tensor)] = name
         self.made.append(tensor)
 
@@ -236,7 +226,7 @@ class _Run(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         for output in tree_iter(outputs):
             if isinstance(output, Tensor) and id(output) not in self.names:
-                self._name(output, f"made {len(self.made)}")
+                self._keep(output, f"made {len(self.made)}")
         return outputs
 
 

@@ -20,12 +20,12 @@ which processors without VNNI add them up, so all processors agree.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
+from onnx.helper import make_node
 
 from model_store.inference.noise import standard_normal
 from model_store.inference.runtime import Runtime
@@ -63,17 +63,14 @@ def quantise_network(network: bytes) -> bytes:
     model = onnx.load_model_from_string(network)
     graph = model.graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    transposed = {
-        n.output[0]: n.input[0]
-        for n in graph.node
-        if n.op_type == "Transpose" and n.input[0] in weights
+    inputs = {
+        kind: {n.output[0]: n.input[0] for n in graph.node if n.op_type == kind}
+        for kind in ("Transpose", "ReduceL2", "Relu")
     }
-    lengths = {
-        n.output[0]: n.input[0]
-        for n in graph.node
-        if n.op_type == "ReduceL2" and n.input[0] in weights
-    }
-    rectified = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Relu"}
+    transposed, lengths = (
+        {output: name for output, name in inputs[kind].items() if name in weights}
+        for kind in ("Transpose", "ReduceL2")
+    )
     nodes: list[onnx.NodeProto] = []
     added: dict[str, np.ndarray] = {
         "levels": np.array(LEVELS, dtype=np.float32),
@@ -92,26 +89,23 @@ def quantise_network(network: bytes) -> bytes:
         else:
             direction = weights[name]
             unit_scale = np.abs(direction).max(axis=1) / LEVELS
-            added[f"{name}.int8"] = (
-                np.round(direction / unit_scale[:, None]).astype(np.int8).T.copy()
-            )
+            added[f"{name}.int8"] = _to_int8(direction, unit_scale)
             added[f"{name}.unit_scale"] = (unit_scale / _length(direction)).astype(np.float32)
-            nodes += _integer_product(
-                rectified.get(node.input[0], node.input[0]), name, node.output[0]
-            )
+            activation = inputs["Relu"].get(node.input[0], node.input[0])
+            nodes += _integer_product(activation, name, node.output[0])
     if len(nodes) == len(graph.node) - len(scales):  # nothing became integers
         return network
     for name in lengths.values():
-        added[name] = (
-            weights[name] / _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))
-        ).astype(np.float32)
+        length = _length(weights[name]).reshape(-1, *[1] * (weights[name].ndim - 1))
+        added[name] = (weights[name] / length).astype(np.float32)
     for node in nodes:
         for i, name in enumerate(node.input):
             node.input[i] = scales.get(name, name)
-    _replace(graph, nodes, added)
-    model.opset_import.append(helper.make_opsetid(FUSED, 1))
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    return _with_nodes(model, nodes, added)
+
+
+def _to_int8(weight: np.ndarray, unit_scale: np.ndarray) -> np.ndarray:
+    return np.round(weight / unit_scale[:, None]).astype(np.int8).T.copy()
 
 
 def _length(direction: np.ndarray) -> np.ndarray:
@@ -124,26 +118,18 @@ def _integer_product(activation: str, weight: str, product: str) -> list[onnx.No
     What is below 0 counts as 0, to which it is rounded: a Relu before takes no pass of its own.
     """
 
-    def step(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
-        return helper.make_node(op, inputs, [output], **attributes)
-
-    def named(part: str) -> str:
-        return f"{product}.{part}"
-
+    parts = ("largest", "range", "inverse", "scaled", "levels", "sums", "scale")
+    largest, span, inverse, scaled, levels, sums, scale = (f"{product}.{part}" for part in parts)
+    factors = [levels, f"{weight}.int8", "one", f"{weight}.unit_scale", "zero"]
     return [
-        step("ReduceMax", [activation, "last_axis"], named("largest"), keepdims=1),
-        step("Max", [named("largest"), "least"], named("range")),
-        step("Div", ["levels", named("range")], named("inverse")),
-        step("Mul", [activation, named("inverse")], named("scaled")),
-        step("QuantizeLinear", [named("scaled"), "one", "zero"], named("levels")),
-        step(
-            "MatMulIntegerToFloat",
-            [named("levels"), f"{weight}.int8", "one", f"{weight}.unit_scale", "zero"],
-            named("sums"),
-            domain=FUSED,
-        ),
-        step("Div", [named("range"), "levels"], named("scale")),
-        step("Mul", [named("sums"), named("scale")], product),
+        make_node("ReduceMax", [activation, "last_axis"], [largest], keepdims=1),
+        make_node("Max", [largest, "least"], [span]),
+        make_node("Div", ["levels", span], [inverse]),
+        make_node("Mul", [activation, inverse], [scaled]),
+        make_node("QuantizeLinear", [scaled, "one", "zero"], [levels]),
+        make_node("MatMulIntegerToFloat", factors, [sums], domain=FUSED),
+        make_node("Div", [span, "levels"], [scale]),
+        make_node("Mul", [sums, scale], [product]),
     ]
 
 
@@ -177,30 +163,19 @@ def quantise_sampler(sampler: bytes, noise_dimension: int) -> bytes:
             "top": np.array(top, dtype=np.float32),
             "step": np.array(top / levels, dtype=np.float32),
             "zero": np.array(zero, dtype=np.uint8),
-            "int8": np.round(weights[weight] / unit_scale[:, None]).astype(np.int8).T.copy(),
+            "int8": _to_int8(weights[weight], unit_scale),
             "unit_scale": unit_scale,
         }
         named = {part: f"{output}.{part}" for part in (*constants, "clipped", "levels")}
         added |= {named[part]: value for part, value in constants.items()}
-        product = ["levels", "int8", "step", "unit_scale", "zero"]
+        scale = [named["clipped"], named["step"], named["zero"]]
+        product = [named[part] for part in ("levels", "int8", "step", "unit_scale", "zero")]
         nodes += [
-            helper.make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
-            helper.make_node(
-                "QuantizeLinear",
-                [named["clipped"], named["step"], named["zero"]],
-                [named["levels"]],
-            ),
-            helper.make_node(
-                "MatMulIntegerToFloat",
-                [*(named[part] for part in product), "", *bias],
-                [output],
-                domain=FUSED,
-            ),
+            make_node("Clip", [x, named["bottom"], named["top"]], [named["clipped"]]),
+            make_node("QuantizeLinear", scale, [named["levels"]]),
+            make_node("MatMulIntegerToFloat", [*product, "", *bias], [output], domain=FUSED),
         ]
-    _replace(graph, nodes, added)
-    model.opset_import.append(helper.make_opsetid(FUSED, 1))
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    return _with_nodes(model, nodes, added)
 
 
 def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, tuple[float, float]]:
@@ -211,18 +186,18 @@ def _ranges(graph: bytes, names: list[str], noise_dimension: int) -> dict[str, t
     shapes = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
     model.graph.output.extend(shape for shape in shapes if shape.name != "eps")
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    eps = standard_normal(0, 0, RANGE_DRAWS, noise_dimension)
+    values = {"eps": standard_normal(0, 0, RANGE_DRAWS, noise_dimension)}
     inner = [name for name in names if name != "eps"]
-    values = {
-        "eps": eps,
-        **dict(zip(inner, session.run(inner, {"eps": eps}) if inner else [], strict=True)),
-    }
+    if inner:
+        values |= dict(zip(inner, session.run(inner, values), strict=True))
     return {name: (float(values[name].min()), float(values[name].max())) for name in names}
 
 
-def _replace(
-    graph: onnx.GraphProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
-) -> None:
+def _with_nodes(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], added: dict[str, np.ndarray]
+) -> bytes:
+    """Return a model with those of some nodes and constants that its outputs need."""
+    graph = model.graph
     needed = {output.name for output in graph.output}
     kept: list[onnx.NodeProto] = []
     for node in reversed(nodes):
@@ -231,14 +206,15 @@ def _replace(
             needed.update(node.input)
     del graph.node[:]
     graph.node.extend(kept)
-    tensors = [
-        tensor for tensor in graph.initializer if tensor.name in needed and tensor.name not in added
-    ]
+    tensors = [t for t in graph.initializer if t.name in needed and t.name not in added]
     tensors += [
         numpy_helper.from_array(np.asarray(a), name) for name, a in added.items() if name in needed
     ]
     del graph.initializer[:]
     graph.initializer.extend(tensors)
+    model.opset_import.append(helper.make_opsetid(FUSED, 1))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
 
 
 def quantisation_error(

@@ -13,6 +13,7 @@ from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
 from training.model import BayesianModel
 from training.networks.flows import WeightNormLinear
+from training.networks.layers import ScaledLayer
 from training.networks.likelihoods import Likelihood
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import DENSITY_NAMES, Recipe
@@ -20,11 +21,8 @@ from training.seeds import Stream, hash_key
 
 FITTED_ROWS = 10_000  # of the training rows, drawn at random: detectors are fitted on them
 CHUNK_ROWS = 1000
-OF_VECTORS = (
-    Residual,
-    Mahalanobis,
-    Neighbours,
-)  # whose scores are squared lengths of their `deviation`
+# their scores are squared lengths of their `deviation`
+OF_VECTORS = (Residual, Mahalanobis, Neighbours)
 
 
 class ServedNetwork(nn.Module):
@@ -62,9 +60,8 @@ class ServedNetwork(nn.Module):
     def attributed(self) -> tuple[str, ...]:
         """Names of the detectors whose scores `terms` divides among the numbers of a row.
 
-        None of long rows, but for images whose fold adds up the channels of one place: else their
-            numbers are not
-        told apart.
+        There are none of long rows, whose numbers are not told apart, but for images whose fold
+        adds up the channels of one place.
         """
         shape = self.network.shape
         place = math.prod(shape[-2:]) if len(shape) == 3 else math.prod(shape)
@@ -132,15 +129,14 @@ def served_network(
         if kind.space == "input":
             rows["input"] = chosen  # bytes stay bytes
         elif kind.space not in rows:
-            rows[kind.space] = torch.cat(
-                [served.rows_in(kind.space, part.float()) for part in parts]
-            )
+            found = [served.rows_in(kind.space, part.float()) for part in parts]
+            rows[kind.space] = torch.cat(found)
         also = (known,) if kind.has_classes else (shape,) if kind.is_of_images else ()
         served.density[name] = kind.fit(rows[kind.space], generator, *also)
     return served.eval()
 
 
-def fitted_detectors(
+def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
     """Return a model's network beside its recipe's detectors, fitted on training rows of a shape,
@@ -156,7 +152,6 @@ def fitted_detectors(
 
 def fold(model: BayesianModel) -> None:
     """Normalise all weight-normed directions for good; the model computes the same."""
-    model.network.fold()
     for module in model.modules():
-        if isinstance(module, WeightNormLinear):
+        if isinstance(module, ScaledLayer | WeightNormLinear):
             module.fold()

@@ -50,16 +50,13 @@ def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
         else:
             eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed)
             std = posterior(eps.to(next(model.parameters()).device)).std(0)
-    return {
-        name: part.log().mean().item()
-        for name, part in _by_layer(model, std.clamp(min=1e-30)).items()
-    }
+    parts = _by_layer(model, std.clamp(min=1e-30))
+    return {name: part.log().mean().item() for name, part in parts.items()}
 
 
 def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
-    parts = _by_layer(model, torch.empty(model.posterior.theta_dimension))
-    sizes = {name: len(part) for name, part in parts.items()}
-    return sum(sizes[name] * value for name, value in by_layer.items()) / sum(sizes.values())
+    slots = getattr(model.network, "slots", [])
+    return sum(slot.size * by_layer[slot.name] for slot in slots) / sum(slot.size for slot in slots)
 
 
 @torch.no_grad()
@@ -71,10 +68,9 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
         if isinstance(module, HyperLayer):
             module.train()  # else it says no KL
     eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed).to(x.device)
-    taken = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:ROWS].to(
-        x.device
-    )
-    nll, kl = torch.zeros(DRAWS, dtype=torch.float64), torch.zeros(DRAWS, dtype=torch.float64)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    taken = order[:ROWS].to(x.device)
+    nll, kl = torch.zeros(2, DRAWS, dtype=torch.float64)
     for chunk in taken.split(CHUNK_ROWS):
         served, divergence = model.sample(x[chunk].float(), eps)
         nll -= model.likelihood.weighted_log_likelihood(served, y[chunk]).double().sum(1).cpu()
@@ -95,10 +91,8 @@ def pulls(
     """Return each layer's mean pull and its Monte Carlo error; nothing if the posterior is not of
     that form."""
     posterior = model.posterior
-    location = posterior.location() if isinstance(posterior, LocationScale) else None
-    if location is None:
+    if not isinstance(posterior, LocationScale) or (location := posterior.location()) is None:
         return {}
-    assert isinstance(posterior, LocationScale)
     model.eval()
     seen: dict[str, list[float]] = {}
     for i in range(PULL_DRAWS):
@@ -153,11 +147,9 @@ def convergence(
         facts["pareto_k"] = pareto_k(ratios)
     faults = list(_faults(facts, history))
     facts["settled"] = not faults
-    facts["says"] = (
-        "the posterior had not converged: " + "; ".join(faults)
-        if faults
-        else "the posterior has settled"
-    )
+    facts["says"] = "the posterior has settled"
+    if faults:
+        facts["says"] = "the posterior had not converged: " + "; ".join(faults)
     return facts
 
 
@@ -170,9 +162,8 @@ def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, floa
     epochs = np.arange(len(last)) - (len(last) - 1) / 2
     fitted = float(epochs @ last / (epochs @ epochs))
     residuals = last - last.mean() - fitted * epochs
-    return fitted, math.sqrt(
-        float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs)
-    )
+    variance = float(residuals @ residuals) / (len(last) - 2) / float(epochs @ epochs)
+    return fitted, math.sqrt(variance)
 
 
 def _window(epochs: int, share: float = WINDOW) -> int:
@@ -189,24 +180,20 @@ def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> lis
         faults.append(f"its bound still fell {100 * fall / size:.2g} % an epoch")
     rise = facts.get("spread_rise", 0.0)
     if abs(rise) > LEVEL:
-        faults.append(
-            f"its spread still {'rose' if rise > 0 else 'fell'} {100 * abs(rise):.2g} % an epoch"
-        )
+        went = "rose" if rise > 0 else "fell"
+        faults.append(f"its spread still {went} {100 * abs(rise):.2g} % an epoch")
     for name, layer in facts["layers"].items():
         pull = layer.get("pull", 0.0)
         if abs(pull) > max(SETTLED_PULL, 3 * layer.get("pull_error", 0.0)):
-            faults.append(
-                f"the bound wants {'less' if pull > 0 else 'more'} spread in layer {name}"
-            )
+            wants = "less" if pull > 0 else "more"
+            faults.append(f"the bound wants {wants} spread in layer {name}")
     return faults
 
 
 def _by_layer(model: BayesianModel, values: Tensor) -> dict[str, Tensor]:
     slots = getattr(model.network, "slots", [])
-    return {
-        slot.name: part
-        for slot, part in zip(slots, values.split([s.size for s in slots]), strict=True)
-    }
+    parts = values.split([slot.size for slot in slots])
+    return {slot.name: part for slot, part in zip(slots, parts, strict=True)}
 
 
 def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
@@ -221,12 +208,10 @@ def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
     largest = np.sort(log_ratios)
     tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
     if tail < LEAST_TAIL:
-        raise ValueError(
-            f"log_ratios: expected at least {5 * LEAST_TAIL} draws, got {len(log_ratios)}"
-        )
-    ratios = np.exp(
-        largest[-tail - 1 :] - largest[-1]
-    )  # the largest is 1, and the first the tail's threshold
+        expected = f"expected at least {5 * LEAST_TAIL} draws"
+        raise ValueError(f"log_ratios: {expected}, got {len(log_ratios)}")
+    # the largest is 1, and the first the tail's threshold
+    ratios = np.exp(largest[-tail - 1 :] - largest[-1])
     excess = ratios[1:] - ratios[0]
     if excess[-1] < np.finfo(float).eps:
         return 0.0  # ratios that are equal have no tail
@@ -271,14 +256,8 @@ def log_ratios(
     eps = standard_noise(draws, posterior.noise_dimension, seed).to(x.device)
     total = torch.zeros(draws, dtype=torch.float64)
     for part, target in zip(x.split(RATIO_CHUNK_ROWS), y.split(RATIO_CHUNK_ROWS), strict=True):
-        total += (
-            model.likelihood.weighted_log_likelihood(
-                model.predict(part, eps, RATIO_CHUNK_ROWS), target
-            )
-            .double()
-            .sum(1)
-            .cpu()
-        )
+        served = model.predict(part, eps, RATIO_CHUNK_ROWS)
+        total += model.likelihood.weighted_log_likelihood(served, target).double().sum(1).cpu()
     return (total / len(x) / kl_weight - _divergence(model, eps).double().cpu()).numpy()
 
 

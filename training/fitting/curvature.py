@@ -18,9 +18,8 @@ Kronecker-factored approximate Fisher matrix for convolution layers"); a diagona
 added up over a row's places before they are squared.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +30,7 @@ from training.model import BayesianModel
 from training.networks.layers import WeightLayer, patches
 from training.networks.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
 from training.networks.networks import DrawnNetwork
+from training.networks.probes import watch
 from training.posteriors.laplace import Eigen, LaplacePosterior, Structure
 
 COLUMNS = 32  # outputs up to which layers before the last are exact
@@ -107,25 +107,27 @@ def output_hessian(
     return OutputHessian(d, torch.zeros_like(d))
 
 
-class LayerSum(ABC):
+class LayerSum:
     """The part of H that is a layer's, being added up; of G groups, of i inputs and o outputs
     each."""
 
-    @abstractmethod
+    def __init__(self, groups: int, inputs: int, outputs: int, device: torch.device) -> None:
+        raise NotImplementedError
+
     def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
         """Add what the layer takes in, a bias's 1 the last."""
 
-    @abstractmethod
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
         """Add derivatives of one column of L's root by the layer's values."""
+        raise NotImplementedError
 
-    @abstractmethod
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:
         """Add rows of a layer whose values are the outputs."""
+        raise NotImplementedError
 
-    @abstractmethod
     def eigen(self) -> Eigen:
         """Return the sum in its eigenbasis."""
+        raise NotImplementedError
 
 
 class DiagonalSum(LayerSum):
@@ -133,9 +135,6 @@ class DiagonalSum(LayerSum):
 
     def __init__(self, groups: int, inputs: int, outputs: int, device: torch.device) -> None:
         self.sum = torch.zeros(groups, inputs, outputs, dtype=torch.float64, device=device)
-
-    def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
-        pass
 
     def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
         if a.shape[1] == 1:
@@ -181,18 +180,12 @@ class KroneckerSum(LayerSum):
 
 
 class FullSum(LayerSum):
-    """All of H, of a layer whose values are the outputs."""
+    """All of H, of a layer whose values are the outputs: `posteriors.laplace` lets no other have
+    it."""
 
     def __init__(self, groups: int, inputs: int, outputs: int, device: torch.device) -> None:
         assert groups == 1
         self.sum = torch.zeros(outputs, outputs, inputs, inputs, dtype=torch.float64, device=device)
-
-    def add_inputs(self, a: Float[Tensor, "N T G i"]) -> None:
-        pass
-
-    def add_values(self, a: Float[Tensor, "N T G i"], g: Float[Tensor, "N T G o"]) -> None:
-        """Refuse: `training.model` lets no other layer have a full covariance."""
-        raise NotImplementedError
 
     def add_last(self, a: Float[Tensor, "N 1 1 i"], hessian: OutputHessian) -> None:
         """Add L's entries for two outputs times a a'; those above the diagonal are the same as
@@ -230,16 +223,11 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
     network, posterior = model.network, model.posterior
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
-    device = x.device
-    by_name = {
-        layer.place.slot.name: layer
-        for layer in network.modules()
-        if isinstance(layer, WeightLayer)
-    }
-    layers = [by_name[slot.name] for slot in network.slots]
-    kind: type = SUMS[posterior.structure]
-    sums: list[LayerSum] = [
-        kind(layer.groups, slot.shape[0], slot.shape[1] // layer.groups, device)
+    layers = network.layers_of(WeightLayer)
+    sums = [
+        SUMS[posterior.structure](
+            layer.groups, slot.shape[0], slot.shape[1] // layer.groups, x.device
+        )
         for layer, slot in zip(layers, network.slots, strict=True)
     ]
     generator = torch.Generator().manual_seed(seed)
@@ -248,25 +236,20 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
     inner = False
     with _constants(model.eval()):
         for part, targets in _chunks(network, posterior, layers, x, y):
-            outputs, seen, is_last = _ran(network, posterior, layers, part)
-            exact = (
-                outputs.detach().double()
-            )  # p - p^2 and log p of a certain network are lost in float32
+            outputs, seen, is_last = _run(network, posterior, layers, part)
+            # p - p^2 and log p of a certain network are lost in float32
+            exact = outputs.detach().double()
             hessian = output_hessian(model.likelihood, exact, targets)
             served = model.likelihood(exact[None])
-            log_likelihood += (
-                model.likelihood.weighted_log_likelihood(served, targets).double().sum().item()
-            )
+            weighted = model.likelihood.weighted_log_likelihood(served, targets)
+            log_likelihood += weighted.double().sum().item()
             if isinstance(model.likelihood, Gaussian):
                 square_error += model.likelihood.errors(served[0], targets).sum().item()
-            inputs = [a for a, _ in seen]
-            before = []
-            for i, (layer_sum, a) in enumerate(zip(sums, inputs, strict=True)):
+            for layer_sum, (a, _), last in zip(sums, seen, is_last, strict=True):
                 layer_sum.add_inputs(a)
-                if is_last[i]:
+                if last:
                     layer_sum.add_last(a, hessian)
-                else:
-                    before.append(i)
+            before = [i for i, last in enumerate(is_last) if not last]
             inner = inner or bool(before)
             for column in hessian.roots(generator) if before else ():
                 values = [seen[i][1] for i in before]
@@ -279,12 +262,11 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor, seed: int) -> Curvatur
                     materialize_grads=True,
                 )
                 for i, slope in zip(before, slopes, strict=True):
-                    sums[i].add_values(inputs[i], _values(layers[i], slope, len(part)))
+                    sums[i].add_values(seen[i][0], _values(layers[i], slope, len(part)))
     model.train(was_training)
     columns = COLUMNS if inner and model.likelihood.outputs > COLUMNS else 0
-    return Curvature(
-        tuple(layer_sum.eigen() for layer_sum in sums), log_likelihood, square_error, columns
-    )
+    eigens = tuple(layer_sum.eigen() for layer_sum in sums)
+    return Curvature(eigens, log_likelihood, square_error, columns)
 
 
 def _chunks(
@@ -295,17 +277,16 @@ def _chunks(
     y: Tensor,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows and targets, as many at a time as take bounded memory."""
-    _, seen, is_last = _ran(network, posterior, layers, x[:1])
+    _, seen, is_last = _run(network, posterior, layers, x[:1])
     numbers = [a.numel() + value.numel() for a, value in seen]
-    if not all(
-        is_last
-    ):  # what is kept for derivatives is of all layers behind the first: about as much again
+    # what is kept for derivatives is of all layers behind the first: about as much again
+    if not all(is_last):
         numbers.append(2 * sum(numbers))
     rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, sum(numbers))))
     yield from zip(x.split(rows), y.split(rows), strict=True)
 
 
-def _ran(
+def _run(
     network: DrawnNetwork, posterior: LaplacePosterior, layers: list[WeightLayer], x: Tensor
 ) -> tuple[Float[Tensor, "N C"], list[tuple[Tensor, Tensor]], list[bool]]:
     """Run the network at the posterior's centre.
@@ -322,14 +303,14 @@ def _ran(
         seen[layer] = (_inputs(layer, took[0].detach()), value, handed_on)
         return handed_on
 
-    hooks = [layer.register_forward_hook(note) for layer in layers]
-    hooks.append(network.module.register_forward_hook(lambda _, __, gave: whole.append(gave)))
     theta = posterior.centre().requires_grad_()
-    try:
+    with (
+        ExitStack() as stack,
+        watch({"": network.module}, lambda _, gave: whole.append(gave), True),
+    ):
+        for layer in layers:
+            stack.enter_context(layer.register_forward_hook(note))
         outputs, _ = network(x.float(), theta[None, None])
-    finally:
-        for hook in hooks:
-            hook.remove()
     found = [seen[layer] for layer in layers]
     is_last = [
         at.convolution is None and end is whole[0]
@@ -351,11 +332,8 @@ def _inputs(layer: WeightLayer, h: Tensor) -> Float[Tensor, "N T G i"]:
 
 
 def _values(layer: WeightLayer, slope: Tensor, rows: int) -> Float[Tensor, "N T G o"]:
-    by_place = (
-        slope.reshape(rows, -1, slope.shape[-1])
-        if layer.convolution is None
-        else slope.flatten(2).mT
-    )
+    is_linear = layer.convolution is None
+    by_place = slope.reshape(rows, -1, slope.shape[-1]) if is_linear else slope.flatten(2).mT
     return by_place.unflatten(2, (layer.groups, -1))
 
 

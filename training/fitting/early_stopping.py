@@ -30,7 +30,7 @@ def cooling_epochs(epochs: int, patience: int) -> int:
     return max(patience, math.ceil(COOLING * epochs))
 
 
-def moving(history: list[dict[str, float | int]], patience: int, has_bound: bool) -> list[str]:
+def find_moving(history: list[dict[str, float | int]], patience: int, has_bound: bool) -> list[str]:
     """Return what has not levelled off over the last `patience` epochs, in words."""
     if len(history) < patience + 1:
         return ["too few epochs to tell"]

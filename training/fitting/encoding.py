@@ -25,8 +25,8 @@ from model_store.inference.runtime import Rewriting
 from training import log
 from training.data import Dataset, Rows, Splits
 from training.detectors.spectrum import LARGEST
-from training.export.encoders import RowsTaken, examined, of_file, of_module, written
-from training.model import split_network, standardisation
+from training.export.encoders import RowsTaken, examine, of_file, of_module, write_model
+from training.model import require_split, split_network, standardisation
 from training.networks.architectures import channels_first
 from training.networks.split import NotSplit
 from training.recipe import Recipe
@@ -60,14 +60,11 @@ class Encoding:
 
         The others are judged as they are served: raw.
         """
-        return replace(
-            splits,
-            train=self._rows(splits.train, quiet),
-            validation=self._rows(splits.validation, quiet),
+        train, validation = (
+            replace(rows, x=self.encoder.rows(rows.x, quiet))
+            for rows in (splits.train, splits.validation)
         )
-
-    def _rows(self, rows: Rows, quiet: bool) -> Rows:
-        return replace(rows, x=self.encoder.rows(rows.x, quiet))
+        return replace(splits, train=train, validation=validation)
 
 
 def with_encoder(
@@ -104,10 +101,10 @@ def with_encoder(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as making:
         draft = Path(making) / ENCODER
-        written(model, draft)
+        write_model(model, draft)
         del model
         examples = train.x[:EXAMPLES].astype(np.float32)
-        spec = examined(draft, width, examples, network.rows_at_once)
+        spec = examine(draft, width, examples, network.rows_at_once)
         with draft.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         path = draft.rename(folder / f"{digest}.onnx")
@@ -117,15 +114,10 @@ def with_encoder(
     encoder = Encoder(path, spec, width)
     if data.takes_ids:
         _check_largest_id(encoder, data)
-    log.info(
-        "encoder: %d numbers of a row to %d, %.3g ms a row%s",
-        width,
-        spec.outputs,
-        1000 * encoder.row_s,
-        "; a row at a time, since rows among others get other bits"
-        if spec.rows_at_once == 1 and network.rows_at_once is None
-        else "",
-    )
+    figures = f"{width} numbers of a row to {spec.outputs}, {1000 * encoder.row_s:.3g} ms a row"
+    is_alone = spec.rows_at_once == 1 and network.rows_at_once is None
+    why = "; a row at a time, since rows among others get other bits" if is_alone else ""
+    log.info("encoder: %s%s", figures, why)
     # rows in other company may get other bits
     rows_file = folder / f"{digest}-{spec.rows_at_once}{SUFFIX}"
     if not is_told:
@@ -140,31 +132,25 @@ def _encoder_model(recipe: Recipe, data: Dataset, is_told: bool) -> onnx.ModelPr
     network = recipe.network
     is_picture = network.encoder_file is None and not data.takes_ids
     shape = channels_first(data.shape) if is_picture else data.shape
-    rows = RowsTaken(shape)
-    if data.takes_ids:
-        rows = RowsTaken(shape, takes_ids=True, pad_id=0 if data.text is None else data.text.pad_id)
-    elif network.pixel_mean is not None:
+    pad_id = 0 if data.text is None else data.text.pad_id
+    rows = RowsTaken(shape, takes_ids=data.takes_ids, pad_id=pad_id)
+    if not data.takes_ids and network.pixel_mean is not None:
         mean, std = (of.numpy() for of in standardisation(network, channels_first(data.shape)))
         if network.encoder_file is not None and mean.ndim and len(shape) == 2:
             mean, std = mean[0], std[0]
         rows = RowsTaken(shape, mean, std)
     if network.encoder_file is not None:
         return of_file(Path(network.encoder_file), rows, network.output)
+    cut = require_split if is_told else split_network
     try:
         # what is random in a factory is what it will be in the model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_key(recipe.seed, Stream.INITIALISATION))
-            parts = split_network(recipe, data.shape, len(data.classes), with_weights=True)
+            parts = cut(recipe, data.shape, len(data.classes), with_weights=True)
     except NotSplit as error:
-        if is_told:
-            expected = "a network that can be cut in two"
-            raise InvalidInput("network.encoder", expected, str(error)) from None
         log.info("frozen layers are computed again in every epoch: %s", error)
         return None
     if parts is None:
-        if is_told:
-            expected = "frozen layers with weights before those that are drawn or trained"
-            raise InvalidInput("network.encoder", expected, "none")
         return None
     try:
         return of_module(parts.encoder, rows)
@@ -240,11 +226,9 @@ class CachedEncoder:
                 self.most_bytes,
             )
         records = self._records()
+        kept = records["encoded"]
         return np.stack(
-            [
-                found[n] if n in found else records["encoded"][self.known[digests[n]]]
-                for n in range(len(x))
-            ]
+            [found[n] if n in found else kept[self.known[digests[n]]] for n in range(len(x))]
         )
 
     def _read(self, digests: list[bytes]) -> Float32[np.ndarray, "N F"]:
@@ -280,9 +264,8 @@ class CachedEncoder:
 
 
 def _digest(row: np.ndarray) -> bytes:
-    return blake2b(
-        np.ascontiguousarray(row, dtype=np.float32).data, digest_size=DIGEST_BYTES
-    ).digest()
+    content = np.ascontiguousarray(row, dtype=np.float32).data
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _open_held(path: Path) -> int:

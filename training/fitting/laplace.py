@@ -34,39 +34,32 @@ from training.seeds import Stream, hash_key
 from training.versions import Parent
 
 MOST = 1e4  # of the prior's standard deviation, and 1 / MOST the least
-GRID = [
-    10.0 ** (i / 2) for i in range(-6, 5)
-]  # standard deviations that held-out rows are tried on
+GRID = [10.0 ** (i / 2) for i in range(-6, 5)]  # standard deviations tried on held-out rows
 FINER = 0.03  # of the logarithm to base 10
 HELD_NUMBERS = 16_000_000  # of theta at a time
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
-    """Check that a recipe of laplace either trains its network or has one that is trained.
-
-    Raises:
-        InvalidInput: naming what contradicts the other.
-    """
-    if recipe.method != "laplace":
-        return
-    if told_epochs(recipe, parent) != 0:
+    """Check that a recipe of laplace either trains its network or has one that is trained."""
+    if not recipe.inference.is_fitted_after or epochs_told(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
-        expected = "1 or more, or a trained network: network.weights, network.start, or --warm-start of an mle version"
+        expected = (
+            "1 or more, or a trained network: network.weights, network.start, "
+            "or --warm-start of an mle version"
+        )
         raise InvalidInput("training.epochs", expected, "0")
     if recipe.data.target_transform == "auto" and parent is None:
-        raise InvalidInput(
-            "data.target_transform", "what the trained network's outputs are of", "'auto'"
-        )
+        expected = "what the trained network's outputs are of"
+        raise InvalidInput("data.target_transform", expected, "'auto'")
 
 
-def told_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
+def epochs_told(recipe: Recipe, parent: Parent | None) -> int | None:
     """Return how many epochs a fit is told to have: none of laplace for a network that was trained
     before."""
     is_trained = recipe.network.is_trained or parent is not None
-    if recipe.training.epochs is None and recipe.method == "laplace" and is_trained:
-        return 0
-    return recipe.training.epochs
+    is_done = recipe.inference.is_fitted_after and is_trained
+    return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
 
 
 def fit_laplace(
@@ -116,7 +109,7 @@ def fit_laplace(
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
         "log_likelihood": found.log_likelihood,
-        "determined_weights": determined_weights(eigens, precision),
+        "determined_weights": effective_parameters(eigens, precision),
         "layers": {
             slot.name: {"std": eigen.std(precision).log().mean().exp().item()}
             for slot, eigen in zip(model.network.slots, eigens, strict=True)
@@ -129,7 +122,7 @@ def fit_laplace(
     }
 
 
-def determined_weights(eigens: list[Eigen], precision: float) -> float:
+def effective_parameters(eigens: list[Eigen], precision: float) -> float:
     """Return how many weights the data determine, sum_i lambda_i / (lambda_i + precision)."""
     return sum((eigen.values / (eigen.values + precision)).sum().item() for eigen in eigens)
 
@@ -148,7 +141,7 @@ def best_precision(eigens: list[Eigen], square: float) -> float:
 
     def excess(log_precision: float) -> float:
         precision = math.exp(log_precision)
-        return determined_weights(eigens, precision) - precision * square
+        return effective_parameters(eigens, precision) - precision * square
 
     low, high = -2.0 * math.log(MOST), 2.0 * math.log(MOST)
     if excess(low) <= 0.0:
@@ -186,16 +179,11 @@ def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
     """Return what is served of each draw and row: what comes before the first drawn layer once for
     all draws."""
     theta = model.posterior(eps)[:, None]
-    convolves = any(
-        isinstance(layer, WeightLayer) and layer.convolution is not None
-        for layer in model.modules()
-    )
-    if convolves or theta.numel() > HELD_NUMBERS:
+    assert isinstance(model.network, DrawnNetwork)
+    layers = model.network.layers_of(WeightLayer)
+    if any(layer.convolution is not None for layer in layers) or theta.numel() > HELD_NUMBERS:
         return model.predict(x, eps)
-    parts = x.split(max(1, 8 * CHUNK_ROWS // len(theta)))
-    return torch.cat(
-        [model.likelihood(model.network(part.float(), theta)[0]) for part in parts], dim=1
-    )
+    return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
 
 def _with_found_noise(model: BayesianModel, found: Curvature, rows: int) -> Curvature:
@@ -204,13 +192,13 @@ def _with_found_noise(model: BayesianModel, found: Curvature, rows: int) -> Curv
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     assert likelihood.log_variance is not None
+    target_variance = likelihood.target_std.item() ** 2
+    variance = max(found.square_error / rows, 1e-12 * target_variance)
+    outputs = torch.zeros(1, 1, 1).to(likelihood.target_std)
     with torch.no_grad():
-        variance = max(found.square_error / rows, 1e-12 * likelihood.target_std.item() ** 2)
-        before = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
-        likelihood.log_variance.fill_(
-            math.log(variance / likelihood.target_std.item() ** 2) / SPEED
-        )
-        after = likelihood(torch.zeros(1, 1, 1).to(likelihood.target_std))[0, 0, 1].exp().item()
+        before = likelihood(outputs)[0, 0, 1].exp().item()
+        likelihood.log_variance.fill_(math.log(variance / target_variance) / SPEED)
+        after = likelihood(outputs)[0, 0, 1].exp().item()
     log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + found.square_error / after)
     eigens = tuple(Eigen(eigen.values * (before / after), eigen.vectors) for eigen in found.eigens)
     return Curvature(eigens, log_likelihood, found.square_error, found.columns)

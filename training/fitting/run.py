@@ -35,8 +35,8 @@ from training.fitting.checkpoint import (
     write_checkpoint,
 )
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
-from training.fitting.early_stopping import cooling_epochs, is_as_good, moving, patience_of
-from training.fitting.laplace import fit_laplace, told_epochs
+from training.fitting.early_stopping import cooling_epochs, find_moving, is_as_good, patience_of
+from training.fitting.laplace import epochs_told, fit_laplace
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     adam,
@@ -115,6 +115,7 @@ class Run:
         self.parent = parent
         self.shape = tuple(shape)
         self.folder = folder
+        self.checkpoint = folder / CHECKPOINT
         self.device = device
         self.train = _tensors(splits.train, device)
         self.validation = _tensors(splits.validation, device)
@@ -122,15 +123,14 @@ class Run:
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
         self.patience = patience_of(recipe.training.patience, self.epoch_steps)
-        order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS].to(device)
-        rows = self.train[0][order]
-        self.told_epochs = told_epochs(recipe, parent)
+        order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
+        rows = self.train[0][order.to(device)]
+        self.told_epochs = epochs_told(recipe, parent)
         weights = None
         if parent is not None and parent.recipe.method != recipe.method:
             weights = parent.network_weights()
-        self.model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id).to(
-            device
-        )
+        model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
+        self.model = model.to(device)
         self.laplace: dict[str, Any] | None = None  # of the manifest, once its posterior is found
         self.samples = self.model.posterior.max_draws or recipe.samples
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -169,8 +169,7 @@ class Run:
             assert likelihood.log_weights is not None
             likelihood.log_weights.copy_(torch.from_numpy(np.log(class_weights)))
         if recipe.is_variational:
-            seed = hash_key(recipe.seed, Stream.VALIDATION_NOISE)
-            self.progress.start_log_std = log_std_by_layer(self.model, seed)
+            self.progress.start_log_std = log_std_by_layer(self.model, self.spread_seed)
         if recipe.network.factory is not None:
             seen = None if recipe.network.is_standardised else rows[:CHECKED_ROWS].cpu()
             check_exports(self.model, seen)
@@ -185,22 +184,17 @@ class Run:
         likelihood, (x, y) = self.model.likelihood, self.validation
         centre = self.model.posterior.centre().to(self.device)[None, None]
         self.model.eval()
-        parts = [
-            likelihood(self.model.network(part.float(), centre)[0]) for part in x.split(CHUNK_ROWS)
-        ]
-        _, log_likelihood, errors = likelihood.validation(torch.cat(parts, dim=1), y).unbind(1)
+        served = self.model.serve(x, centre, CHUNK_ROWS)
+        _, log_likelihood, errors = likelihood.validation(served, y).unbind(1)
         self.model.train()
         metric = likelihood.to_metric(errors.mean().item())
-        told = f"validation {likelihood.metric} {metric:.4g}, log-likelihood {log_likelihood.mean().item():.4g}"
+        told = f"validation {likelihood.metric} {metric:.4g}, "
+        told += f"log-likelihood {log_likelihood.mean().item():.4g}"
         guess = likelihood.guess(self.train[1], y)
-        is_a_guess = metric <= guess if likelihood.metric == "accuracy" else metric >= guess
-        if is_a_guess:
-            told += f": no better than a guess ({guess:.4g}), so these rows may not be what it was trained on"
+        if metric <= guess if likelihood.metric == "accuracy" else metric >= guess:
+            told += f": no better than a guess ({guess:.4g}), "
+            told += "so these rows may not be what it was trained on"
         return told
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
 
     @property
     def epochs(self) -> int:
@@ -226,16 +220,14 @@ class Run:
         begun = self.progress.levelled * self.epoch_steps
         return (self.progress.step - begun) / max(1, self.steps - begun)
 
-    def _look_whether_level(self) -> None:
+    def _check_level(self) -> None:
         """Let the rates decay from here on if what counts has levelled off, or just enough epochs
         are left for it."""
         settings, epochs = self.recipe.training, len(self.progress.history)
-        if self.told_epochs is not None or self.progress.levelled:
-            return
         must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
         if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
             return
-        still = moving(self.progress.history, self.patience, self.recipe.is_variational)
+        still = find_moving(self.progress.history, self.patience, self.recipe.is_variational)
         if not still or must_end:
             self.progress.levelled = epochs
             self.progress.still_moving = still
@@ -247,23 +239,16 @@ class Run:
             return f"after {self.epochs} epochs, as told"
         if self.progress.still_moving or not self.progress.levelled:
             still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
-            return (
-                f"after {self.epochs} epochs, the most there may be (training.max_epochs): {still}"
-            )
+            most = "the most there may be (training.max_epochs)"
+            return f"after {self.epochs} epochs, {most}: {still}"
         return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
 
     def fit(self, quiet: bool = False) -> BayesianModel:
         """Train to the end and return the model of the best checkpoint."""
-        settings = self.recipe.training
         begun = saved = time.monotonic()
         before = self.progress.seconds
-        bar = tqdm(
-            total=self.steps,
-            initial=self.progress.step,
-            unit="step",
-            disable=quiet,
-            dynamic_ncols=True,
-        )
+        begin = self.progress.step
+        bar = tqdm(total=self.steps, initial=begin, unit="step", disable=quiet, dynamic_ncols=True)
         order = None
         metric = self.model.likelihood.metric
         with bar:
@@ -277,16 +262,15 @@ class Run:
                 bar.update()
                 if i + 1 == self.epoch_steps:
                     metrics = self._end_epoch(epoch)
-                    self._look_whether_level()
+                    if self.told_epochs is None and not self.progress.levelled:
+                        self._check_level()
                     bar.total = self.steps
                     bar.set_postfix_str(
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
-                if (
-                    self.progress.step == self.steps
-                    or time.monotonic() - saved > settings.checkpoint_interval_s
-                ):
+                is_due = time.monotonic() - saved > self.recipe.training.checkpoint_interval_s
+                if is_due or self.progress.step == self.steps:
                     self._save()
                     saved = time.monotonic()
         if self.steps == 0:
@@ -294,37 +278,35 @@ class Run:
         else:
             load_module(self.model, self.best, "best")
         if isinstance(self.recipe.posterior, LaplaceSection):
-            at_centre = self._validate(self._validation_noise())
-            homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
-            self.laplace = fit_laplace(
-                self.model,
-                self.recipe.posterior,
-                self.train,
-                self.validation,
-                self.recipe.seed,
-                self.recipe.training.validation_draws,
-                times=1.0 / (self.rows * self.full_kl_weight),
-                finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
-            )
-            self.laplace["says"] += self._lost_since(at_centre)
+            self._fit_laplace(self.recipe.posterior)
         return self.model
 
-    def _lost_since(self, before: Tensor) -> str:
-        """Return a warning if validation rows are less likely under the posterior's draws than they
-        were at its centre, beyond chance; nothing otherwise.
-        """
-        after = self._validate(self._validation_noise())
+    def _fit_laplace(self, section: LaplaceSection) -> None:
+        """Find the posterior, and warn if validation rows are less likely under its draws than they
+        were at its centre, beyond chance."""
+        before = self._validate()
+        homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
+        self.laplace = fit_laplace(
+            self.model,
+            section,
+            self.train,
+            self.validation,
+            self.recipe.seed,
+            self.recipe.training.validation_draws,
+            times=1.0 / (self.rows * self.full_kl_weight),
+            finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
+        )
+        after = self._validate()
         lost = before[:, 1] - after[:, 1]
         if not lost.mean() > max(LOST_NATS, 3.0 * (lost.std() / math.sqrt(len(lost))).item()):
-            return ""
+            return
         likelihood = self.model.likelihood
         was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
         figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
-        return (
-            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer "
-            "layers (network.bayesian; by default the last), or take posterior.prior_std = "
-            "'held-out'"
+        self.laplace["says"] += (
+            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer layers "
+            "(network.bayesian; by default the last), or take posterior.prior_std = 'held-out'"
         )
 
     def _step(self, index: Tensor) -> None:
@@ -341,6 +323,10 @@ class Run:
         self.sums += torch.stack([nll.double(), kl.double(), error])
 
     @property
+    def spread_seed(self) -> int:
+        return hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
+
+    @property
     def full_kl_weight(self) -> float:
         return full_kl_weight(self.recipe.training, self.rows)
 
@@ -350,14 +336,13 @@ class Run:
         if not math.isfinite(nll + kl):
             raise Diverged(
                 f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or "
-                "training.gradient_norm "
-                f"may help (delete {self.checkpoint} to begin again)"
+                f"training.gradient_norm may help (delete {self.checkpoint} to begin again)"
             )
-        eps = self._validation_noise()
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors = self._validate(eps).unbind(1)
+        scores, log_likelihood, errors = self._validate().unbind(1)
         with torch.no_grad():
-            theta_std = self.model.posterior(eps).std(0, correction=0).mean().item()
+            theta = self.model.posterior(self._validation_noise())
+            theta_std = theta.std(0, correction=0).mean().item()
         metrics = {
             "epoch": epoch + 1,
             "loss": nll + kl / self.rows,
@@ -372,9 +357,7 @@ class Run:
             "seconds": self.progress.seconds,
         }
         if self.progress.start_log_std:
-            by_layer = log_std_by_layer(
-                self.model, hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
-            )
+            by_layer = log_std_by_layer(self.model, self.spread_seed)
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
@@ -396,13 +379,13 @@ class Run:
         """Return the noise of draws in validation: of laplace one that is not used, before it has a
         spread."""
         posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
-        is_a_point = self.recipe.method == "laplace" and self.laplace is None
+        is_a_point = self.recipe.inference.is_fitted_after and self.laplace is None
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
-    def _validate(self, eps: Tensor) -> Tensor:
+    def _validate(self) -> Float64[Tensor, "N 3"]:
         """Return score, log-likelihood and error of each validation row."""
-        likelihood = self.model.likelihood
+        likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))
         parts = [
@@ -416,7 +399,7 @@ class Run:
         """Return the mean of validation rows, in nats, of the model that was kept."""
         if self.laplace is None:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
-        return self._validate(self._validation_noise())[:, 1].mean().item()
+        return self._validate()[:, 1].mean().item()
 
     def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
@@ -447,9 +430,7 @@ class Run:
         try:
             load_module(self.model, tensors, "model")
             load_optimizer(self.optimizer, tensors)
-            self.best = {
-                name: tensor for name, tensor in tensors.items() if name.startswith("best.")
-            }
+            self.best = {name: t for name, t in tensors.items() if name.startswith("best.")}
             self.sums.copy_(tensors["sums"])
             self.losses.copy_(tensors["losses"])
             self.lowest = tensors["lowest"].to(self.device) if "lowest" in tensors else None
@@ -469,9 +450,14 @@ def run_provenance(run: Run, splits: Splits, log_slope: float = 0.0) -> Provenan
     if run.laplace is not None:
         more["laplace"] = run.laplace
     if run.recipe.is_variational:
-        seed = hash_key(run.recipe.seed, Stream.VALIDATION_NOISE)
-        ended = run.progress.history, run.full_kl_weight, run.progress.start_log_std, seed
-        more["convergence"] = convergence(run.model, run.train, *ended)
+        more["convergence"] = convergence(
+            run.model,
+            run.train,
+            run.progress.history,
+            run.full_kl_weight,
+            run.progress.start_log_std,
+            run.spread_seed,
+        )
     return Provenance(
         run=run.progress.token,
         recipe=run.recipe.model_dump(mode="json"),

@@ -37,16 +37,12 @@ FREE = {"prior_std", "pi", "std_1", "std_2", "initial_log_std"}
 
 
 def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
-    """Check that a recipe's model can take a published one's weights.
-
-    Raises:
-        InvalidInput: naming the field that differs.
-    """
+    """Check that a recipe's model can take a published one's weights."""
     old = parent.recipe
     of_parent = f"as of {parent.label}"
     had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
-    changes_method = old.method == "mle" and recipe.method not in ("mle", "ensemble")
+    changes_method = old.inference.is_point and recipe.inference.stochastic is not None
     may_differ = {"bayesian", "trained"} if changes_method else None
     had_network, has_network = (
         section.model_dump(exclude_none=True, exclude=may_differ)
@@ -63,16 +59,15 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
         if had != has:
             raise InvalidInput(field, f"{had}, {of_parent}"[:300], f"{has}"[:300])
     if changes_method:
-        if len(parent.classes) != len(data.classes):
-            new = ", ".join(data.classes[len(parent.classes) :])
-            expected = (
-                f"{len(parent.classes)} classes, {of_parent}, for another method than its own"
-            )
+        count = len(parent.classes)
+        if count != len(data.classes):
+            new = ", ".join(data.classes[count:])
+            expected = f"{count} classes, {of_parent}, for another method than its own"
             raise InvalidInput("data.source: classes", expected, f"also {new}"[:300])
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
-    # that of laplace is found again at the end
-    for field in has_posterior.keys() - FREE if recipe.method != "laplace" else ():
+    # one that is fitted after the network is found again at the end
+    for field in () if recipe.inference.is_fitted_after else has_posterior.keys() - FREE:
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {of_parent}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")
@@ -94,11 +89,7 @@ def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"
 @torch.no_grad()
 def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -> None:
     """Begin a model, as it was built, at another's weights; it has `more_classes` classes than
-    that.
-
-    Raises:
-        InvalidInput: naming the tensor that fits neither as it is nor with more classes.
-    """
+    that."""
     posterior, old_posterior = model.posterior, parent.posterior
     old_slots: list[Slot] = getattr(parent.network, "slots", [])
     slots: list[Slot] = getattr(model.network, "slots", [])
@@ -113,9 +104,9 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
     )
     carried = parent.state_dict()
     for name, tensor in model.state_dict().items():
-        if starts_again and name.startswith("posterior."):
-            continue
         if name == "likelihood.log_weights":  # of the new data
+            continue
+        if starts_again and name.startswith("posterior."):
             continue
         old = carried.get(name)
         if name.startswith("posterior.spreads.") and (old is None or old.shape != tensor.shape):
@@ -166,26 +157,18 @@ def _carry_theta(
 ) -> None:
     old_parts = old.split([slot.size for slot in old_slots], dim=-1)
     new_parts = new.split([slot.size for slot in slots], dim=-1)
-    for old_slot, slot, old_part, new_part in zip(
-        old_slots, slots, old_parts, new_parts, strict=True
-    ):
-        _carry(
-            slot.name,
-            old_part.unflatten(-1, old_slot.shape),
-            new_part.unflatten(-1, slot.shape),
-            more,
-        )
+    for was, slot, old_part, part in zip(old_slots, slots, old_parts, new_parts, strict=True):
+        carried = old_part.unflatten(-1, was.shape)
+        _carry(slot.name, carried, part.unflatten(-1, slot.shape), more)
 
 
 def _carry(name: str, old: Tensor, new: Tensor, more: int) -> None:
     """Copy a tensor into the leading part of another that has `more` places along one axis at
     most."""
-    gains = [b - a for a, b in zip(old.shape, new.shape, strict=False)]
-    if (
-        old.ndim != new.ndim
-        or sorted(gains)[:-1] != [0] * (len(gains) - 1)
-        or max(gains, default=0) not in (0, more)
-    ):
-        expected = f"{name} of shape {tuple(old.shape)}, or with {more} more along one axis for more classes"
+    gains = sorted(b - a for a, b in zip(old.shape, new.shape, strict=False))
+    fits = old.ndim == new.ndim and not any(gains[:-1])
+    if not fits or max(gains, default=0) not in (0, more):
+        shape = f"{name} of shape {tuple(old.shape)}"
+        expected = f"{shape}, or with {more} more along one axis for more classes"
         raise InvalidInput("network", expected, f"{tuple(new.shape)}")
     new[tuple(slice(size) for size in old.shape)] = old

@@ -10,8 +10,9 @@ for all draws.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,20 @@ from torch.nn import functional
 from training.networks.selection import Drawable
 
 Convolution = nn.Conv1d | nn.Conv2d
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """What of a module is drawn: which layers take the place of its own."""
+
+    drawn: Literal["scales", "weights", "masks", "hypernet"]
+    layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
+    # of masks before every layer but the first, where a module has no Dropout, and before the first
+    rate: float = 0.5
+    input_rate: float = 0.0
+    hidden: int = 50  # units of a hypernet's inference network
+    vector_scaling: bool = True
+    initial_log_std: float = -4.0  # of a hypernet's weights
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,7 @@ class ScaledLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(layer.weight)))
         if is_trained and layer.bias is not None:
             self.bias.data.copy_(layer.bias.detach())
-        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
+        self.convolution = _convolution_of(layer)
         self.place = place
 
     def forward(self, h: Tensor) -> Tensor:
@@ -131,7 +146,7 @@ class ScaledLayer(nn.Module):
             product = self.convolution._conv_forward(h, self.direction, None)
             norm = self.lengths()
         if self.place.current.start is not None:
-            return self._started(product, norm)
+            return self._start(product, norm)
         self.place.note(product)
         scale = self._along(self.place.theta() / norm, h)
         return self.place.batch(self.place.by_draw(product) * scale + self._along(self.bias, h))
@@ -141,7 +156,7 @@ class ScaledLayer(nn.Module):
             return units[(..., *[None] * len(self.convolution.kernel_size))]
         return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
 
-    def _started(self, product: Tensor, norm: Tensor) -> Tensor:
+    def _start(self, product: Tensor, norm: Tensor) -> Tensor:
         """Set biases, and note scales, so that values have mean 0 and variance 1 over the batch."""
         axis = product.ndim - 1 if self.convolution is None else 1
         product = product.movedim(axis, -1) / norm
@@ -158,7 +173,7 @@ class ScaledLayer(nn.Module):
         return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
 
     @torch.no_grad()
-    def normalise(self) -> None:
+    def fold(self) -> None:
         """Divide every direction by its length: the same function, with directions of one size to
         store."""
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
@@ -171,9 +186,6 @@ def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     A weight-normalised unit computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the
     product x . V by g / |V| spares the division of V itself; and since the gradient of |V| is
     V / |V|, that of V is one matrix product on top of a multiple of V.
-
-    Raises:
-        RuntimeError: if x has another number of features, as it may in a user's own module.
     """
     if torch.compiler.is_exporting():
         return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
@@ -228,7 +240,7 @@ class WeightLayer(nn.Module):
 
     def __init__(self, layer: Drawable, place: Position) -> None:
         super().__init__()
-        self.convolution = None if isinstance(layer, nn.Linear) else _without_weights(layer)
+        self.convolution = _convolution_of(layer)
         self.has_bias = layer.bias is not None
         self.place = place
         inputs, outputs = place.slot.shape
@@ -263,9 +275,13 @@ class WeightLayer(nn.Module):
         self.place.arrive(h)
         value = self._value(h, *self.weights())
         std = self.place.current.std
-        return value if std is None else self._drawn(value, h, std[self.place.slot.name].square())
+        return (
+            value
+            if std is None
+            else self._sample_value(value, h, std[self.place.slot.name].square())
+        )
 
-    def _drawn(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
+    def _sample_value(self, mean: Tensor, h: Tensor, variance: Tensor) -> Tensor:
         matrix = variance.view(1, *self.place.slot.shape)
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
@@ -276,7 +292,7 @@ class WeightLayer(nn.Module):
         """Return the layer's value of a batch under weights (K, inputs, outputs) and biases (K, 1,
         outputs)."""
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
-            return self._convolved(h, matrix[0], None if bias is None else bias[0, 0])
+            return self._convolve(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
         groups = offsets = 1
         if self.convolution is not None:
@@ -295,7 +311,7 @@ class WeightLayer(nn.Module):
         value = self.place.batch(value.unflatten(1, (-1, *shape)) if shape else value)
         return value if self.convolution is None else value.movedim(-1, 1)
 
-    def _convolved(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolve(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         assert self.convolution is not None
         size = self.convolution.kernel_size
         kernel = matrix.unflatten(0, (*size, -1)).movedim((-1, -2), (0, 1))
@@ -409,12 +425,12 @@ class HyperLayer(nn.Module):
         self,
         layer: nn.Linear,
         place: Position,
-        hidden: int,
-        vector_scaling: bool,
-        initial_log_std: float,
+        stochastic: Stochastic,
+        is_trained: bool,
     ) -> None:
         super().__init__()
         inputs, outputs = layer.in_features, layer.out_features
+        hidden, vector_scaling = stochastic.hidden, stochastic.vector_scaling
         self.sizes = [inputs if vector_scaling else inputs * outputs, inputs, outputs]
         self.trunk = nn.Linear(inputs, hidden)
         self.head = nn.Linear(hidden, sum(self.sizes))
@@ -426,13 +442,10 @@ class HyperLayer(nn.Module):
             mean, row, column = self.head.bias.split(self.sizes)
             mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
             # of a and b, variances: with both the same, a weight has this log std
-            row.fill_(initial_log_std)
-            column.fill_(initial_log_std)
-
-    @torch.no_grad()
-    def start_as_layer(self) -> None:
-        """Have the mean of the weights be the layer's own for every row."""
-        self.head.weight[: self.sizes[0]] = 0.0
+            row.fill_(stochastic.initial_log_std)
+            column.fill_(stochastic.initial_log_std)
+            if is_trained:  # the mean of the weights is the layer's own for every row
+                self.head.weight[: self.sizes[0]] = 0.0
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch; in training, also add the rows' mean KL to the
@@ -462,7 +475,10 @@ class HyperLayer(nn.Module):
         return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
 
 
-def _without_weights(layer: Convolution) -> Convolution:
+def _convolution_of(layer: Drawable) -> Convolution | None:
+    """Return a copy of a convolution without its weights."""
+    if isinstance(layer, nn.Linear):
+        return None
     kind: type[Convolution] = nn.Conv1d if isinstance(layer, nn.Conv1d) else nn.Conv2d
     with torch.device("meta"):
         made = kind(

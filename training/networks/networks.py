@@ -6,8 +6,7 @@ everything else, the module's own forward included, stays as it is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Num
@@ -22,6 +21,7 @@ from training.networks.layers import (
     Position,
     ScaledLayer,
     Slot,
+    Stochastic,
     WeightLayer,
 )
 from training.networks.layers import initial_weights as weights_of
@@ -30,10 +30,11 @@ from training.networks.probes import (
     ROWS,
     check_calls,
     check_repeatable,
-    copied,
-    dropped_units,
-    kept_inputs,
+    copy_module,
+    count_dropout_units,
+    keep_probabilities,
     run_on_rows,
+    watch,
 )
 from training.networks.selection import (
     DRAWABLE,
@@ -46,7 +47,6 @@ from training.networks.selection import (
     unsupported,
 )
 
-Drawn = Literal["scales", "weights", "masks", "hypernet"]
 ELEMENTWISE = (
     nn.ReLU,
     nn.LeakyReLU,
@@ -72,22 +72,9 @@ WEIGHTED = (
     HyperLayer,
 )
 TRIAL_ROWS, TRIAL_DRAWS = 3, 2
+Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
 
 torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
-
-
-@dataclass(frozen=True)
-class Stochastic:
-    """What of a module is drawn: which layers take the place of its own."""
-
-    drawn: Drawn
-    layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
-    # of masks before every layer but the first, where a module has no Dropout, and before the first
-    rate: float = 0.5
-    input_rate: float = 0.0
-    hidden: int = 50  # units of a hypernet's inference network
-    vector_scaling: bool = True
-    initial_log_std: float = -4.0  # of a hypernet's weights
 
 
 class Standardised(nn.Module):
@@ -108,14 +95,29 @@ class Standardised(nn.Module):
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
 
-    def standardised(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
+        """Return the outputs of each draw and row, and features: what is known of a row before any
+        draw."""
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
+        """Return outputs, features, and the KL of layers whose posterior depends on their input,
+        if any."""
+        raise NotImplementedError
+
+    def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
         """Return rows as the module takes them."""
         if self.takes_ids:
             return x.unflatten(1, self.shape).long()
         return (x.unflatten(1, self.shape) - self.mean) / self.std
 
     @torch.no_grad()
-    def standardise(self, x: Float[Tensor, "N I"]) -> None:
+    def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
         """Bring rows like those of a batch to mean 0 and deviation 1, over all their numbers."""
         self.mean.copy_(x.mean())
         self.std.copy_(x.std().clamp(min=1e-12))
@@ -163,8 +165,7 @@ class DrawnNetwork(Standardised):
         self.output_layer: str | None = None  # whose values are the outputs, where that was asked
         self.current = Pass()
         self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
-        folded = stochastic.drawn == "hypernet" or not _is_chain(module)
-        self.folded = folded
+        self.folded = stochastic.drawn == "hypernet" or not _is_chain(module)
         self.shares_input = True
         self.places: list[Position] = []
         # the module's own weights, by slot, where weights are drawn
@@ -175,9 +176,9 @@ class DrawnNetwork(Standardised):
         _check_supported(module, drawn)
         check_repeatable(module, examples)
         check_calls(module, drawn, examples)
-        module = copied(module)
+        module = copy_module(module)
         self.frozen = freeze(module, trained, list(drawn))
-        self.module = self._converted(module, stochastic, list(drawn), examples)
+        self.module = self._convert(module, stochastic, list(drawn), examples)
         self.slots = [place.slot for place in self.places if place.slot.size]
         self.theta_dimension = sum(slot.size for slot in self.slots)
         if not self.theta_dimension:
@@ -187,23 +188,14 @@ class DrawnNetwork(Standardised):
             raise InvalidInput("network", "a Linear, Conv1d or Conv2d layer to draw", "none")
         self._try(examples)
 
-    def forward(
+    def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return the outputs of each draw and row, and features: what is known of a row before any
-        draw.
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
+        """Return outputs, features and KL.
 
         Features are the first layer's product, or the standardised row where that depends on the
         draw.
         """
-        outputs, features, _ = self.run(x, theta)
-        return outputs, features
-
-    def run(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Return outputs, features, and the KL of layers whose posterior depends on their input
-        (K), if any."""
         self.current.num_draws = theta.shape[0]
         return self._run(x, theta)
 
@@ -211,7 +203,7 @@ class DrawnNetwork(Standardised):
         current = self.current
         current.theta = self._by_layer(theta)
         try:
-            h = standard = self.standardised(x)
+            h = standard = self.scale(x)
             if not self.shares_input:
                 h = standard.expand(current.num_draws, *standard.shape).flatten(0, 1)
             outputs = self.module(h)
@@ -226,7 +218,7 @@ class DrawnNetwork(Standardised):
         parts = torch.split(theta, [slot.size for slot in self.slots], dim=-1)
         return {slot.name: part for slot, part in zip(self.slots, parts, strict=True)}
 
-    def drawn_locally(
+    def sample_locally(
         self,
         x: Float[Tensor, "N I"],
         mean: Float[Tensor, "D"],
@@ -259,21 +251,20 @@ class DrawnNetwork(Standardised):
         the module's own. Those of a trained network start where it computes the same.
         """
         if standardise:
-            self.standardise(x)
+            self.fit_scale(x)
         if self.initial:
             return torch.cat([self.initial[slot.name].flatten() for slot in self.slots])
-        layers = [layer for layer in self.modules() if isinstance(layer, ScaledLayer)]
-        scaled = {layer.place.slot.name: layer for layer in layers}
+        scaled = self.layers_of(ScaledLayer)
         if not scaled:
             return None
         if self.is_trained:
-            return torch.cat([scaled[slot.name].lengths() for slot in self.slots])
+            return torch.cat([layer.lengths() for layer in scaled])
         was_training = self.training
         statistics = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         start: dict[str, Tensor] = {}
         self.current.start = start
         try:
-            self.module.train()(self.standardised(x))
+            self.module.train()(self.scale(x))
         finally:
             self.current.clear()
             self.module.train(was_training)
@@ -281,10 +272,11 @@ class DrawnNetwork(Standardised):
             buffer.copy_(statistics[name])
         return torch.cat([start[slot.name] for slot in self.slots])
 
-    def fold(self) -> None:
-        for layer in self.modules():
-            if isinstance(layer, ScaledLayer):
-                layer.normalise()
+    def layers_of(self, kind: type[Layer]) -> list[Layer]:
+        """Return the drawn layers of a kind, in theta's order."""
+        layers = [layer for layer in self.modules() if isinstance(layer, kind)]
+        order = [slot.name for slot in self.slots]
+        return sorted(layers, key=lambda layer: order.index(layer.place.slot.name))
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum_l sum_i keep_li |W_li|^2 / (2 prior_std^2) over inputs i of layers whose
@@ -295,45 +287,48 @@ class DrawnNetwork(Standardised):
         13).
         """
         weights = self.module.get_parameter
-        squares = [_kept_square(weights(name), kept) for name, kept in self.masked_weights]
+        squares = [_sum_squares(weights(name), kept) for name, kept in self.masked_weights]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
-    def _converted(
+    def _convert(
         self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
     ) -> nn.Module:
         layers = layers_by_name(module)
-        dropouts = {name: layer for name, layer in layers.items() if isinstance(layer, DROPOUTS)}
         own = [
             name
-            for name in dropouts
-            if stochastic.drawn == "masks" and is_named(name, stochastic.layers)
+            for name, layer in layers.items()
+            if stochastic.drawn == "masks"
+            and isinstance(layer, DROPOUTS)
+            and is_named(name, stochastic.layers)
         ]
-        units = dropped_units(module, own, examples) if own else {}
-        kept = kept_inputs(module, drawn, own, examples) if own else {}
+        units = count_dropout_units(module, own, examples) if own else {}
+        kept = keep_probabilities(module, drawn, own, examples) if own else {}
         first = True
         for name, layer in layers.items():
-            if name in dropouts:
-                keep = 1.0 - dropouts[name].p
+            made: nn.Module = nn.Identity()
+            if isinstance(layer, DROPOUTS):
                 if name in own and len(units[name]) != 1:
                     times = len(units[name])
                     why = f"it runs {times} times; each place needs a Dropout of its own"
                     raise unsupported(name, layer, why)
-                is_mask = name in own and keep < 1
-                mask = self._mask(name, units[name][0], keep) if is_mask else nn.Identity()
-                module = _with(module, name, mask)
+                if name in own and layer.p > 0:
+                    made = self._mask(name, units[name][0], 1.0 - layer.p)
             elif name in drawn:
                 assert isinstance(layer, DRAWABLE)
                 made = self._layer(name, layer, stochastic, first, kept.get(name))
-                module = _with(module, name, made)
                 first = False
+            else:
+                continue
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, made)
         return module
 
     def _layer(
         self, name: str, layer: Drawable, stochastic: Stochastic, first: bool, kept: Tensor | None
     ) -> nn.Module:
-        units = len(layer.weight)
         if stochastic.drawn == "scales":
-            return ScaledLayer(layer, self._place(Slot(name, (units,)), first), self.is_trained)
+            place = self._place(Slot(name, (len(layer.weight),)), first)
+            return ScaledLayer(layer, place, self.is_trained)
         if stochastic.drawn == "weights":
             self.initial[name] = weights = weights_of(layer)
             return WeightLayer(layer, self._place(Slot(name, tuple(weights.shape)), first))
@@ -341,16 +336,7 @@ class DrawnNetwork(Standardised):
             if not isinstance(layer, nn.Linear):
                 raise unsupported(name, layer, "a variational hypernetwork has Linear layers")
             place = self._place(Slot(name, (layer.in_features, layer.out_features)), first)
-            hyper = HyperLayer(
-                layer,
-                place,
-                stochastic.hidden,
-                stochastic.vector_scaling,
-                stochastic.initial_log_std,
-            )
-            if self.is_trained:
-                hyper.start_as_layer()
-            return hyper
+            return HyperLayer(layer, place, stochastic, self.is_trained)
         rate = 0.0 if kept is not None else stochastic.input_rate if first else stochastic.rate
         inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         inner: nn.Module = layer
@@ -384,7 +370,7 @@ class DrawnNetwork(Standardised):
         was_training = self.training
         self.eval()
         try:
-            outputs = self._tried(x, theta)
+            outputs = self._run_shared(x, theta)
             if outputs is None:
                 # rows that all draws share meet rows that they do not, as in a residual addition
                 self.shares_input, self.folded = False, True
@@ -401,7 +387,7 @@ class DrawnNetwork(Standardised):
                 expected = "one output row for each input row, whatever stands beside it"
                 raise InvalidInput("network", expected, "a module that mixes rows")
 
-    def _tried(self, x: Tensor, theta: Tensor) -> Tensor | None:
+    def _run_shared(self, x: Tensor, theta: Tensor) -> Tensor | None:
         self.current.trial_rows = TRIAL_ROWS
         try:
             outputs: Tensor = self(x, theta)[0]
@@ -430,34 +416,25 @@ class MemberNetwork(Standardised):
         self.theta_dimension = 1
         self.is_paired = False
         check_repeatable(members[0], examples)
-        copied(members[0])  # as what is served is tried in a copy
-
-    def forward(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        outputs, features, _ = self.run(x, theta)
-        return outputs, features
+        copy_module(members[0])  # as what is served is tried in a copy
 
     def run(
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
-        standard = self.standardised(x)
+        standard = self.scale(x)
         outputs = torch.stack([member(standard) for member in self.members])
         return outputs.index_select(0, theta[:, 0, 0].long()), standard.flatten(1).float(), None
 
     def embed(self, x: Float[Tensor, "N I"], _: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
         """Return what the first member's last layer takes in; members share no space to take a mean
         in."""
-        standard = self.standardised(x)
+        standard = self.scale(x)
         return last_input(self.members[0], lambda: self.members[0](standard)).flatten(1)
 
     @torch.no_grad()
     def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
         if standardise:
-            self.standardise(x)
-
-    def fold(self) -> None:
-        """Do nothing: there is nothing to fold."""
+            self.fit_scale(x)
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
@@ -471,15 +448,9 @@ def noise_rows(shape: Sequence[int]) -> Tensor:
 
 def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
     seen: list[Tensor] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        for layer in _outermost(module)
-    ]
-    try:
+    layers = {str(i): layer for i, layer in enumerate(_outermost(module))}
+    with watch(layers, lambda _, taken: seen.append(taken)):
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen[-1]
 
 
@@ -490,7 +461,7 @@ def _outermost(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in _outermost(child)]
 
 
-def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
+def _sum_squares(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
     """Return the sum of a layer's squared weights, each by its input's factor; convolutions may
     have groups."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
@@ -499,11 +470,7 @@ def _kept_square(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
 
 
 def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
-    """Check that nothing else has a drawn layer's weights: what is not drawn may be any layer.
-
-    Raises:
-        InvalidInput: naming the layer, and what to do.
-    """
+    """Check that nothing else has a drawn layer's weights: what is not drawn may be any layer."""
     names: dict[int, str] = {}
     owners: dict[int, str] = {}  # of parameters
     for name, layer in drawn.items():
@@ -528,9 +495,3 @@ def _is_chain(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, (nn.Linear, *ELEMENTWISE, *DROPOUTS)) for layer in module
     )
-
-
-def _with(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    parent, _, last = name.rpartition(".")
-    setattr(module.get_submodule(parent), last, layer)
-    return module

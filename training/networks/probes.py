@@ -3,8 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,15 +19,13 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureA
 REPEATED_ROWS = 3
 ROWS = 32  # so that hardly a unit is 0 in all of them by chance
 
-Layers = dict[str, nn.Module]
+READS_VALUES = ("_local_scalar_dense", "is_nonzero")  # operators that let values decide
+
+Layers = Mapping[str, nn.Module]
 
 
 def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
-    """Return what a module says of rows.
-
-    Raises:
-        InvalidInput: if it fails.
-    """
+    """Return what a module says of rows."""
     training = run.training if isinstance(run, nn.Module) else False
     try:
         with torch.no_grad():
@@ -45,27 +42,23 @@ def check_width(
     module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], width: int, meaning: str
 ) -> None:
     """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says
-    what they are.
-
-    Raises:
-        InvalidInput: if the module fails, or naming the factory and the last layer that ran.
-    """
+    what they are."""
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     ran: list[str] = []
-    with _noted(layers, lambda name, _: ran.append(name)):
+    with watch(layers, lambda name, _: ran.append(name)):
         outputs: object = run_on_rows(module, examples)
     rows = len(examples)
-    if isinstance(outputs, Tensor) and outputs.shape == (rows, width):
-        return
     if not isinstance(outputs, Tensor):
-        given = f"a {type(outputs).__name__}"
+        got = f"a {type(outputs).__name__}"
+    elif outputs.shape == (rows, width):
+        return
     elif outputs.ndim == 2 and len(outputs) == rows:
-        given = str(outputs.shape[1])
+        got = str(outputs.shape[1])
     else:
-        given = f"shape {tuple(outputs.shape)} for {rows} rows"
+        got = f"shape {tuple(outputs.shape)} for {rows} rows"
     after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
     expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
-    raise InvalidInput("network.factory", expected, f"{given}{after}")
+    raise InvalidInput("network.factory", expected, f"{got}{after}")
 
 
 def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
@@ -79,7 +72,7 @@ def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str |
         return "0", isinstance(module, nn.Linear)
     ran: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
-    with _noted(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
+    with watch(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
         outputs: object = run_on_rows(module, examples)
     if not ran:
         return None, False
@@ -88,11 +81,7 @@ def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str |
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
-    """Check that a module takes every id, up to the largest, in every place of a row.
-
-    Raises:
-        InvalidInput: if it does not.
-    """
+    """Check that a module takes every id, up to the largest, in every place of a row."""
     try:
         run_on_rows(module, torch.tensor([0, largest]).view(2, *[1] * len(shape)).expand(2, *shape))
     except InvalidInput as error:
@@ -101,23 +90,18 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that a module says the same of the same rows again, whatever stands beside each.
-
-    Raises:
-        InvalidInput: if it does not; of what is random, it names the first layer that gives
-            something else.
-    """
+    """Check that a module says the same of the same rows again, whatever stands beside each."""
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
-    first, ran = _seeded_run(module, layers, rows, 1)
+    first, ran = _run_with_seed(module, layers, rows, 1)
     if not isinstance(first, Tensor):
         raise InvalidInput("network", "a module that gives a tensor", f"a {type(first).__name__}")
-    again, ran_again = _seeded_run(module, layers, rows, 2)
+    again, ran_again = _run_with_seed(module, layers, rows, 2)
     if not _same(first, again):
         random = (
-            f"at layer {one.name}: {type(layers[one.name]).__name__}"
-            for one, two in zip(ran, ran_again, strict=False)
-            if _same(one.took, two.took) and not _same(one.gave, two.gave)
+            f"at layer {name}: {type(layers[name]).__name__}"
+            for (name, took, gave), (_, took_again, gave_again) in zip(ran, ran_again, strict=False)
+            if _same(took, took_again) and not _same(gave, gave_again)
         )
         where = next(random, "in forward itself")
         expected = (
@@ -128,49 +112,33 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
         expected = "one output row for each input row, whatever stands beside it"
-        got = f"a module that mixes rows{_not_batch_first(layers)}"
+        # a layer that takes steps along its first axis, where rows are
+        steps_first = (
+            f" (layer {name}: {type(layer).__name__} has batch_first=False)"
+            for name, layer in layers.items()
+            if getattr(layer, "batch_first", True) is False
+        )
+        got = f"a module that mixes rows{next(steps_first, '')}"
         raise InvalidInput("network", expected, got)
 
 
-def _not_batch_first(layers: Layers) -> str:
-    """Name the first layer that takes steps along its first axis, where rows are."""
-    for name, layer in layers.items():
-        if getattr(layer, "batch_first", True) is False:
-            return f" (layer {name}: {type(layer).__name__} has batch_first=False)"
-    return ""
-
-
-@dataclass(frozen=True, eq=False)
-class _Ran:
-    name: str
-    took: object
-    gave: object
-
-
-def _seeded_run(
+def _run_with_seed(
     module: nn.Module, layers: Layers, rows: Tensor, seed: int
-) -> tuple[Any, list[_Ran]]:
-    ran: list[_Ran] = []
-
-    def note(name: str) -> Callable[[nn.Module, object, object], None]:
-        return lambda _, took, gave: ran.append(_Ran(name, took, gave))
-
-    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return run_on_rows(module, rows), ran
-    finally:
-        for hook in hooks:
-            hook.remove()
+) -> tuple[Any, list[tuple[str, object, object]]]:
+    """Return what a module says of rows, and what each layer took and gave, by name."""
+    ran: list[tuple[str, object, object]] = []
+    with ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(
+                lambda _, took, gave, name=name: ran.append((name, took, gave))
+            )
+            stack.enter_context(hook)
+        torch.manual_seed(seed)
+        return run_on_rows(module, rows), ran
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module.
-
-    Raises:
-        InvalidInput: if it cannot be copied, as where it holds a lock or a file.
-    """
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a copy of a module."""
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -184,11 +152,7 @@ def check_calls(
     """Check that each drawn layer runs once, and that nothing but its own run reads its weights.
 
     Such a layer is replaced by one that reads theta, and has no weights of its own any more.
-
-    Raises:
-        InvalidInput: naming the layer, and what to do.
     """
-    layers = dict(drawn)
     calls: Counter[str] = Counter()
     running: list[str] = []  # layers that run at the moment
     reads: Counter[str] = Counter()  # of weights, from outside
@@ -199,16 +163,16 @@ def check_calls(
 
     owners = {
         id(parameter): name
-        for name, layer in layers.items()
+        for name, layer in drawn.items()
         for parameter in layer.parameters(recurse=False)
     }
     with (
-        _noted(layers, lambda name, _: begin(name)),
-        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        watch(drawn, lambda name, _: begin(name)),
+        watch(drawn, lambda name, _: running.remove(name), of_outputs=True),
         _Reads(owners, lambda name: reads.update([name] if name not in running else [])),
     ):
         run_on_rows(module, examples)
-    for name, layer in layers.items():
+    for name, layer in drawn.items():
         if reads[name]:
             why = "forward reads its weights itself; call the layer instead"
         elif not calls[name]:
@@ -228,8 +192,8 @@ def layer_of_operator(module: nn.Module, run: Callable[[], object], operator: st
     found: list[str] = []
 
     with (
-        _noted(layers, lambda name, _: running.append(name)),
-        _noted(layers, lambda name, _: running.remove(name), of_outputs=True),
+        watch(layers, lambda name, _: running.append(name)),
+        watch(layers, lambda name, _: running.remove(name), of_outputs=True),
         _Operators(lambda name: found.extend(running[-1:] if name == operator else [])),
     ):
         run()
@@ -240,16 +204,12 @@ def reads_values(run: Callable[[], object]) -> bool:
     """Whether something asks for the value of a tensor while it runs, as `if`, `int` and `item`
     do."""
     asked: list[str] = []
-    with _Operators(
-        lambda name: asked.extend([name] if name in ("_local_scalar_dense", "is_nonzero") else [])
-    ):
+    with _Operators(lambda name: asked.extend([name] if name in READS_VALUES else [])):
         run()
     return bool(asked)
 
 
 class _Operators(TorchDispatchMode):
-    """Notes the names of the operators that run."""
-
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.note = note
@@ -286,19 +246,19 @@ def _same(one: object, other: object) -> bool:
     return True
 
 
-def dropped_units(
+def count_dropout_units(
     module: nn.Module, names: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, list[int]]:
     """Return how many units, or channels, some Dropouts of a module see, by name, whenever they
     run."""
     dropouts = {name: module.get_submodule(name) for name in names}
     units: dict[str, list[int]] = {name: [] for name in dropouts}
-    with _noted(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
+    with watch(dropouts, lambda name, inputs: units[name].append(inputs.shape[1])):
         run_on_rows(module, examples)
     return units
 
 
-def kept_inputs(
+def keep_probabilities(
     module: nn.Module, drawn: Sequence[str], dropouts: Sequence[str], examples: Num[Tensor, "R ..."]
 ) -> dict[str, Float[Tensor, "I"]]:
     """Return with what probability each drawn layer's inputs, or channels, pass some of the
@@ -308,8 +268,11 @@ def kept_inputs(
     here, so that only Dropouts between one and the next are seen.
     """
     layers = {name: module.get_submodule(name) for name in drawn}
-    weighted = [layer for layer in module.modules() if isinstance(layer, DRAWABLE)]
-    kept = {name: torch.ones(_inputs(layer)) for name, layer in layers.items()}
+    kept: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        assert isinstance(layer, DRAWABLE)
+        inputs = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        kept[name] = torch.ones(inputs)
     generator = torch.Generator().manual_seed(0)
     live: dict[str, Tensor] = {}
 
@@ -317,56 +280,39 @@ def kept_inputs(
         axis = -1 if isinstance(layers[name], nn.Linear) else 1
         live[name] = (inputs != 0).movedim(axis, 0).flatten(1).any(1)
 
-    def noise(_: nn.Module, __: tuple[Tensor], outputs: Tensor) -> Tensor:
-        return torch.randn(outputs.shape, generator=generator)
-
-    noises = [layer.register_forward_hook(noise) for layer in weighted]
-    try:
-        with _noted(layers, note):
-            run_on_rows(module, examples)
-            alive = dict(live)
-            for name in dropouts:
-                dropout = module.get_submodule(name)
-                assert isinstance(dropout, DROPOUTS)
-                with _zeroed(dropout):
-                    run_on_rows(module, examples)
-                for layer, units in live.items():
-                    kept[layer][alive[layer] & ~units] *= 1.0 - dropout.p
-    finally:
-        for hook in noises:
-            hook.remove()
+    with ExitStack() as stack, watch(layers, note):
+        for layer in module.modules():
+            if isinstance(layer, DRAWABLE):
+                noise = layer.register_forward_hook(
+                    lambda _, __, outputs: torch.randn(outputs.shape, generator=generator)
+                )
+                stack.enter_context(noise)
+        run_on_rows(module, examples)
+        alive = dict(live)
+        for name in dropouts:
+            dropout = module.get_submodule(name)
+            assert isinstance(dropout, DROPOUTS)
+            with dropout.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs)):
+                run_on_rows(module, examples)
+            for of, units in live.items():
+                kept[of][alive[of] & ~units] *= 1.0 - dropout.p
     return kept
 
 
-def _inputs(layer: nn.Module) -> int:
-    assert isinstance(layer, DRAWABLE)
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-
-
 @contextmanager
-def _noted(
+def watch(
     layers: Layers, note: Callable[[str, Any], None], of_outputs: bool = False
 ) -> Iterator[None]:
     """Note what each layer takes in as its first argument, or what it gives."""
-    hooks = [
-        layer.register_forward_hook(lambda _, __, outputs, name=name: note(name, outputs))
-        if of_outputs
-        else layer.register_forward_pre_hook(
-            lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
-        )
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            if of_outputs:
+                hook = layer.register_forward_hook(
+                    lambda _, __, outputs, name=name: note(name, outputs)
+                )
+            else:
+                hook = layer.register_forward_pre_hook(
+                    lambda _, inputs, name=name: note(name, inputs[0] if inputs else None)
+                )
+            stack.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _zeroed(layer: nn.Module) -> Iterator[None]:
-    hook = layer.register_forward_hook(lambda _, __, outputs: torch.zeros_like(outputs))
-    try:
-        yield
-    finally:
-        hook.remove()

@@ -14,13 +14,11 @@ NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refuse
 
 
 def unsupported(name: str, layer: nn.Module, why: str) -> InvalidInput:
-    """Return the error for a layer that cannot be made Bayesian."""
     expected = "supported layers (docs/networks.md lists them)"
     return InvalidInput("network", expected, f"layer {name}: {type(layer).__name__}: {why}")
 
 
 def layers_by_name(module: nn.Module) -> dict[str, nn.Module]:
-    """Return all layers of a module, under every name that each has."""
     return {name: layer for name, layer in module.named_modules(remove_duplicate=False) if name}
 
 
@@ -29,22 +27,16 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
 
     A pattern names a layer, or all layers inside one; `*` and `?` stand for any text and character
     of a name.
-
-    Raises:
-        InvalidInput: naming a pattern that names no layer, or a layer that cannot be drawn.
     """
     there = layers_by_name(module)
-    inside = {
-        inner
-        for name, layer in there.items()
-        if isinstance(layer, nn.MultiheadAttention)  # reads the weights of its layers itself
-        for inner in there
-        if inner.startswith(f"{name}.")
-    }
+    # attention reads the weights of its layers itself
+    attentions = [name for name, layer in there.items() if isinstance(layer, nn.MultiheadAttention)]
     can: dict[str, Drawable] = {
         name: layer
         for name, layer in there.items()
-        if isinstance(layer, DRAWABLE) and type(layer) in DRAWABLE and name not in inside
+        if isinstance(layer, DRAWABLE)
+        and type(layer) in DRAWABLE
+        and not any(is_within(name, outer) for outer in attentions)
     }
     if patterns is None:
         return can
@@ -53,10 +45,10 @@ def drawn_layers(module: nn.Module, patterns: Sequence[str] | None) -> dict[str,
         field = f"network.bayesian.{i}"
         named = [name for name in there if fnmatchcase(name, pattern)]
         if not named:
-            expected = f"the name of a layer ({_listed(can)} can be drawn)"
+            expected = f"the name of a layer ({_join(can)} can be drawn)"
             raise InvalidInput(field, expected, repr(pattern))
         within = {name for name in can if any(is_within(name, outer) for outer in named)}
-        expected = f"a layer that can be drawn ({_listed(can)} can)"
+        expected = f"a layer that can be drawn ({_join(can)} can)"
         for name in named:
             if name == pattern and not any(is_within(inner, name) for inner in within):
                 raise InvalidInput(field, expected, f"{name}: {type(there[name]).__name__}")
@@ -87,9 +79,6 @@ def freeze(
     """Freeze the parameters of layers that are not drawn and that no pattern names.
 
     Without patterns none is. Return the layers that are frozen, whose statistics stay too.
-
-    Raises:
-        InvalidInput: naming a pattern that names no layer.
     """
     if patterns is None:
         return []
@@ -99,7 +88,7 @@ def freeze(
         named = [name for name in there if fnmatchcase(name, pattern)]
         if not named:
             known = [name for name, layer in there.items() if any(True for _ in layer.parameters())]
-            expected = f"the name of a layer (such as {_listed(known)})"
+            expected = f"the name of a layer (such as {_join(known)})"
             raise InvalidInput(f"network.trained.{i}", expected, repr(pattern))
         kept.update(named)
     frozen = []
@@ -111,7 +100,7 @@ def freeze(
     return frozen
 
 
-def _listed(layers: Iterable[str]) -> str:
+def _join(layers: Iterable[str]) -> str:
     names = list(layers)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more if names else "none"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
-from training.networks.networks import Stochastic
+from training.networks.layers import Stochastic
 from training.sections import Section
 from training.seeds import hash_key
 
@@ -88,6 +88,7 @@ class Method:
     decays: bool = False  # whether weights that are not drawn have a prior, section.prior_std
     draws_last_layer: bool = False  # alone, unless layers are named
     is_fitted_after: bool = False  # to weights that may be trained already
+    is_point: bool = False  # a plain network, at whose weights other methods may begin
     alpha: float = 0.0  # of the objective, and draws of a training step, by default
     samples: int = 1
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from training.networks.layers import Slot
-from training.networks.networks import Stochastic
+from training.networks.layers import Slot, Stochastic
 from training.posteriors.base import METHODS, Method, Posterior
 from training.sections import Positive, Rate, Section
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.networks.layers import Slot
-from training.networks.networks import DrawnNetwork, Stochastic
+from training.networks.layers import Slot, Stochastic
+from training.networks.networks import DrawnNetwork
 from training.posteriors.base import METHODS, Method, Posterior, log_normal
 from training.sections import LogStd, Positive, Section
 

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from training.networks.flows import Composition, ElementwiseAffine, iaf, realnvp
-from training.networks.networks import DrawnNetwork, Stochastic
+from training.networks.layers import Stochastic
+from training.networks.networks import DrawnNetwork
 from training.posteriors.base import METHODS, Method, Posterior, log_normal, standard_noise
 from training.sections import Count, LogStd, Positive, Section
 

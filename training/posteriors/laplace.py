@@ -19,15 +19,14 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.networks.layers import Slot, WeightLayer
-from training.networks.networks import DrawnNetwork, Stochastic
+from training.networks.layers import Slot, Stochastic, WeightLayer
+from training.networks.networks import DrawnNetwork
 from training.posteriors.base import METHODS, Method, Posterior
 from training.sections import Section
 
 Structure = Literal["full", "kronecker", "diagonal"]
-MOST_FULL = (
-    11_000  # weights: their matrix in float64 takes 1 GB, finding its eigenvectors three times that
-)
+# weights: their matrix in float64 takes 1 GB, finding its eigenvectors three times that
+MOST_FULL = 11_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +66,10 @@ class Full(nn.Module):
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
+        if slot.size > MOST_FULL:
+            expected = f"kronecker or diagonal for {slot.size} weights (full: up to {MOST_FULL})"
+            got = f"'full' of layer {slot.name}: {8 * slot.size**2 / 1e9:.3g} GB for its matrix"
+            raise InvalidInput("posterior.structure", expected, got)
         self.register_buffer("root", torch.zeros(slot.size, slot.size))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
@@ -103,13 +106,10 @@ class Kronecker(nn.Module):
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
         scaled = eps.unflatten(1, self.shape) * self.std
         if self.groups == 1:
-            return _times(
-                _times(scaled, self.of_outputs[0]).transpose(1, 2), self.of_inputs[0]
-            ).mT.flatten(1)
+            rotated = _times(scaled, self.of_outputs[0]).transpose(1, 2)
+            return _times(rotated, self.of_inputs[0]).mT.flatten(1)
         by_group = scaled.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (K, G, inputs, outputs)
-        rotated = _times(
-            _times(by_group, self.of_outputs).mT, self.of_inputs
-        )  # (K, G, outputs, inputs)
+        rotated = _times(_times(by_group, self.of_outputs).mT, self.of_inputs)
         return rotated.flatten(1, 2).mT.flatten(1)
 
     def widen(self, eigen: Eigen, precision: float) -> None:
@@ -133,10 +133,8 @@ class LaplacePosterior(Posterior):
         slots: Sequence[Slot],
         groups: Sequence[int],
         structure: Structure,
-        prior_std: float | None,
+        prior_std: float | None,  # None where it will be chosen by the data
     ) -> None:
-        """Make one of layers, each of so many groups; `prior_std` is None where it will be chosen
-        by the data."""
         super().__init__()
         self.sizes = [slot.size for slot in slots]
         self.noise_dimension = self.theta_dimension = sum(self.sizes)
@@ -145,7 +143,6 @@ class LaplacePosterior(Posterior):
         self.mean = nn.Parameter(torch.zeros(self.theta_dimension))
         made: Sequence[Diagonal | Full | Kronecker]
         if structure == "full":
-            _check_full(slots)
             made = [Full(slot) for slot in slots]
         elif structure == "kronecker":
             made = [Kronecker(slot, count) for slot, count in zip(slots, groups, strict=True)]
@@ -154,19 +151,15 @@ class LaplacePosterior(Posterior):
         self.spreads = nn.ModuleList(made)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        parts = eps.split(self.sizes, dim=1)
-        return self.mean + torch.cat(
-            [spread(part) for spread, part in zip(self.spreads, parts, strict=True)], dim=1
-        )
+        parts = zip(self.spreads, eps.split(self.sizes, dim=1), strict=True)
+        return self.mean + torch.cat([spread(part) for spread, part in parts], dim=1)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         """Return the mean for each row of noise, which may have no numbers, and -log p(mean), up to
         a constant."""
-        decay = (
-            self.mean.square().sum() / (2.0 * self.prior_std**2)
-            if self.prior_std
-            else self.mean.new_zeros(())
-        )
+        decay = self.mean.new_zeros(())
+        if self.prior_std:
+            decay = self.mean.square().sum() / (2.0 * self.prior_std**2)
         return self.mean.expand(len(eps), -1), decay.expand(len(eps))
 
     @torch.no_grad()
@@ -183,21 +176,6 @@ class LaplacePosterior(Posterior):
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
         self.mean.copy_(theta)
-
-
-def _check_full(slots: Sequence[Slot]) -> None:
-    """Check that full covariances are not too large.
-
-    Raises:
-        InvalidInput: naming the layer and what its matrix would take.
-    """
-    for slot in slots:
-        if slot.size > MOST_FULL:
-            expected = f"kronecker or diagonal for {slot.size} weights (full: up to {MOST_FULL})"
-            takes = f"{8 * slot.size**2 / 1e9:.3g} GB for its matrix"
-            raise InvalidInput(
-                "posterior.structure", expected, f"'full' of layer {slot.name}: {takes}"
-            )
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -221,25 +199,14 @@ class LaplaceSection(Section):
 
 
 def laplace(section: LaplaceSection, network: DrawnNetwork, _: torch.Generator) -> LaplacePosterior:
-    """Return the posterior of a network's drawn layers.
-
-    Raises:
-        InvalidInput: if a full covariance is wanted of other layers than the one whose values are
-            the outputs, or of one that is too large.
-    """
+    """Return the posterior of a network's drawn layers."""
     names = [slot.name for slot in network.slots]
     if section.structure == "full" and names != [network.output_layer]:
         expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
         raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
-    groups = {
-        layer.place.slot.name: layer.groups
-        for layer in network.modules()
-        if isinstance(layer, WeightLayer)
-    }
+    groups = [layer.groups for layer in network.layers_of(WeightLayer)]
     prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
-    return LaplacePosterior(
-        network.slots, [groups[name] for name in names], section.structure, prior_std
-    )
+    return LaplacePosterior(network.slots, groups, section.structure, prior_std)
 
 
 METHODS["laplace"] = Method(

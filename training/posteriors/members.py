@@ -1,5 +1,6 @@
 """Fitted networks as draws: deep ensembles, and a single network."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -47,7 +48,10 @@ class EnsembleSection(PointSection):
     members: Annotated[int, Field(ge=2, le=100)] = 5
 
 
-for name, section in (("mle", PointSection), ("ensemble", EnsembleSection)):
-    METHODS[name] = Method(
-        section, lambda _, network, __: MemberPosterior(len(network.members)), decays=True
-    )
+METHODS["mle"] = Method(
+    PointSection,
+    lambda _, network, __: MemberPosterior(len(network.members)),
+    decays=True,
+    is_point=True,
+)
+METHODS["ensemble"] = replace(METHODS["mle"], section=EnsembleSection, is_point=False)

@@ -15,7 +15,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
-from training.data import Dataset, Rows, load, numbered_as, split, split_sizes
+from training.data import Dataset, Rows, load, renumber, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transformed
 from training.export.graphs import runtime_of
@@ -138,16 +138,11 @@ def plot_signal_to_noise(
 
 def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:
     """Read a source as rows of a published model: its columns or its tokens, its classes in its
-    order, its shape.
-
-    Raises:
-        InvalidInput: if the rows are not such, have labels that the model does not know, or are
-            those of its fit.
-    """
+    order, its shape."""
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
-    data = numbered_as(loaded, manifest.classes or ())
+    data = renumber(loaded, manifest.classes or ())
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:
         expected = f"rows of shape {manifest.input.shape}, as {label} takes them"
@@ -160,11 +155,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
 
 
 def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
-    """Split all rows of a data set at random into the calibration splits and test rows.
-
-    Raises:
-        InvalidInput: if a split would have no row.
-    """
+    """Split all rows of a data set at random into the calibration splits and test rows."""
     groups = None
     if data.train.groups is not None:
         groups = np.concatenate([data.train.groups, data.test.groups])

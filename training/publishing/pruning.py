@@ -35,11 +35,7 @@ class InputUnits(nn.Module):
 
 
 def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
-    """Return |mu| / sigma of every weight and bias, in theta's order.
-
-    Raises:
-        InvalidInput: if the model is not of Bayes by Backprop.
-    """
+    """Return |mu| / sigma of every weight and bias, in theta's order."""
     posterior = model.posterior
     if not isinstance(posterior, GaussianPosterior):
         raise InvalidInput(
@@ -59,11 +55,7 @@ def is_weight(model: BayesianModel) -> Bool[Tensor, "D"]:
 
 def strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
     """Return which numbers of theta are left when `fraction` of the weights are removed: biases,
-    and the strongest.
-
-    Raises:
-        InvalidInput: if the fraction is not in [0, 1), or a layer would be left without weights.
-    """
+    and the strongest."""
     if not 0 <= fraction < 1:
         raise InvalidInput("--fraction", "at least 0 and less than 1", f"{fraction}")
     ratio, weights = signal_to_noise(model), is_weight(model)
@@ -120,11 +112,8 @@ def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
 
 
 def _layers(model: BayesianModel) -> list[WeightLayer]:
-    by_slot = {
-        part.place.slot.name: part for part in model.modules() if isinstance(part, WeightLayer)
-    }
     assert isinstance(model.network, DrawnNetwork)
-    return [by_slot[slot.name] for slot in model.network.slots]
+    return model.network.layers_of(WeightLayer)
 
 
 def _matrices(model: BayesianModel, kept: Bool[Tensor, "D"]) -> list[Tensor]:

@@ -30,7 +30,7 @@ from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
 from training.export.graphs import export, parity, runtime_of
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
-from training.export.served import fitted_detectors, fold
+from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
 from training.provenance import Provenance
 from training.publishing.gate import check_gate
@@ -98,11 +98,7 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 
 def assemble(fitted: "Fitted") -> Draft:
-    """Export, check, calibrate and measure a fitted model.
-
-    Raises:
-        ParityError: if the exported graphs do not compute what the model computes.
-    """
+    """Export, check, calibrate and measure a fitted model."""
     recipe, data, splits = fitted.recipe, fitted.data, fitted.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -139,12 +135,10 @@ def _export(fitted: "Fitted") -> Exported:
     recipe, data, splits, encoding = fitted.recipe, fitted.data, fitted.splits, fitted.encoding
     model = fitted.model.cpu().eval()
     fold(model)
-    weights = {
-        key: tensor.detach().clone().contiguous() for key, tensor in model.state_dict().items()
-    }
+    weights = {key: t.detach().clone().contiguous() for key, t in model.state_dict().items()}
     log.info("exporting")
     shape = data.shape if encoding is None else model.network.shape
-    network = fitted_detectors(model, splits.train, recipe, shape)
+    network = fit_detectors(model, splits.train, recipe, shape)
     # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
     with_terms = not data.columns and not data.takes_ids and encoding is None
     files = export(model, network, with_terms=with_terms)

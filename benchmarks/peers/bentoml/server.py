@@ -7,12 +7,9 @@ from benchmarks.peers.posterior import served
 
 @bentoml.service(workers=1, threads=1, traffic={"timeout": 120, "max_concurrency": 1024})
 class Classifier:
-    """Rows to mean probabilities."""
-
     def __init__(self) -> None:
         self.model = served()
 
     @bentoml.api(batchable=True, max_batch_size=64, max_latency_ms=60_000)
     def predict(self, inputs: list[list[float]]) -> list[list[float]]:
-        """Return mean probabilities of a micro-batch."""
         return self.model(inputs)

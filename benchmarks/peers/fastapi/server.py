@@ -12,8 +12,6 @@ from benchmarks.peers.posterior import served
 
 
 class Request(BaseModel):
-    """Rows of 784 pixels."""
-
     inputs: list[list[float]]
 
 
@@ -24,7 +22,6 @@ app = FastAPI()
 
 @app.post("/predict")
 async def answer(request: Request) -> dict[str, list[list[float]]]:
-    """Return mean probabilities."""
     return {
         "probabilities": await asyncio.get_running_loop().run_in_executor(
             worker, predict, request.inputs

@@ -9,30 +9,22 @@ from benchmarks.peers.posterior import served
 
 
 class Classifier(ls.LitAPI):
-    """Rows to mean probabilities."""
-
     def setup(self, device: str) -> None:  # noqa: ARG002
-        """Load the model in the worker process."""
         self.model = served()
 
     def decode_request(self, request: dict[str, Any]) -> list[float]:
-        """Return the row of a request."""
         return request["inputs"][0]
 
     def batch(self, inputs: list[list[float]]) -> list[list[float]]:
-        """Return rows as they are: the model makes one tensor of them."""
         return inputs
 
     def predict(self, rows: list[list[float]]) -> list[list[float]]:
-        """Return mean probabilities of a micro-batch."""
         return self.model(rows)
 
     def unbatch(self, output: list[list[float]]) -> list[list[float]]:
-        """Return a row of probabilities for each request."""
         return output
 
     def encode_response(self, output: list[float]) -> dict[str, list[list[float]]]:
-        """Return the answer."""
         return {"probabilities": [output]}
 
 

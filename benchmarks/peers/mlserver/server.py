@@ -9,15 +9,11 @@ from benchmarks.peers.posterior import served
 
 
 class Classifier(MLModel):
-    """Rows to mean probabilities."""
-
     async def load(self) -> bool:
-        """Load the model in the worker process."""
         self.model = served()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Return mean probabilities of a micro-batch."""
         rows = NumpyCodec.decode_input(payload.inputs[0])
         probabilities = np.array(self.model(rows.tolist()), dtype=np.float32)
         return InferenceResponse(

@@ -12,18 +12,14 @@ from benchmarks.peers.posterior import served
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1})
 class Classifier:
-    """Rows to mean probabilities."""
-
     def __init__(self) -> None:
         self.model = served()
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002)
     async def predict(self, rows: list[list[float]]) -> list[list[float]]:
-        """Return mean probabilities of a micro-batch."""
         return self.model(rows)
 
     async def __call__(self, request: Request) -> dict[str, list[list[float]]]:
-        """Answer a request."""
         return {"probabilities": [await self.predict((await request.json())["inputs"][0])]}
 
 

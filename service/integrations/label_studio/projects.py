@@ -35,12 +35,7 @@ class LabelConfig:
 
 
 def label_config(text: Any, manifest: Manifest) -> LabelConfig:
-    """Return what of a project's configuration concerns a model.
-
-    Raises:
-        InvalidInput: if it is none, has no control for the model's task, or not all of its classes
-            as choices.
-    """
+    """Return what of a project's configuration concerns a model."""
     if (
         not isinstance(text, str)
         or len(text) > MAX_CONFIG_CHARACTERS
@@ -55,26 +50,21 @@ def label_config(text: Any, manifest: Manifest) -> LabelConfig:
     tag = "Choices" if isinstance(manifest.output, ClassSpec) else "Number"
     control = next((element for element in root.iter(tag) if element.get("toName")), None)
     if control is None:
-        raise InvalidInput(
-            "label_config", f"<{tag} name=... toName=...>, for a model of {manifest.task}", "none"
-        )
+        expected = f"<{tag} name=... toName=...>, for a model of {manifest.task}"
+        raise InvalidInput("label_config", expected, "none")
     to = str(control.get("toName"))
     shown = next(
         (e for e in root.iter() if e.get("name") == to and str(e.get("value")).startswith("$")),
         None,
     )
     if shown is None:
-        raise InvalidInput(
-            "label_config", 'an object of the name in toName, with value="$FIELD"', "none"
-        )
+        expected = 'an object of the name in toName, with value="$FIELD"'
+        raise InvalidInput("label_config", expected, "none")
     choices = tuple(str(e.get("alias") or e.get("value")) for e in control.iter("Choice"))
     missing = [name for name in manifest.classes or () if name not in choices]
     if missing:
-        raise InvalidInput(
-            "label_config",
-            f"a <Choice> for each of the model's classes, {missing[:20]} too",
-            "none",
-        )
+        expected = f"a <Choice> for each of the model's classes, {missing[:20]} too"
+        raise InvalidInput("label_config", expected, "none")
     return LabelConfig(
         str(control.get("name")), to, tag.lower(), str(shown.get("value"))[1:], choices
     )
@@ -84,11 +74,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
     """Return the row of a task, as one of `inputs` of /predict.
 
     Images are data URIs, or fetched by `fetch`, which raises InvalidInput for what it does not
-    fetch.
-
-    Raises:
-        InvalidInput: naming what is missing in the task's data.
-    """
+    fetch."""
     if not isinstance(data, dict):
         raise InvalidInput(field, "an object", "another")
     if INPUT in data:
@@ -109,11 +95,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
 
 
 def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
-    """Return an image file: of a data URI, or fetched.
-
-    Raises:
-        InvalidInput: if it is neither a data URI of base64 nor what `fetch` fetches.
-    """
+    """Return an image file: of a data URI, or fetched."""
     if not url.startswith("data:"):
         return fetch(url)
     head, comma, content = url.partition(",")
@@ -126,20 +108,15 @@ def image_bytes(url: str, field: str, fetch: Fetch) -> bytes:
 
 
 def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
-    """Return a label or target as the result of a prediction."""
     content = {"choices": [value]} if config.kind == "choices" else {"number": value}
     return [
         {"from_name": config.control, "to_name": config.to, "type": config.kind, "value": content}
     ]
 
 
-def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
+def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
     """Return the label or target that an annotation gives; None of one that was skipped, or says
-    nothing of it.
-
-    Raises:
-        InvalidInput: if it gives several, or no number.
-    """
+    nothing of it."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         return None
     result = annotation.get("result")
@@ -161,20 +138,15 @@ def annotated_value(config: LabelConfig, annotation: Any) -> str | float | None:
 
 
 def label_id(project: Any, task: Any) -> str:
-    """Return the id of a task's row: the one that it was acquired under, or one of its own.
-
-    Raises:
-        InvalidInput: if the task has no number.
-    """
-    data = task.get("data") if isinstance(task, dict) else None
+    """Return the id of a task's row: the one that it was acquired under, or one of its own."""
+    task = task if isinstance(task, dict) else {}
+    data = task.get("data")
     given = data.get(ID) if isinstance(data, dict) else None
     if isinstance(given, str):
         return given
-    number = task.get("id") if isinstance(task, dict) else None
+    number = task.get("id")
     of_project = project.get("id") if isinstance(project, dict) else None
-    of_project = (
-        task.get("project") if of_project is None and isinstance(task, dict) else of_project
-    )
+    of_project = task.get("project") if of_project is None else of_project
     if not isinstance(number, int) or not isinstance(of_project, int):
         raise InvalidInput("task.id", "a task's number, and its project's", "something else")
     return f"label-studio-{of_project}-{number}"

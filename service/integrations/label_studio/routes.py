@@ -10,7 +10,6 @@ import math
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
@@ -21,23 +20,25 @@ from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
-from service.api.predictions import reported
-from service.api.requests import JSON, parse_json, read_body
+from service.api.predictions import scores_in_units
+from service.api.requests import parse_json, read_body, row_numbers
+from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
+from service.error_forms import JSON
 from service.errors import TooLarge
 from service.integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
-    annotated_value,
     label_config,
     label_id,
     result_of,
     row_input,
+    value_of,
 )
 from service.integrations.label_studio.studio import LabelStudio
 from service.models.models import Served
@@ -56,7 +57,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"content": {JSON: {}
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Say that the backend is up."""
     context_of(request).models.name(name)
-    return Response(orjson.dumps({"status": "UP", "model_class": "Dubito"}), media_type=JSON)
+    return json_response({"status": "UP", "model_class": "Dubito"})
 
 
 @router.post("/setup", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
@@ -67,7 +68,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     content = parse_json(await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
     served = await context.served(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
-    return Response(orjson.dumps({"model_version": model_version(served)}), media_type=JSON)
+    return json_response({"model_version": model_version(served)})
 
 
 @router.post("/predict", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
@@ -89,16 +90,15 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
     rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
-    with context.admission.admitted(
-        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, served.model.encoding_draws
-    ):
-        x = await context.rows(call, rows, served, "tasks")
+    encoding = served.model.encoding_draws
+    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+        x = await row_numbers(context, call, rows, served, "tasks")
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job)
     prediction = predicted.prediction
     check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
-    scores = reported(prediction.scores)
+    scores = scores_in_units(prediction.scores)
     version, classes = model_version(served), manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]
@@ -107,16 +107,11 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         values = scores.mean.tolist()
         doubts = (scores.std / (1.0 + scores.std)).tolist()
     results = [
-        {
-            "model_version": version,
-            "score": 1.0 - min(1.0, doubt),
-            "result": result_of(config, value),
-        }
-        for value, doubt in zip(values, doubts, strict=True)
+        {"model_version": version, "score": 1.0 - min(1.0, doubt), "result": result_of(config, v)}
+        for v, doubt in zip(values, doubts, strict=True)
     ]
     call.record.add_usage(served.name, served.version, len(x), num_samples)
-    answer = orjson.dumps({"results": results, "model_version": version})
-    return Response(answer, media_type=JSON)
+    return json_response({"results": results, "model_version": version})
 
 
 @router.post(
@@ -135,15 +130,14 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     content = parse_json(body)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
-        return Response(orjson.dumps({"kept": False}), media_type=JSON)
+        return json_response({"kept": False})
     served = await context.served(call, Envelope(model=name))
     key = key_name(request.scope)
     kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
-    return Response(orjson.dumps({"kept": kept}), 201 if kept else 200, media_type=JSON)
+    return json_response({"kept": kept}, 201 if kept else 200)
 
 
 def model_version(served: Served) -> str:
-    """Return what predictions are marked with, and a project filters them by."""
     return f"{served.name}:{served.version}"
 
 
@@ -195,13 +189,12 @@ def _keep(
     project, task = content.get("project"), content.get("task")
     text = project.get("label_config") if isinstance(project, dict) else None
     config = label_config(text, manifest)
-    value = annotated_value(config, content.get("annotation"))
+    value = value_of(config, content.get("annotation"))
     if value is None:
         return False
     name = label_id(project, task)
-    entry = LabelEntry(
-        id=name, **({"label": value} if isinstance(value, str) else {"target": value})
-    )
+    field = "label" if isinstance(value, str) else "target"
+    entry = LabelEntry.model_validate({"id": name, field: value})
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", fetch)

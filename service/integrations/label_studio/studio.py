@@ -35,7 +35,7 @@ MAX_JSON_BYTES = 256 << 20
 
 
 class LabelStudioError(DubitoError):
-    """Label Studio did not answer, or not as expected."""
+    pass
 
 
 class LabelStudio:
@@ -66,11 +66,7 @@ class LabelStudio:
 
     def fetch(self, url: str) -> bytes:
         """Return a file of this origin, such as one that was uploaded to a project; `url` may be
-        relative to it.
-
-        Raises:
-            InvalidInput: if it is of another origin, no such file, or too large.
-        """
+        relative to it."""
         expected = "images as data URIs, or files of DUBITO_LABEL_STUDIO_URL below /data/"
         try:
             whole = urljoin(self._base, url)
@@ -88,11 +84,7 @@ class LabelStudio:
             raise InvalidInput("tasks", expected, "none, or no answer") from None
 
     def json(self, method: str, path: str, content: Any = None) -> Any:
-        """Ask a path of its API, and return the answer.
-
-        Raises:
-            LabelStudioError: if it does not answer, or refuses.
-        """
+        """Ask a path of its API, and return the answer."""
         url = urljoin(self._base, path.lstrip("/"))
         answer = self._ask(method, url, content, MAX_JSON_BYTES)
         try:
@@ -151,7 +143,6 @@ class LabelStudio:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """Return the scheme, host and port of a URL; no origin where it names a user."""
     parts = urlsplit(url)
     if "@" in parts.netloc or "\\" in url:
         return ("", "", 0)
@@ -163,12 +154,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def run(arguments: list[str], settings: Settings) -> None:
-    """Do what the arguments ask for.
-
-    Raises:
-        InvalidInput: naming the option or setting that is wrong.
-        LabelStudioError: if either side does not answer as expected.
-    """
+    """Do what the arguments ask for."""
     parser = argparse.ArgumentParser(prog="python -m service label-studio", description=__doc__)
     parser.add_argument("model", metavar="NAME", help="a published model")
     parser.add_argument(
@@ -213,8 +199,6 @@ def run(arguments: list[str], settings: Settings) -> None:
 
 
 class Backend:
-    """The service, as Label Studio sees it: a model's routes."""
-
     def __init__(self, url: str, key: str | None) -> None:
         import httpx
 
@@ -222,11 +206,7 @@ class Backend:
         self._http = httpx.Client(base_url=url, headers=headers, timeout=PREDICTING_TIMEOUT_S)
 
     def ask(self, path: str, content: dict[str, Any]) -> Any:
-        """Send JSON to a path below the model's.
-
-        Raises:
-            LabelStudioError: if it is not answered, or refused: with the reason.
-        """
+        """Send JSON to a path below the model's."""
         import httpx
 
         try:
@@ -239,7 +219,6 @@ class Backend:
 
 
 def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
-    """Bring a project and a model together, and say what was done."""
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
     version = service.ask("setup", {"schema": project["label_config"]})["model_version"]
@@ -266,7 +245,6 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
 
 
 def _pages(studio: LabelStudio, number: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the tasks of a project with their annotations and predictions, a page at a time."""
     for page in count(1):
         query = f"project={number}&page={page}&page_size={PAGE}&fields=all"
         answer = studio.json("GET", f"api/tasks/?{query}")

@@ -2,6 +2,7 @@
 `params`."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from model_store.artifacts.manifest import InputSpec
@@ -14,14 +15,9 @@ from service.api.schemas import PredictRequest, kind_of
 from service.call import Call
 from service.errors import TooLarge
 
-SPLIT, RECORDS, INSTANCES, INPUTS, PARAMS = (
-    "dataframe_split",
-    "dataframe_records",
-    "instances",
-    "inputs",
-    "params",
-)
-FORMS = (SPLIT, RECORDS, INSTANCES, INPUTS)
+FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
+SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
+PARAMS = "params"
 ITEM_BYTES = 60  # of an item of JSON, in memory
 NANS_AT_ONCE = 4096
 # Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
@@ -31,12 +27,7 @@ _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTA
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: Call
 ) -> tuple[PredictRequest, str, Any]:
-    """Return the envelope of a request, which form its rows have, and these as they came.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge, Overloaded: before it takes more memory than it may.
-    """
+    """Return the envelope of a request, which form its rows have, and these as they came."""
     if b"NaN" in body:
         call.reservation.acquire(len(body))
         body = _without_nan(body, call)
@@ -72,12 +63,7 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
 
 def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
     """Return the rows of a request as `/predict` takes them. Columns that the model does not take
-    are passed over.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge: if there are more rows than there may be.
-    """
+    are passed over."""
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)
@@ -99,14 +85,10 @@ def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
 
 
 def _split(given: Any, spec: InputSpec) -> Rows:
-    if not isinstance(given, dict) or not {"columns", "data"} <= given.keys() <= {
-        "columns",
-        "data",
-        "index",
-    }:
-        raise InvalidInput(
-            SPLIT, "an object of columns and data, and perhaps index", kind_of(given)
-        )
+    known = {"columns", "data", "index"}
+    if not isinstance(given, dict) or not {"columns", "data"} <= given.keys() <= known:
+        expected = "an object of columns and data, and perhaps index"
+        raise InvalidInput(SPLIT, expected, kind_of(given))
     names, data = given["columns"], given["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
         raise InvalidInput(f"{SPLIT}.columns", "an array of different names", kind_of(names))
@@ -114,16 +96,15 @@ def _split(given: Any, spec: InputSpec) -> Rows:
         raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
     for n, row in enumerate(data):
         if not isinstance(row, list) or len(row) != len(names):
-            raise InvalidInput(
-                f"{SPLIT}.data.{n}", f"an array of {len(names)}, as there are columns", kind_of(row)
-            )
-    wanted = _wanted(spec)
-    if wanted is not None and (spec.columns or len(names) > 1):
-        places = {name: _place(name, names, f"{SPLIT}.columns") for name in wanted}
-        if spec.columns:
-            return Cells({name: [row[i] for row in data] for name, i in places.items()}, len(data))
-        return [row[places[wanted[0]]] for row in data]
-    return [row[0] for row in data] if len(names) == 1 and _is_row(data) else data
+            expected = f"an array of {len(names)}, as there are columns"
+            raise InvalidInput(f"{SPLIT}.data.{n}", expected, kind_of(row))
+
+    def column(name: str) -> list[Any]:
+        place = names.index(name)
+        return [row[place] for row in data]
+
+    wanted = _take_columns(names, column, len(data), spec, f"{SPLIT}.columns")
+    return _whole_rows(data) if wanted is None else wanted
 
 
 def _records(given: Any, spec: InputSpec, form: str) -> Rows:
@@ -131,19 +112,15 @@ def _records(given: Any, spec: InputSpec, form: str) -> Rows:
         raise InvalidInput(form, "an array of objects", kind_of(given))
     if not given:
         return []
-    names = list(given[0])
     for n, record in enumerate(given):
         if record.keys() != given[0].keys():
             raise InvalidInput(f"{form}.{n}", "the same columns as the row before it", "others")
-    wanted = _wanted(spec)
-    if wanted is not None and (spec.columns or len(names) > 1):
-        for name in wanted:
-            _place(name, names, form)
-        if spec.columns:
-            return Cells({name: [record[name] for record in given] for name in wanted}, len(given))
-        return [record[wanted[0]] for record in given]
-    data = [list(record.values()) for record in given]
-    return [row[0] for row in data] if len(names) == 1 and _is_row(data) else data
+
+    def column(name: str) -> list[Any]:
+        return [record[name] for record in given]
+
+    wanted = _take_columns(list(given[0]), column, len(given), spec, form)
+    return _whole_rows([list(row.values()) for row in given]) if wanted is None else wanted
 
 
 def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
@@ -154,41 +131,40 @@ def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
     ):
         raise InvalidInput(INPUTS, "arrays of one length, by column", "others")
-    wanted = _wanted(spec)
-    if wanted is not None and (spec.columns or len(given) > 1):
-        for name in wanted:
-            _place(name, list(given), INPUTS)
-        return (
-            Cells({name: given[name] for name in wanted}, len(columns[0]))
-            if spec.columns
-            else given[wanted[0]]
-        )
+    wanted = _take_columns(list(given), given.__getitem__, len(columns[0]), spec, INPUTS)
+    if wanted is not None:
+        return wanted
     if len(given) != 1:
-        raise InvalidInput(
-            INPUTS, "one array of rows, since the model takes no columns", f"{len(given)} arrays"
-        )
+        expected = "one array of rows, since the model takes no columns"
+        raise InvalidInput(INPUTS, expected, f"{len(given)} arrays")
     rows: list[Any] = columns[0]
     return rows
 
 
-def _wanted(spec: InputSpec) -> list[str] | None:
-    """Return the names of the columns that a model takes; None where it takes rows of numbers, or
-    images."""
+def _take_columns(
+    names: list[Any],
+    column: Callable[[str], list[Any]],
+    count: int,
+    spec: InputSpec,
+    place: str,
+) -> Rows | None:
+    """Return the columns that a model takes; None where it takes whole rows: numbers, images, or
+    texts that came alone."""
+    wanted = [column.name for column in spec.columns]
+    if spec.text is not None and len(names) > 1:
+        wanted = [spec.text.column]
+    for name in wanted:
+        if name not in names:
+            raise InvalidInput(place, f"a column {name[:80]}", "none of that name")
     if spec.columns:
-        return [column.name for column in spec.columns]
-    return None if spec.text is None else [spec.text.column]
+        return Cells({name: column(name) for name in wanted}, count)
+    return column(wanted[0]) if wanted else None
 
 
-def _place(name: str, names: list[Any], field: str) -> int:
-    try:
-        return names.index(name)
-    except ValueError:
-        raise InvalidInput(field, f"a column {name[:80]}", "none of that name") from None
-
-
-def _is_row(data: list[list[Any]]) -> bool:
-    """Whether the only cell of a row is the row itself: a text, a file, or an array."""
-    return bool(data) and isinstance(data[0][0], str | list)
+def _whole_rows(data: list[list[Any]]) -> list[Any]:
+    """Return rows; the only cell of each may be the row itself: a text, a file, or an array."""
+    is_row = bool(data) and len(data[0]) == 1 and isinstance(data[0][0], str | list)
+    return [row[0] for row in data] if is_row else data
 
 
 def _without_nan(body: bytes | bytearray, call: Call) -> bytes:

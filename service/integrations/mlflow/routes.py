@@ -14,10 +14,11 @@ from model_store.sources.files import open_rows
 from service import VERSION
 from service.api.health import refuse_unready
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import JSON, read_body, request_media_type
+from service.api.requests import read_body, request_media_type
 from service.api.responses import predict_json, response
 from service.call import Call
 from service.context import Context, context_of
+from service.error_forms import JSON
 from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 
@@ -29,14 +30,12 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/ping")
 async def get_ping(request: Request) -> Response:
-    """Say that there is a model to predict with."""
     refuse_unready(context_of(request))
     return Response(b"\n", media_type="text/plain")
 
 
 @router.get("/version")
 async def get_version() -> Response:
-    """Say which version of Dubito this is."""
     return Response(VERSION.encode(), media_type="text/plain")
 
 
@@ -53,7 +52,6 @@ async def post_invocations(request: Request) -> Response:
 
 
 async def _read(context: Context, call: Call) -> ToPredict:
-    """Return what a request asks; its body goes with its rows."""
     settings, media_type = context.settings, request_media_type(call.request)
     if media_type == CSV:
         return await _read_csv(context, call)
@@ -74,7 +72,6 @@ async def _read(context: Context, call: Call) -> ToPredict:
 
 
 async def _read_csv(context: Context, call: Call) -> ToPredict:
-    """Return what a request asks whose body is a CSV file."""
     settings = context.settings
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     call.reservation.reserve(CSV_BYTES * len(body), "body")

@@ -3,6 +3,7 @@
 An answer has a tensor for each array, in JSON or after it as bytes.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.regression import MIXTURE_SCORE_NAMES
 from model_store.types import Pause
 from service.api.predictions import BY_TASK
-from service.api.responses import NUMBERS_AT_ONCE, Answer, judged_by
+from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
 from service.integrations.open_inference.requests import (
     GROUPS,
     HEADER_LENGTH,
@@ -28,35 +29,14 @@ PLATFORM = "dubito"
 CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone
 # What people look at first comes first.
 FIRST = (
-    "label",
-    "probabilities",
-    "mean",
-    "std",
-    "interval",
-    "flag",
-    "p_value",
-    "prediction_set",
+    *("label", "probabilities", "mean", "std", "interval", "flag", "p_value", "prediction_set"),
     "abstain",
 )
 # The order of a model's description; what is not named here comes last.
 DESCRIBED = (
-    "label",
-    "probabilities",
-    "prediction_set",
-    "mean",
-    *Scores.error_names,
-    "expected_entropy",
-    "bald_corrected",
-    *MIXTURE_SCORE_NAMES,
-    "interval",
-    "median",
-    "flag",
-    "p_value",
-    "num_samples",
-    "category",
-    "detectors",
-    "abstain",
-    "standard_error",
+    *("label", "probabilities", "prediction_set", "mean", *Scores.error_names, "expected_entropy"),
+    *("bald_corrected", *MIXTURE_SCORE_NAMES, "interval", "median", "flag", "p_value"),
+    *("num_samples", "category", "detectors", "abstain", "standard_error"),
 )
 Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
 
@@ -66,82 +46,40 @@ class TensorEncoder:
     are bytes."""
 
     def __init__(self, asked: InferRequest, request_id: str) -> None:
-        """Begin; an answer has the id of its request, or `request_id` where that has none."""
         self.asked = asked
         self.request_id = asked.id or request_id
         self.header_length: int | None = None
 
     def __call__(self, answer: Answer, pause: Pause) -> list[bytes]:
-        """Return an answer.
-
-        Raises:
-            InvalidInput: naming an output that there is none of.
-        """
-        manifest, arrays = answer.results.manifest, answer.arrays()
-        if manifest.classes is not None and self._wants(CLASSES):
+        manifest, arrays, wanted = answer.results.manifest, answer.arrays(), self.asked.outputs
+        if wanted is None:
+            first = [name for name in FIRST if name in arrays]
+            wanted = dict.fromkeys([*first, *arrays])
+        elif manifest.classes is not None and CLASSES in wanted:
             arrays[CLASSES] = np.array(manifest.classes)
-        outputs = self.asked.outputs
-        if outputs is None:
-            names = [
-                *(name for name in FIRST if name in arrays),
-                *(name for name in arrays if name not in FIRST),
-            ]
-            wanted: dict[str, bool | None] = dict.fromkeys(names)
-        else:
-            wanted = outputs
-            for n, name in enumerate(wanted):
-                if name not in arrays:
-                    expected = f"one of {', '.join(arrays)}, which this answer has"
-                    raise InvalidInput(f"outputs.{n}.name", expected, "another")
+        for n, name in enumerate(wanted):
+            if name not in arrays:
+                expected = f"one of {', '.join(arrays)}, which this answer has"
+                raise InvalidInput(f"outputs.{n}.name", expected, "another")
         head = {
             "model_name": manifest.name,
             "model_version": manifest.version,
             "id": self.request_id,
             "parameters": parameters_of(answer),
         }
-        return self._parts(
-            head, {name: (arrays[name], as_bytes) for name, as_bytes in wanted.items()}, pause
-        )
-
-    def _wants(self, name: str) -> bool:
-        return self.asked.outputs is not None and name in self.asked.outputs
-
-    def _parts(
-        self,
-        head: dict[str, Any],
-        outputs: dict[str, tuple[np.ndarray, bool | None]],
-        pause: Pause,
-    ) -> list[bytes]:
-        """Return an answer in parts: its JSON, and then the tensors that are wanted as bytes."""
-        text = [orjson.dumps(head)[:-1], b',"outputs":[']
-        contents: list[bytes] = []
-        has_bytes = False
-        for i, (name, (array, as_bytes)) in enumerate(outputs.items()):
-            about: dict[str, Any] = {
-                "name": name,
-                "datatype": datatype_of(array),
-                "shape": array.shape,
-            }
-            text += [b","] if i else []
+        text, contents = [orjson.dumps(head)[:-1], b',"outputs":['], list[bytes]()
+        for i, (name, as_bytes) in enumerate(wanted.items()):
+            array, before = arrays[name], b"," if i else b""
+            about = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
             if self.asked.binary_output if as_bytes is None else as_bytes:
-                has_bytes = True
-                content = bytes_of(array)
-                contents.append(content)
-                text.append(
-                    orjson.dumps({**about, "parameters": {"binary_data_size": len(content)}})
-                )
+                contents.append(bytes_of(array))
+                size = {"binary_data_size": len(contents[-1])}
+                text += [before, orjson.dumps({**about, "parameters": size})]
             else:
-                text += [orjson.dumps(about)[:-1], b',"data":[']
-                flat = array.ravel()
-                for first in range(0, len(flat), NUMBERS_AT_ONCE):
-                    text += [b","] if first else []
-                    text.append(_json_items(flat[first : first + NUMBERS_AT_ONCE]))
-                    if len(flat) > NUMBERS_AT_ONCE:
-                        pause()
-                text.append(b"]}")
-        text.append(b"]}")
-        header = b"".join(text)
-        if not has_bytes:
+                text += [before, orjson.dumps(about)[:-1], b',"data":[']
+                text += [*_json_parts(array.ravel(), pause), b"]}"]
+        header = b"".join([*text, b"]}"])
+        if not contents:
             return [header]
         self.header_length = len(header)
         if sum(map(len, contents)) > NUMBERS_AT_ONCE:
@@ -150,7 +88,6 @@ class TensorEncoder:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of an answer that was written."""
         return {} if self.header_length is None else {HEADER_LENGTH: str(self.header_length)}
 
 
@@ -161,26 +98,26 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
     said = {
         "seed": answer.seed,
         "num_samples": answer.results.num_samples,
-        **judged_by(options),
+        **rates_of(options),
         "settle": None if options.rule is None else options.rule.tolerance,
+        "priors": None if options.priors is None else orjson.dumps(options.priors).decode(),
+        "unknown_categories": orjson.dumps(unknown).decode() if unknown else None,
     }
-    parameters: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    if options.priors is not None:
-        parameters["priors"] = orjson.dumps(options.priors).decode()
-    if unknown:
-        parameters["unknown_categories"] = orjson.dumps(unknown).decode()
-    return parameters
+    return {name: value for name, value in said.items() if value is not None}
 
 
-def _json_items(flat: np.ndarray) -> bytes:
-    """Return elements as JSON, with commas between; what is infinite is null."""
-    if flat.dtype.kind == "U":
-        return orjson.dumps(flat.tolist())[1:-1]
-    return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+def _json_parts(flat: np.ndarray, pause: Pause) -> Iterator[bytes]:
+    """Yield elements as JSON, with commas between; what is infinite is null."""
+    for first in range(0, len(flat), NUMBERS_AT_ONCE):
+        part: Any = flat[first : first + NUMBERS_AT_ONCE]
+        part = part.tolist() if flat.dtype.kind == "U" else np.ascontiguousarray(part)
+        yield b"," if first else b""
+        yield orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        if len(flat) > NUMBERS_AT_ONCE:
+            pause()
 
 
 def tensor(name: str, datatype: str, *shape: int) -> Described:
-    """Return the description of a tensor with a row for each of the request's."""
     return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
 
@@ -189,10 +126,10 @@ def model_inputs(manifest: Manifest) -> list[Described]:
     also ids."""
     spec = manifest.input
     if spec.columns:
-        inputs = []
-        for column in spec.columns:
-            is_number = isinstance(column, NumericColumn)
-            inputs.append(tensor(column.name, "FP64" if is_number else BYTES))
+        inputs = [
+            tensor(column.name, "FP64" if isinstance(column, NumericColumn) else BYTES)
+            for column in spec.columns
+        ]
     elif spec.text is not None:
         inputs = [tensor(INPUT, BYTES)]
     else:
@@ -203,46 +140,37 @@ def model_inputs(manifest: Manifest) -> list[Described]:
 
 
 def model_outputs(manifest: Manifest) -> list[Described]:
-    """Return the tensors that a model gives, those that it gives on request at the end."""
-    last = len(DESCRIBED)
     order = {name: place for place, name in enumerate(DESCRIBED)}
-    fields = sorted(BY_TASK[manifest.task], key=lambda field: order.get(field.name, last))
-    outputs = [
+    fields = sorted(BY_TASK[manifest.task], key=lambda f: order.get(f.name, len(order)))
+    return [
         tensor(name, datatype, *shape)
         for field in fields
         for name, datatype, shape in field.tensors(manifest)
     ]
-    if manifest.classes is not None:
-        outputs.append({"name": CLASSES, "datatype": BYTES, "shape": [len(manifest.classes)]})
-    return outputs
 
 
 def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
-    """Return a model's description: what the protocol has, and its classes or its target."""
-    about = (
-        {"target": manifest.target} if manifest.classes is None else {"classes": manifest.classes}
-    )
+    outputs, classes = model_outputs(manifest), manifest.classes
+    if classes is not None:
+        outputs.append({"name": CLASSES, "datatype": BYTES, "shape": [len(classes)]})
     return {
         "name": manifest.name,
         "versions": versions,
         "platform": PLATFORM,
         "inputs": model_inputs(manifest),
-        "outputs": model_outputs(manifest),
+        "outputs": outputs,
         "parameters": {"method": manifest.method, "task": manifest.task},
-        **about,
+        **({"target": manifest.target} if classes is None else {"classes": classes}),
     }
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Return the same as Triton's configuration of a model, which has no axis of rows."""
+    """Return a model's description in the words of Triton, which has no axis of rows."""
 
-    def triton(described: Described, type_field: str = "data_type") -> Described:
+    def triton(described: Described) -> Described:
         datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
-        return {
-            "name": described["name"],
-            type_field: f"TYPE_{datatype}",
-            "dims": described["shape"][1:] or [1],
-        }
+        dims = described["shape"][1:] or [1]
+        return {"name": described["name"], "data_type": f"TYPE_{datatype}", "dims": dims}
 
     return {
         "name": manifest.name,
@@ -250,9 +178,5 @@ def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
         "backend": PLATFORM,
         "max_batch_size": max_rows,
         "input": [triton(described) for described in model_inputs(manifest)],
-        "output": [
-            triton(described)
-            for described in model_outputs(manifest)
-            if described["name"] != CLASSES
-        ],
+        "output": [triton(described) for described in model_outputs(manifest)],
     }

@@ -5,13 +5,19 @@ and by that alone: clients send any Content-Type, or none.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from starlette.datastructures import Headers
 
-from model_store.artifacts.manifest import CategoricalColumn, InputSpec, Manifest, NumericColumn
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    InputSpec,
+    Manifest,
+    NumericColumn,
+)
 from model_store.errors import InvalidInput
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
@@ -55,24 +61,17 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """A request as it was read."""
-
     id: str | None
     fields: dict[str, Any]  # of the envelope of /predict
     tensors: list[Tensor]
-    outputs: (
-        dict[str, bool | None] | None
-    )  # that are wanted, and whether as bytes; None: all but those on request
+    # Those that are wanted, and whether as bytes; None: all but those on request
+    outputs: dict[str, bool | None] | None
     binary_output: bool  # of those that do not say
-    is_passed_on: bool = field(default=False)  # an answer of a step before
+    is_passed_on: bool = False  # an answer of a step before
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Return how many bytes of a body are JSON; None without the header: all.
-
-    Raises:
-        InvalidInput: if it is no length, or longer than the body.
-    """
+    """Return how many bytes of a body are JSON; None without the header: all."""
     given = headers.get(HEADER_LENGTH)
     if given is None:
         return None
@@ -84,12 +83,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 def read_infer(
     body: bytes | bytearray, length: int | None, max_json: int, call: Call
 ) -> InferRequest:
-    """Return a request as it was read, given how many bytes of it are JSON, None if all.
-
-    Raises:
-        InvalidInput: naming the field that is wrong.
-        TooLarge, Overloaded: before it takes more memory than it may.
-    """
+    """Return a request as it was read, given how many bytes of it are JSON, None if all."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         raise TooLarge(
@@ -146,11 +140,9 @@ def _id(given: Any) -> str | None:
 
 
 def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tensor]:
-    """Return the tensors of a request, whose bytes follow each other in `after`."""
     if not isinstance(given, list) or not given:
-        raise InvalidInput(
-            where, "an array of at least one tensor", "none" if not given else kind_of(given)
-        )
+        expected = "an array of at least one tensor"
+        raise InvalidInput(where, expected, "none" if not given else kind_of(given))
     if len(given) > MAX_TENSORS:
         raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
     call.reservation.acquire(TENSOR_BYTES * len(given))
@@ -162,22 +154,19 @@ def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tens
         if tensor.size > SMALL_JSON_BYTES:
             call.pause()
     if len(after):
-        raise InvalidInput(
-            "body", "as many bytes after the JSON as its tensors say", f"{len(after)} more"
-        )
+        expected = "as many bytes after the JSON as its tensors say"
+        raise InvalidInput("body", expected, f"{len(after)} more")
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise InvalidInput(where, "tensors of different names", "some that are the same")
     return tensors
 
 
 def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tensor, memoryview]:
-    """Return a tensor, and the bytes after its own."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
     if not item.keys() <= TENSOR_FIELDS:
-        raise InvalidInput(
-            place, f"no fields but {', '.join(sorted(TENSOR_FIELDS))}", "another one"
-        )
+        expected = f"no fields but {', '.join(sorted(TENSOR_FIELDS))}"
+        raise InvalidInput(place, expected, "another one")
     name, datatype = _name(item.get("name"), place), item.get("datatype")
     if type(datatype) is not str or datatype not in DATATYPES:
         got = "another" if isinstance(datatype, str) else kind_of(datatype)
@@ -186,9 +175,8 @@ def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tenso
     parameters = _object(item.get("parameters"), f"{place}.parameters")
     unknown = parameters.keys() - {"binary_data_size", "content_type"}
     if unknown:  # shared memory, for one
-        raise InvalidInput(
-            f"{place}.parameters", "none but binary_data_size and content_type", "another"
-        )
+        expected = "none but binary_data_size and content_type"
+        raise InvalidInput(f"{place}.parameters", expected, "another")
     size, data = parameters.get("binary_data_size"), item.get("data")
     is_base64 = parameters.get("content_type") == "base64"
     if (size is None) == (data is None):
@@ -213,9 +201,8 @@ def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tenso
 
 def _name(name: Any, place: str) -> str:
     if type(name) is not str or not 1 <= len(name) <= MAX_NAME:
-        raise InvalidInput(
-            f"{place}.name", f"a string of 1 to {MAX_NAME} characters", kind_of(name)
-        )
+        expected = f"a string of 1 to {MAX_NAME} characters"
+        raise InvalidInput(f"{place}.name", expected, kind_of(name))
     return name
 
 
@@ -234,9 +221,8 @@ def _outputs(given: Any) -> dict[str, bool | None] | None:
         name = _name(item.get("name"), place)
         parameters = _object(item.get("parameters"), f"{place}.parameters")
         if parameters.keys() - {"binary_data", "content_type"}:
-            raise InvalidInput(
-                f"{place}.parameters", "none but binary_data and content_type", "another"
-            )
+            expected = "none but binary_data and content_type"
+            raise InvalidInput(f"{place}.parameters", expected, "another")
         if name in wanted:
             raise InvalidInput(place, "outputs of different names", "some that are the same")
         wanted[name] = _flag(parameters.get("binary_data"), f"{place}.parameters.binary_data")
@@ -263,9 +249,8 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     if timeout is not None:
         microseconds = _whole(timeout)
         if microseconds is None or microseconds > 86_400_000_000:
-            raise InvalidInput(
-                f"parameters.{TIMEOUT}", "microseconds, at most those of a day", "another"
-            )
+            expected = "microseconds, at most those of a day"
+            raise InvalidInput(f"parameters.{TIMEOUT}", expected, "another")
         if "deadline_s" in fields:
             raise InvalidInput(f"parameters.{TIMEOUT}", "none beside deadline_s", "both")
         if microseconds:  # 0: none
@@ -286,20 +271,22 @@ def rows_of(
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
     Of an answer that is passed on, tensors that the model does not take are passed over.
-
-    Raises:
-        InvalidInput: naming the tensor that is absent, of the wrong shape or not of the model's.
-        TooLarge: if there are more rows than there may be.
     """
-    tensors, groups = _without_groups(tensors, manifest, call)
+    groups = None
+    given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
+    if given is not None and is_by_group(manifest):
+        groups = _groups(given, call)
+        tensors = [tensor for tensor in tensors if tensor is not given]
     spec = manifest.input
     if spec.columns:
-        rows: Rows = _cells(tensors, spec, max_rows, is_passed_on, call)
-    else:
-        tensor = _only(tensors, is_passed_on)
-        _check_rows(tensor, max_rows)
-        rows = _rows(tensor, spec, call)
-    return rows, groups
+        return _cells(tensors, spec, max_rows, is_passed_on, call), groups
+    named = [tensor for tensor in tensors if tensor.name == INPUT]
+    if len(tensors) > 1 and is_passed_on and named:
+        tensors = named
+    if len(tensors) != 1:
+        raise InvalidInput("inputs", "one tensor of rows", f"{len(tensors)}")
+    _check_rows(tensors[0], max_rows)
+    return _rows(tensors[0], spec, call), groups
 
 
 def is_by_group(manifest: Manifest) -> bool:
@@ -309,84 +296,54 @@ def is_by_group(manifest: Manifest) -> bool:
     return categories is not None and categories.kind == "group" and not is_column
 
 
-def _without_groups(
-    tensors: list[Tensor], manifest: Manifest, call: Call
-) -> tuple[list[Tensor], list[str] | None]:
-    """Return the tensors of rows, and the groups."""
-    given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
-    if given is None or not is_by_group(manifest):
-        return tensors, None
-    if given.datatype != BYTES:
-        raise InvalidInput(
-            f"{given.place}.datatype", f"{BYTES}, the group of each row", given.datatype
-        )
-    values = given.values(call)
-    groups = ["" if value is None else _text(value, given.place) for value in values]
-    return [tensor for tensor in tensors if tensor is not given], groups
-
-
-def _only(tensors: list[Tensor], is_passed_on: bool) -> Tensor:
-    """Return the tensor of a model that takes one, by whatever name."""
-    if len(tensors) == 1:
-        return tensors[0]
-    named = [tensor for tensor in tensors if tensor.name == INPUT]
-    if is_passed_on and named:
-        return named[0]
-    raise InvalidInput("inputs", "one tensor of rows", f"{len(tensors)}")
+def _groups(tensor: Tensor, call: Call) -> list[str]:
+    if tensor.datatype != BYTES:
+        expected = f"{BYTES}, the group of each row"
+        raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
+    return ["" if v is None else _text(v, tensor.place) for v in tensor.values(call)]
 
 
 def _check_rows(tensor: Tensor, max_rows: int) -> None:
-    if tensor.shape[0] > max_rows:
-        raise TooLarge(
-            f"{tensor.place}.shape: expected at most {max_rows} rows, got {tensor.shape[0]}"
-        )
+    rows = tensor.shape[0]
+    if rows > max_rows:
+        raise TooLarge(f"{tensor.place}.shape: expected at most {max_rows} rows, got {rows}")
+
+
+def _check_one_each(tensor: Tensor) -> None:
+    if len(tensor.shape) > 2 or tensor.size != tensor.shape[0]:
+        expected = "(N,) or (N, 1), an element for each row"
+        raise InvalidInput(f"{tensor.place}.shape", expected, f"{len(tensor.shape)} axes")
+
+
+def _refuse_base64(tensor: Tensor) -> None:
+    if tensor.is_base64:  # texts that would be predicted as they are packed
+        field = f"{tensor.place}.parameters.content_type"
+        raise InvalidInput(field, "text as it is (str), or none", "base64")
 
 
 def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
+    takes_bytes = spec.image is not None or spec.text is not None
+    if tensor.datatype == BOOL or (tensor.datatype == BYTES and not takes_bytes):
+        expected = "a datatype of numbers, FP32 for one"
+        raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
     if tensor.datatype == BYTES:
-        if spec.image is None and spec.text is None:
-            raise InvalidInput(
-                f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BYTES
-            )
         _check_one_each(tensor)
         if spec.image is None:
             _refuse_base64(tensor)
         return tensor.values(call)
-    if tensor.datatype == BOOL:
-        raise InvalidInput(f"{tensor.place}.datatype", "a datatype of numbers, FP32 for one", BOOL)
     assert tensor.array is not None
     return tensor.array
-
-
-def _refuse_base64(tensor: Tensor) -> None:
-    """Raise InvalidInput for texts that would be predicted as they are packed."""
-    if tensor.is_base64:
-        raise InvalidInput(
-            f"{tensor.place}.parameters.content_type", "text as it is (str), or none", "base64"
-        )
-
-
-def _check_one_each(tensor: Tensor) -> None:
-    """Raise InvalidInput unless a tensor has an element for each row."""
-    if len(tensor.shape) > 2 or tensor.size != tensor.shape[0]:
-        raise InvalidInput(
-            f"{tensor.place}.shape",
-            "(N,) or (N, 1), an element for each row",
-            f"{len(tensor.shape)} axes",
-        )
 
 
 def _cells(
     tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: Call
 ) -> Cells:
-    """Return the cells of a table."""
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
     absent = next((name for name in names if name not in by_name), None)
     if absent is not None:
-        raise InvalidInput(
-            "inputs", f"a tensor for each of the {len(names)} columns", f"none of {absent!r}"[:100]
-        )
+        expected = f"a tensor for each of the {len(names)} columns"
+        raise InvalidInput("inputs", expected, f"none of {absent!r}"[:100])
     extra = next((tensor for tensor in tensors if tensor.name not in names), None)
     if extra is not None and not is_passed_on:
         known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
@@ -398,41 +355,35 @@ def _cells(
         _check_rows(tensor, max_rows)
         _check_one_each(tensor)
         if tensor.size != count:
-            raise InvalidInput(
-                f"{tensor.place}.shape", f"{count} rows, as the tensors before it", f"{tensor.size}"
-            )
+            expected = f"{count} rows, as the tensors before it"
+            raise InvalidInput(f"{tensor.place}.shape", expected, f"{tensor.size}")
         call.reservation.reserve(CELL_BYTES * count, "inputs")
-        if tensor.datatype == BYTES:
-            _refuse_base64(tensor)
-            values = tensor.values(call)
-            read = cell_reader(column, spec.missing_values)
-            cells[column.name] = [
-                None if value is None else read(_text(value, tensor.place)) for value in values
-            ]
-        else:
-            cells[column.name] = _numbers(tensor, column)
+        cells[column.name] = _column(tensor, column, spec, call)
         call.pause()
     return Cells(cells, count)
 
 
-def _numbers(tensor: Tensor, column: Any) -> list[Any] | np.ndarray:
-    """Return the cells of a tensor that is not of BYTES; NaN is a missing value."""
+def _column(
+    tensor: Tensor, column: AnyColumn, spec: InputSpec, call: Call
+) -> list[Any] | np.ndarray:
+    """Return the cells of a column; NaN is a missing value."""
+    if tensor.datatype == BYTES:
+        _refuse_base64(tensor)
+        read = cell_reader(column, spec.missing_values)
+        values = tensor.values(call)
+        return [None if value is None else read(_text(value, tensor.place)) for value in values]
     assert tensor.array is not None
     flat = tensor.array.reshape(-1)
     if isinstance(column, CategoricalColumn):
         return [None if value != value else value for value in flat.tolist()]
-    if tensor.datatype == BOOL or not isinstance(column, NumericColumn):
-        expected = (
-            f"a datatype of numbers, or {BYTES}"
-            if isinstance(column, NumericColumn)
-            else f"{BYTES}, times as text"
-        )
+    is_number = isinstance(column, NumericColumn)
+    if tensor.datatype == BOOL or not is_number:
+        expected = f"a datatype of numbers, or {BYTES}" if is_number else f"{BYTES}, times as text"
         raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
     return flat.astype(np.float64)
 
 
 def _text(value: str | bytes, place: str) -> str:
-    """Return an element of BYTES as text."""
     if isinstance(value, str):
         return value
     try:

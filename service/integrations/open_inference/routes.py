@@ -5,11 +5,12 @@ It has a published specification, so these routes are not in our OpenAPI documen
 `docs/open-inference.md` describes them.
 """
 
+import asyncio
 import time
+import zlib
 from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
@@ -19,16 +20,13 @@ from service import VERSION
 from service.api.health import refuse_unready
 from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import JSON, parse_json, read_body, read_inflated
-from service.api.responses import response
+from service.api.requests import body_parts, header, parse_json, read_body
+from service.api.responses import json_response, response
 from service.call import Call
 from service.context import Context, context_of
-from service.errors import NotReady
-from service.integrations.open_inference.answers import (
-    TensorEncoder,
-    model_metadata,
-    triton_config,
-)
+from service.error_forms import JSON
+from service.errors import NotReady, TooLarge, Unsupported
+from service.integrations.open_inference.answers import TensorEncoder, model_metadata, triton_config
 from service.integrations.open_inference.requests import (
     HEADER_LENGTH,
     InferRequest,
@@ -41,70 +39,60 @@ from service.models.models import Models
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
 MAX_INDEX_BYTES = 64 << 10
+WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
+INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 
 router = APIRouter(prefix="/v2", include_in_schema=False)
 
 
-def _json(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type=JSON)
-
-
 @router.get("")
 async def get_server() -> Response:
-    """Say what serves, and which extensions of the protocol it has."""
-    return _json({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
+    return json_response({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
 
 
 @router.get("/health/live")
 async def get_live() -> Response:
-    """Say that the process answers."""
-    return _json({"live": True})
+    return json_response({"live": True})
 
 
 @router.get("/health/ready")
 async def get_ready(request: Request) -> Response:
-    """Say whether there is a model to predict with."""
     refuse_unready(context_of(request))
-    return _json({"ready": True})
+    return json_response({"ready": True})
 
 
 @router.get("/models")
 async def get_models(request: Request) -> Response:
-    """List the models."""
-    return _json({"models": context_of(request).models.names()})
+    return json_response({"models": context_of(request).models.names()})
 
 
 @router.get("/models/{name}")
 @router.get("/models/{name}/versions/{version}")
 async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
-    """Describe the tensors that a model takes and gives."""
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     versions = await context.threads.files(partial(context.models.store.versions, name))
-    return _json(model_metadata(manifest, versions))
+    return json_response(model_metadata(manifest, versions))
 
 
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
 async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
-    """Give the same as Triton's configuration of a model."""
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
-    return _json(triton_config(manifest, context.settings.max_rows))
+    return json_response(triton_config(manifest, context.settings.max_rows))
 
 
 @router.get("/models/{name}/ready")
 @router.get("/models/{name}/versions/{version}/ready")
 async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
-    """Say whether a model, or one of its versions, answers."""
     context = context_of(request)
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
-    return _json({"name": name, "ready": True})
+    return json_response({"name": name, "ready": True})
 
 
 @router.post("/repository/index")
 async def post_index(request: Request) -> Response:
-    """List all versions, and what is wrong with those that cannot be served."""
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
@@ -113,13 +101,12 @@ async def post_index(request: Request) -> Response:
     if content.keys() - {"ready"} or type(only_ready) is not bool:
         raise InvalidInput("body", "nothing, or an object of ready, true or false", "another")
     index = await context.threads.files(partial(_index, context.models))
-    return _json([entry for entry in index if not only_ready or entry["state"] == "READY"])
+    return json_response([entry for entry in index if not only_ready or entry["state"] == "READY"])
 
 
 @router.post("/models/{name}/infer")
 @router.post("/models/{name}/versions/{version}/infer")
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
-    """Predict rows, as `POST /predict` does."""
     context = context_of(request)
     call = context.begin(request)
     asked, infer = await _read(context, call, name, version)
@@ -128,10 +115,51 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
     return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
 
 
+async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
+    """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
+    (zlib).
+
+    What is inflated counts as it comes, a step of `INFLATED_AT_ONCE` before it is there.
+
+    Raises:
+        TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
+        Unsupported: if it is encoded otherwise.
+        InvalidInput: if it is not one whole compressed body.
+    """
+    coding = header(call.request, b"content-encoding", "identity").strip().lower()
+    if coding == "identity":
+        return await read_body(call, limit, limit)
+    if coding not in WINDOWS:
+        raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
+    wrong = InvalidInput(
+        "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
+    )
+    inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
+    async for part in body_parts(call.request):
+        left, inflated = part, None
+        # of a full step more may be to come
+        while left or inflated is None or len(inflated) == INFLATED_AT_ONCE:
+            call.reservation.acquire(INFLATED_AT_ONCE)
+            try:
+                inflated = inflater.decompress(left, INFLATED_AT_ONCE)
+            except zlib.error:
+                raise wrong from None
+            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
+            if len(body) + len(inflated) > limit:
+                raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
+            body += inflated
+            if inflater.unused_data:
+                raise wrong
+            left = inflater.unconsumed_tail
+            await asyncio.sleep(0)  # others' turn: a small part may become much
+    if not inflater.eof:
+        raise wrong
+    return body
+
+
 async def _read(
     context: Context, call: Call, name: str, version: str
 ) -> tuple[ToPredict, InferRequest]:
-    """Return what a request asks, and how it wants its answer; its body goes with its rows."""
     settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")

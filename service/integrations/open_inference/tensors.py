@@ -53,17 +53,11 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
         return math.prod(self.shape)
 
     def values(self, call: Call) -> list[Any]:
         """Return the elements of BYTES: strings or null in JSON, else bytes; yields after each of
-        many steps.
-
-        Raises:
-            InvalidInput: if the bytes are not so many elements.
-            TooLarge, Overloaded: before they take more memory than there is.
-        """
+        many steps."""
         if self.elements is not None:
             return self.elements
         assert self.content is not None
@@ -92,11 +86,7 @@ class Tensor:
 
 
 def shape_of(given: Any, place: str) -> tuple[int, ...]:
-    """Return a tensor's shape; its product may be as large as integers are.
-
-    Raises:
-        InvalidInput: if it is none, or has no rows.
-    """
+    """Return a tensor's shape; its product may be as large as integers are."""
     is_shape = isinstance(given, list) and all(type(length) is int for length in given)
     if not is_shape or not 1 <= len(given) <= DIMENSIONS or min(given) < 1:
         expected = f"an array of 1 to {DIMENSIONS} whole numbers, each at least 1"
@@ -107,11 +97,7 @@ def shape_of(given: Any, place: str) -> tuple[int, ...]:
 def array_of_bytes(
     content: memoryview, datatype: str, shape: tuple[int, ...], place: str
 ) -> np.ndarray:
-    """Return the array that bytes are, without a copy.
-
-    Raises:
-        InvalidInput: if they are more or fewer than the shape says, or of BOOL others than 0 and 1.
-    """
+    """Return the array that bytes are, without a copy."""
     dtype = np.dtype(NUMPY[datatype])
     if dtype.itemsize * math.prod(shape) != len(content):
         expected = f"binary_data_size of {datatype} and its shape"
@@ -122,24 +108,18 @@ def array_of_bytes(
 
 
 def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of JSON data, which come flat or nested as the shape says.
-
-    Raises:
-        InvalidInput: if there are more or fewer than the shape says.
-    """
+    """Return the elements of JSON data, which come flat or nested as the shape says."""
     if not isinstance(data, list):
         raise InvalidInput(f"{place}.data", "an array", kind_of(data))
     size, level = math.prod(shape), data
     if len(shape) > 1 and level and isinstance(level[0], list):
         for axis, length in enumerate(shape):
             if axis and not all(type(part) is list and len(part) == length for part in level):
-                raise InvalidInput(
-                    f"{place}.data", "elements flat, or nested as the shape says", "others"
-                )
+                expected = "elements flat, or nested as the shape says"
+                raise InvalidInput(f"{place}.data", expected, "others")
             if axis == 0 and len(level) != length:
-                raise InvalidInput(
-                    f"{place}.data", f"an array of {length}, as the shape says", kind_of(level)
-                )
+                expected = f"an array of {length}, as the shape says"
+                raise InvalidInput(f"{place}.data", expected, kind_of(level))
             level = level if axis == 0 else list(chain.from_iterable(level))
     if len(level) != size:
         raise InvalidInput(f"{place}.data", f"{size} elements, as the shape says", f"{len(level)}")
@@ -147,52 +127,34 @@ def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
 
 
 def array_of_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> np.ndarray:
-    """Return the array of JSON data; null among floating-point numbers is NaN, a missing value.
-
-    Raises:
-        InvalidInput: naming the data that are not of the datatype, or not as many as the shape
-            says.
-    """
+    """Return the array of JSON data; null among floating-point numbers is NaN, a missing value."""
     if datatype == FP16:
-        raise InvalidInput(
-            f"{place}.data", "binary data, since FP16 has no form in JSON", "data in JSON"
-        )
+        expected = "binary data, since FP16 has no form in JSON"
+        raise InvalidInput(f"{place}.data", expected, "data in JSON")
     level = flat_data(data, shape, place)
-    kinds = set(map(type, level))
-    floats = datatype.startswith("FP")
-    allowed = {bool} if datatype == BOOL else {int, float, type(None)} if floats else {int}
-    if not kinds <= allowed:
-        wanted = (
-            "true or false"
-            if datatype == BOOL
-            else "numbers, or null"
-            if floats
-            else "whole numbers"
-        )
+    allowed: set[type]
+    if datatype == BOOL:
+        allowed, wanted = {bool}, "true or false"
+    elif datatype.startswith("FP"):
+        allowed, wanted = {int, float, type(None)}, "numbers, or null"
+    else:
+        allowed, wanted = {int}, "whole numbers"
+    if not set(map(type, level)) <= allowed:
         odd = next(value for value in level if type(value) not in allowed)
         raise InvalidInput(f"{place}.data", f"{wanted} for {datatype}", kind_of(odd))
-    if type(None) in kinds:
-        level = [math.nan if value is None else value for value in level]
     try:
+        if not datatype.startswith("FP"):
+            return np.array(level, NUMPY[datatype]).reshape(shape)
         with np.errstate(over="ignore"):
-            array = (
-                np.array(level, dtype=np.float64).astype(NUMPY[datatype])
-                if floats
-                else np.array(level, NUMPY[datatype])
-            )
+            # null becomes NaN
+            return np.array(level, dtype=np.float64).astype(NUMPY[datatype]).reshape(shape)
     except OverflowError:
-        raise InvalidInput(
-            f"{place}.data", f"numbers in the range of {datatype}", "one that is not"
-        ) from None
-    return array.reshape(shape)
+        expected = f"numbers in the range of {datatype}"
+        raise InvalidInput(f"{place}.data", expected, "one that is not") from None
 
 
 def strings_of_json(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of BYTES in JSON: strings, or null where a value is missing.
-
-    Raises:
-        InvalidInput: if they are others, or not as many as the shape says.
-    """
+    """Return the elements of BYTES in JSON: strings, or null where a value is missing."""
     level = flat_data(data, shape, place)
     odd = next((value for value in level if value is not None and type(value) is not str), None)
     if odd is not None:
@@ -201,7 +163,6 @@ def strings_of_json(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
 
 
 def bytes_of(array: np.ndarray) -> bytes:
-    """Return an array as it goes over the wire, as bytes."""
     if array.dtype.kind != "U":
         return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
     elements = [text.encode() for text in array.ravel().tolist()]
@@ -211,5 +172,4 @@ def bytes_of(array: np.ndarray) -> bytes:
 
 
 def datatype_of(array: np.ndarray) -> str:
-    """Return the datatype of an array of numbers or strings."""
     return BYTES if array.dtype.kind == "U" else OF_NUMPY[array.dtype.newbyteorder("<")]

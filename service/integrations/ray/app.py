@@ -22,6 +22,7 @@ from service.integrations.ray.scaling import MODELS, WORK
 from service.integrations.ray.shared_state import RayBackend
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.process import keep_heaps_whole
+from service.server.shares import address_client
 from service.settings import SECRETS, SWITCH_S, settings_of
 from service.telemetry.logs import configure
 
@@ -59,7 +60,9 @@ class BehindProxy:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reservation = scope[SCOPE_KEY] = Reservation(self.budget)
+        reservation = scope[SCOPE_KEY] = Reservation(
+            self.budget, address_client(scope.get("client"))
+        )
 
         async def send_bytes(message: Message) -> None:
             if "body" in message:
@@ -128,25 +131,17 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def application(args: Mapping[str, Any], **options: Any) -> Application:
-    """Return the application with these settings, as `build` does, and options of the
-    deployment."""
     given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
     for name in given:
         if name in SECRETS:
-            raise InvalidInput(
-                f"args.{name}",
-                f"a file of secrets, as {name}_file, on each node",
-                "the secret itself",
-            )
+            expected = f"a file of secrets, as {name}_file, on each node"
+            raise InvalidInput(f"args.{name}", expected, "the secret itself")
     # on the disk of one machine, unless a setting says that there is one
     given.setdefault("state", "")
     settings = settings_of(given, "args.")
     if settings.workers != 1:
-        raise InvalidInput(
-            "args.workers",
-            "1, since replicas are the processes (num_replicas)",
-            f"{settings.workers}",
-        )
+        expected = "1, since replicas are the processes (num_replicas)"
+        raise InvalidInput("args.workers", expected, f"{settings.workers}")
     limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
         "max_ongoing_requests": settings.max_connections,
         "graceful_shutdown_timeout_s": settings.drain_s,
@@ -155,7 +150,6 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
 
 
 def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
-    """Return the deployment's options for this number of replicas, and of processors for each."""
     options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
     if most == least:
         return options | {"num_replicas": least}

@@ -25,11 +25,7 @@ LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose a
 
 
 def run(arguments: list[str], settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start.
-
-    Raises:
-        InvalidInput: naming the option or setting that is wrong.
-    """
+    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
     options = _options(arguments)
     is_here = options.ray is None
     port = (settings.port if options.port is None else options.port) or _free_port()
@@ -42,9 +38,8 @@ def run(arguments: list[str], settings: Settings) -> int:
         import ray
         from ray import serve
     except ImportError:
-        raise InvalidInput(
-            "cluster", "the packages of the extra `scale`, Ray among them", "none of them"
-        ) from None
+        expected = "the packages of the extra `scale`, Ray among them"
+        raise InvalidInput("cluster", expected, "none of them") from None
     from service.integrations.ray.app import APP, application, replicas
 
     configure(settings)
@@ -146,21 +141,14 @@ def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
     """Return the settings of replicas, files by their absolute paths.
 
     On this machine they have the same environment, secrets among it; on others nothing but what
-    they are given.
-
-    Raises:
-        InvalidInput: for a secret that would travel, and be shown.
-    """
+    they are given."""
     given: dict[str, Any] = {}
     for name in {*settings.model_fields_set, "store", "cache"}:
         value = getattr(settings, name)
         if name in SECRETS:
             if not is_here:
-                raise InvalidInput(
-                    f"{PREFIX}{name.upper()}",
-                    "a file of it on each node, ..._FILE",
-                    "the secret itself",
-                )
+                expected = "a file of it on each node, ..._FILE"
+                raise InvalidInput(f"{PREFIX}{name.upper()}", expected, "the secret itself")
         else:
             given[name] = str(value.absolute()) if isinstance(value, Path) else value
     if is_here and settings.state is not None:

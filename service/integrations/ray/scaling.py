@@ -31,21 +31,16 @@ class ByWork:
         self.slack = slack
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas that there should be, and no state."""
         work = [*(context.aggregated_metrics or {}).get(WORK, {}).values()]
         wanted = context.current_num_replicas
         if work:
             mean = sum(work) / len(work)
-            wanted = wanted_replicas(mean, wanted, self.target_row_draws, self.slack)
+            wanted = count_replicas(mean, wanted, self.target_row_draws, self.slack)
         least = context.capacity_adjusted_min_replicas
         return max(least, min(context.capacity_adjusted_max_replicas, wanted)), {}
 
 
-def wanted_replicas(work: float, now: int, target: float, slack: float) -> int:
-    """Return how many replicas would have the target's work each, now that each has `work`.
-
-    Their number stays as it is within the slack.
-    """
+def count_replicas(work: float, now: int, target: float, slack: float) -> int:
     ratio = work / target
     return now if abs(ratio - 1.0) <= slack else max(1, math.ceil(now * ratio))
 
@@ -58,7 +53,6 @@ class ByModel(FIFOMixin, RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return two replicas of those that have the model in memory, and two of the others."""
         wanted = "" if pending_request is None else pending_request.metadata.multiplexed_model_id
         ready = [
             replica

@@ -24,8 +24,6 @@ SILENT_S = 20.0  # after which a replica's metrics are no longer shown
 
 
 class StateActor:
-    """The state that all replicas share. Ray makes one call after the other."""
-
     def __init__(self) -> None:
         self._born = time.time_ns()  # tells an actor from the one before it
         self._count = 0  # of notices so far
@@ -34,7 +32,6 @@ class StateActor:
         self._drifts: dict[Watched, Drift] = {}
 
     def last(self) -> tuple[int, int]:
-        """Return which actor this is, and the number of the last notice."""
         return self._born, self._count
 
     def post(self, name: str, notice: Notice) -> None:
@@ -74,17 +71,11 @@ class StateActor:
 
 
 class RayBackend:
-    """The shared state as a replica reaches it."""
-
     notices_s = 1.0
     metrics_s = 5.0
 
     def __init__(self, name: str) -> None:
-        """Start the actor where there is none.
-
-        Raises:
-            OSError: if it cannot be reached.
-        """
+        """Start the actor where there is none."""
         self.name = name
         self._actor = (
             ray.remote(StateActor)

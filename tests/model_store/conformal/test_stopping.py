@@ -25,10 +25,10 @@ from model_store.conformal.stopping import (
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import (
     Scores,
-    concatenated,
     predictive_scores,
     predictive_sums,
 )
+from model_store.scores.records import concatenate, take
 from model_store.scores.regression import mixture_scores, mixture_sums
 from model_store.types import DetectorNames
 
@@ -384,8 +384,8 @@ class Rows:
             )
             ys.append(centre.argmax(axis=1))
         return cls(
-            [concatenated(list(parts)) for parts in zip(*scores, strict=True)],
-            [Spread.concatenate(list(parts)) for parts in zip(*spreads, strict=True)],
+            [concatenate(list(parts)) for parts in zip(*scores, strict=True)],
+            [concatenate(list(parts)) for parts in zip(*spreads, strict=True)],
             np.exp(generator.normal(size=rows)),
             np.concatenate(ys),
         )
@@ -393,7 +393,9 @@ class Rows:
     def take(self, rows):
         """Some of them."""
         scores = [Scores(**{k: some(v, rows) for k, v in vars(s).items()}) for s in self.scores]
-        return Rows(scores, [s.take(rows) for s in self.spreads], self.distance[rows], self.y[rows])
+        return Rows(
+            scores, [take(s, rows) for s in self.spreads], self.distance[rows], self.y[rows]
+        )
 
     def settled(self, calibration, stage, rule):
         """Which of them a rule lets stop at a stage."""

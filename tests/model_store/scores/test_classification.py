@@ -13,12 +13,11 @@ from scipy import stats
 
 from model_store.scores.classification import (
     SCORE_NAMES,
-    concatenated,
     label_margin,
     predictive_scores,
     predictive_sums,
-    taken,
 )
+from model_store.scores.records import concatenate, take
 from model_store.scores.sums import GROUPS
 
 LN2 = math.log(2.0)
@@ -60,10 +59,10 @@ def test_rows_are_taken_and_put_together_with_all_that_is_said_of_them():
         whole = predictive_scores(predictive_sums(log_probs[:draws]))
         alone = [predictive_scores(predictive_sums(log_probs[:draws, n : n + 1])) for n in range(9)]
         order = np.array([3, 8, 0])
-        for some, rows in ((taken(whole, order), order), (taken(whole, slice(2, 5)), [2, 3, 4])):
-            assert_same(some, concatenated([alone[n] for n in rows]))
-        assert_same(concatenated(alone), whole)
-        assert_same(concatenated(alone[:1]), alone[0])
+        for some, rows in ((take(whole, order), order), (take(whole, slice(2, 5)), [2, 3, 4])):
+            assert_same(some, concatenate([alone[n] for n in rows]))
+        assert_same(concatenate(alone), whole)
+        assert_same(concatenate(alone[:1]), alone[0])
 
 
 def assert_same(some, other):
@@ -207,7 +206,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
     for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
         stops = list(itertools.accumulate(parts))
         alone = [score(probs[:, stop - n : stop]) for n, stop in zip(parts, stops, strict=True)]
-        assert same_bits(concatenated(alone), together)
+        assert same_bits(concatenate(alone), together)
 
 
 # Merging

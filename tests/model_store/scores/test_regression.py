@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from model_store.scores.classification import concatenated
+from model_store.scores.records import concatenate
 from model_store.scores.regression import (
     MIXTURE_ERROR_NAMES,
     MIXTURE_SCORE_NAMES,
@@ -133,7 +133,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
             mixture_scores(mixture_sums(made[:, stop - n : stop]))
             for n, stop in zip(parts, stops, strict=True)
         ]
-        assert same_bits(concatenated(alone), together)
+        assert same_bits(concatenate(alone), together)
 
 
 # Merging

@@ -7,10 +7,10 @@ from scipy.special import digamma
 
 from model_store.scores.classification import (
     SCORE_NAMES,
-    concatenated,
     predictive_scores,
     predictive_sums,
 )
+from model_store.scores.records import concatenate
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
 from model_store.scores.sums import GROUPS, DrawSums
 from model_store.scores.tasks import PREDICTIVES
@@ -177,7 +177,7 @@ def test_scores_of_two_draws_are_put_together_with_the_errors_that_they_have():
         scored("classification", np.random.default_rng(n).dirichlet([2.0, 1.0], (2, 3)))
         for n in range(2)
     ]
-    errors = concatenated(parts).standard_error
+    errors = concatenate(parts).standard_error
     assert {name: len(error) for name, error in errors.items()} == {
         "entropy": 6,
         "variation_ratio": 6,

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from scipy import integrate, stats
 
-from model_store.scores.classification import concatenated, taken
+from model_store.scores.records import concatenate, take
 from model_store.scores.regression import log_density
 from model_store.scores.tasks import Target
 from model_store.scores.transforms import (
@@ -128,12 +128,12 @@ def test_parts_of_draws_merge_and_a_row_alone_has_the_same_bits():
     whole = target.scores(target.sums(made))
     parts = target.sums(made[:40]).merge(target.sums(made[40:], 40))
     np.testing.assert_allclose(target.scores(parts).in_units.std, whole.in_units.std, rtol=1e-10)
-    together = concatenated([whole, target.scores(target.sums(draws(num_draws=150, seed=5)))])
+    together = concatenate([whole, target.scores(target.sums(draws(num_draws=150, seed=5)))])
     for row in range(2):
         alone = target.scores(target.sums(made[:, row : row + 1]))
         for name in ("mean", "median", "std", "aleatoric_std", "epistemic_std"):
             assert getattr(alone.in_units, name)[0] == getattr(whole.in_units, name)[row], name
-            assert getattr(taken(together, slice(row, row + 1)).in_units, name) == getattr(
+            assert getattr(take(together, slice(row, row + 1)).in_units, name) == getattr(
                 alone.in_units, name
             )
 

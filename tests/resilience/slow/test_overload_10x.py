@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.common import publish_untrained
 from model_store.artifacts.store import ModelStore
-from tests.resilience.test_overload_tenfold import assert_only_answered_or_told_to_come_again
 from tests.support.overload import overload
 from tests.support.record import parameter, record
 
@@ -35,7 +34,11 @@ def test_minutes_of_tenfold_overload(serve, tmp_path):
         f"1 worker, 16 rows x 100 draws, {seconds:.0f} s",
         str(measured),
     )
-    assert_only_answered_or_told_to_come_again(measured)
+    assert set(measured.loaded.counts) <= {"200", "429"}, measured.loaded.counts
+    assert set(measured.unloaded.counts) == {"200"}
+    assert set(measured.health_statuses) == {"200"}
+    assert set(measured.predicted) <= {"200", "429"}
+    assert measured.without_retry_after == 0
     assert measured.goodput > 0.5
     assert measured.slowdown < 10
     assert np.quantile(measured.health_s, 0.99) < 0.5

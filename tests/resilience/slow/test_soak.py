@@ -1,9 +1,12 @@
 """All kinds of requests for ten minutes; `SOAK_S=N` for other seconds."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
-from tests.resilience.test_soak_short import soaked
+from tests.support.faults import reading_log
 from tests.support.record import parameter, record
+from tests.support.soak import soak
 
 pytestmark = pytest.mark.slow
 
@@ -12,7 +15,9 @@ LARGEST_GROWTH = 1.1
 
 def test_a_soak_leaves_memory_threads_and_open_files_as_they_were(serve, digits_store, digits_rows):
     seconds = parameter("SOAK_S", 600.0)
-    measured = soaked(serve, digits_store, digits_rows, seconds)
+    with serve(digits_store) as (url, process):
+        reading_log(process)
+        measured = soak(urlsplit(url).port, process.pid, digits_rows, seconds)
     record(
         "soak",
         "pytest -s tests/resilience/slow/test_soak.py",

@@ -449,7 +449,7 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     assert kept_bytes(small) < 10_000
     model = served.model
     kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
-    assert kept_bytes(job(served, many)) > kept + model.runtime.set_bytes(DRAWS)
+    assert kept_bytes(job(served, many)) > kept + DRAWS * model.runtime.draw_bytes
     assert kept_bytes(Job(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
     joint = Job(served, many, DRAWS, None, acquisition="batchbald", candidates=50)
     assert kept_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size

@@ -3,8 +3,11 @@ order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
-from service.server.shares import Shares, address_client, client_of
+from service.call import Call
+from service.server.shares import KEY_NAME, Shares, address_client
+from service.telemetry.records import SCOPE_KEY, RequestRecord
 
 LARGEST = 100
 ARRIVALS = st.lists(
@@ -110,17 +113,17 @@ def test_clients_are_done_for_equally_whatever_they_bring():
 
 def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():
     peer = ("192.0.2.1", 1234)
-    assert client_of({"dubito.key": "a", "client": peer}) != client_of(
-        {"dubito.key": "b", "client": peer}
-    )
-    assert client_of({"dubito.key": "a", "client": peer}) == client_of(
-        {"dubito.key": "a", "client": ("192.0.2.2", 1)}
-    )
-    assert (
-        client_of({"client": peer})
-        == client_of({"client": ("192.0.2.1", 99)})
-        != client_of({"client": ("192.0.2.2", 1234)})
-    )
+
+    def client_of(client, **key):
+        scope = {"type": "http", "client": client, SCOPE_KEY: RequestRecord("", "", 0.0), **key}
+        return Call.of(Request(scope), 1.0).client
+
+    def client_with(key, client=peer):
+        return client_of(client, **{KEY_NAME: key})
+
+    assert client_with("a") != client_with("b")
+    assert client_with("a") == client_with("a", ("192.0.2.2", 1))
+    assert client_of(peer) == client_of(("192.0.2.1", 99)) != client_of(("192.0.2.2", 1234))
     assert address_client(("2001:db8::1", 1)) == address_client(("2001:db8::ffff:2", 1))
     assert address_client(("2001:db8::1", 1)) != address_client(("2001:db8:0:1::1", 1))
     assert address_client(("::ffff:192.0.2.1", 1)) == address_client(peer)

@@ -12,7 +12,7 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load
-from training.data.cells import writing_of
+from training.data.cells import infer_writing
 from training.data.findings import findings_of
 from training.recipe import DataSection
 
@@ -67,7 +67,7 @@ def test_what_is_not_so_written_is_no_number(text):
     ],
 )
 def test_a_column_s_writing_is_told_where_there_is_one(texts, known, expected):
-    assert writing_of(texts, *known) == expected
+    assert infer_writing(texts, *known) == expected
 
 
 def test_a_sign_stands_once():

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.artifacts.manifest import EncoderSpec
 from model_store.errors import InvalidInput
 from model_store.inference.encoder import Encoder
-from training.export.encoders import RowsTaken, examined, of_file, written
+from training.export.encoders import RowsTaken, examine, of_file, write_model
 
 PIXELS = RowsTaken(
     (3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32)
@@ -34,10 +34,10 @@ def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
 
 def encoder_of(folder, model, rows):
     path = folder / "encoder.onnx"
-    written(model, path)
+    write_model(model, path)
     size = int(np.prod(rows.shape))
     examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
-    spec = examined(path, size, examples, None)
+    spec = examine(path, size, examples, None)
     return Encoder(path, spec, size), examples
 
 
@@ -197,17 +197,17 @@ def mixing(folder):
 
 def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_difference(tmp_path):
     rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
-    written(of_file(mixing(tmp_path), rows), path)
+    write_model(of_file(mixing(tmp_path), rows), path)
     x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    assert examined(path, 4, x, None) == EncoderSpec(outputs=4, rows_at_once=1)
-    together = examined(path, 4, x, 4)
+    assert examine(path, 4, x, None) == EncoderSpec(outputs=4, rows_at_once=1)
+    together = examine(path, 4, x, 4)
     assert together.rows_at_once == 4
     assert 1e-5 < together.difference < 1e-2
     alone = Encoder(path, EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
     found = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
     assert found.max() <= together.difference
     with pytest.raises(InvalidInput, match=r"network\.rows_at_once: expected 1 for this encoder"):
-        examined(
+        examine(
             path,
             4,
             1e-3 * x
@@ -218,11 +218,11 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
 
 def test_what_is_no_number_is_refused(tmp_path):
     rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
-    written(
+    write_model(
         of_file(
             file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])}), rows
         ),
         path,
     )
     with pytest.raises(InvalidInput, match="expected numbers for every row"):
-        examined(path, 4, -np.ones((4, 4), np.float32), None)
+        examine(path, 4, -np.ones((4, 4), np.float32), None)

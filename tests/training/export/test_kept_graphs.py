@@ -150,8 +150,9 @@ def test_the_folder_keeps_the_newest(monkeypatch):
 
 def test_onnx_ir_counts_the_names_that_it_gives():
     model = onnx_ir.Model(onnx_ir.Graph([], [], nodes=[]), ir_version=10)
-    kept_graphs._set_name_counters(model, 7, 8)
+    names = model.graph._name_authority
+    names._value_counter, names._node_counter = 7, 8
     node = onnx_ir.Node("", "Identity", [])
     model.graph.append(node)
-    got = (node.outputs[0].name, node.name, kept_graphs._name_counters(model))
+    got = (node.outputs[0].name, node.name, (names._value_counter, names._node_counter))
     assert got == ("val_7", "node_Identity_8", (8, 9)), f"onnx_ir {onnx_ir.__version__}: {got}"

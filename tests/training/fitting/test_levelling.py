@@ -7,7 +7,7 @@ import torch
 
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
-from training.fitting.early_stopping import cooling_epochs, moving, patience_of
+from training.fitting.early_stopping import cooling_epochs, find_moving, patience_of
 from training.fitting.run import Run
 
 
@@ -42,12 +42,12 @@ def history(epochs=60, noise=0.001, **slopes):
     ids=str,
 )
 def test_what_still_moves_is_named(slopes, said):
-    assert moving(history(**slopes), 20, has_bound=True) == said
+    assert find_moving(history(**slopes), 20, has_bound=True) == said
 
 
 def test_a_method_without_a_bound_goes_by_the_held_out_likelihood_alone():
-    assert moving(history(objective=-0.01, log_std=0.02), 20, has_bound=False) == []
-    assert moving(history(20), 20, has_bound=False) == ["too few epochs to tell"]
+    assert find_moving(history(objective=-0.01, log_std=0.02), 20, has_bound=False) == []
+    assert find_moving(history(20), 20, has_bound=False) == ["too few epochs to tell"]
 
 
 def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_many():

@@ -15,8 +15,8 @@ from torch.distributions import (
 )
 
 from training.networks.flows import iaf, realnvp
-from training.networks.layers import Slot
-from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.networks.layers import Slot, Stochastic
+from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.posteriors.base import standard_noise
 from training.posteriors.dropout import MaskPosterior
 from training.posteriors.gaussian import (
@@ -168,7 +168,7 @@ def test_values_drawn_in_place_of_weights_have_the_weights_distribution_and_rows
     std = std.abs()
     x = standard_noise(3, 4, 2).double()
     with torch.no_grad():
-        drawn = network.drawn_locally(x, mean, std, 20_000)
+        drawn = network.sample_locally(x, mean, std, 20_000)
         theta = mean + std * standard_noise(20_000, network.theta_dimension, 3).double()
         expected = network(x, theta[:, None])[0]
     assert drawn.shape == expected.shape

@@ -15,9 +15,9 @@ from tests.support.recipes import content_with, recipe_with
 from training.data import Dataset, Rows
 from training.fit import check_pixels
 from training.model import build, initialise
-from training.networks.layers import ScaledLayer
+from training.networks.layers import ScaledLayer, Stochastic
 from training.networks.likelihoods import Categorical, Gaussian
-from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.networks.selection import drawn_layers, freeze
 from training.posteriors import METHODS, noise
 from training.recipe import Recipe

@@ -17,9 +17,15 @@ from training.export import graphs
 from training.export.graphs import check_exports
 from training.model import BayesianModel, build
 from training.networks.architectures import from_factory, gal_cnn, papers_cnn
-from training.networks.layers import WeightLayer, grouped_matmul, initial_weights, patches
+from training.networks.layers import (
+    Stochastic,
+    WeightLayer,
+    grouped_matmul,
+    initial_weights,
+    patches,
+)
 from training.networks.likelihoods import Categorical
-from training.networks.networks import DrawnNetwork, MemberNetwork, Stochastic
+from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.posteriors import noise
 from training.posteriors.dropout import MaskPosterior
 from training.recipe import Recipe

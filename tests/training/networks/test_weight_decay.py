@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from model_store.errors import InvalidInput
-from training.networks.networks import DrawnNetwork, Stochastic
+from training.networks.layers import Stochastic
+from training.networks.networks import DrawnNetwork
 
 PRIOR_STD = 2.0
 

@@ -56,7 +56,7 @@ def rows():
 
 def test_a_large_draw_set_is_streamed_and_gives_the_bits_of_a_held_one(runtime):
     x = rows().x[:3]
-    assert runtime.set_bytes(DRAWS) > HELD_BYTES
+    assert DRAWS * runtime.draw_bytes > HELD_BYTES
     streamed = runtime.draw_set(7, DRAWS)
     assert streamed.theta is None
     held = runtime.draw_set(7, 100)

@@ -14,7 +14,7 @@ from tests.support.environment import working_in
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
-from training.data import Dataset, Rows, digits, load, numbered_as
+from training.data import Dataset, Rows, digits, load, renumber
 from training.publishing.derive import prune_version, split_rows
 from training.scoring import served_scores
 from training.versions import open_parent
@@ -121,11 +121,11 @@ def test_the_deal_uses_every_row_once_and_its_seed_says_which():
 def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     x, y = np.zeros((4, 1), dtype=np.float32), np.array([0, 1, 1, 0], dtype=np.int64)
     data = Dataset(Rows(x, y), Rows(x[:1], y[1:2]), (1,), ("b", "c"), 0.0, 1.0)
-    known = numbered_as(data, ("a", "c", "b"))
+    known = renumber(data, ("a", "c", "b"))
     assert known.classes == ("a", "c", "b")
     assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
     refused(
-        lambda: numbered_as(data, ("a", "b")),
+        lambda: renumber(data, ("a", "b")),
         "rows of no classes but ['a', 'b'], got some of ['c']",
     )
 

@@ -12,12 +12,12 @@ import pytest
 from model_store.artifacts.manifest import ClassSpec
 from model_store.errors import InvalidInput
 from service.integrations.label_studio.projects import (
-    annotated_value,
     image_bytes,
     label_config,
     label_id,
     result_of,
     row_input,
+    value_of,
 )
 from service.integrations.label_studio.studio import LabelStudio, LabelStudioError
 
@@ -116,21 +116,19 @@ def test_labels_of_annotations():
     def made(*choices, **more):
         return {"result": [{"from_name": "digit", "value": {"choices": list(choices)}}], **more}
 
-    assert annotated_value(config, made("yes")) == "yes"
-    assert annotated_value(config, made("yes", was_cancelled=True)) is None
-    assert annotated_value(config, {"result": []}) is None
+    assert value_of(config, made("yes")) == "yes"
+    assert value_of(config, made("yes", was_cancelled=True)) is None
+    assert value_of(config, {"result": []}) is None
     assert (
-        annotated_value(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
+        value_of(config, {"result": [{"from_name": "other", "value": {"choices": ["yes"]}}]})
         is None
     )
     with pytest.raises(InvalidInput, match="one choice"):
-        annotated_value(config, made("yes", "no"))
+        value_of(config, made("yes", "no"))
     number = label_config(NUMBER, manifest("regression"))
-    assert (
-        annotated_value(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
-    )
+    assert value_of(number, {"result": [{"from_name": "price", "value": {"number": 3}}]}) == 3.0
     with pytest.raises(InvalidInput, match="a number"):
-        annotated_value(number, {"result": [{"from_name": "price", "value": {"number": True}}]})
+        value_of(number, {"result": [{"from_name": "price", "value": {"number": True}}]})
     assert label_id({"id": 3}, {"id": 7, "data": {}}) == "label-studio-3-7"
     assert label_id(None, {"id": 7, "project": 4}) == "label-studio-4-7"
     assert label_id({"id": 3}, {"id": 7, "data": {"dubito_id": "row 9"}}) == "row 9"

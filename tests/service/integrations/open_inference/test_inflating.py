@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.errors import InvalidInput
-from service.api.requests import INFLATED_AT_ONCE, read_inflated
 from service.call import Call
 from service.errors import Overloaded, TooLarge
+from service.integrations.open_inference.routes import INFLATED_AT_ONCE, read_inflated
 from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}

@@ -1,5 +1,5 @@
-"""Killing `fit` while it publishes: every version that the store lists is whole, and is published
-once."""
+"""Fifty kills of `fit` while it publishes, half of them aimed at the writing of files (some minutes):
+every version that the store lists is whole, and is published once."""
 
 import os
 import random
@@ -15,10 +15,13 @@ from model_store.artifacts.store import ModelStore
 from tests.support.environment import ROOT, environment_with
 from tests.support.recipes import write_recipe
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.usefixtures("fits")
-def test_a_killed_publication_leaves_no_partial_version(tmp_path):
-    kill_publications(tmp_path, attempts=1)
+
+def test_fifty_killed_publications_leave_no_partial_version(tmp_path):
+    killed, published = kill_publications(tmp_path, attempts=50)
+    print(f"{killed} of 50 were killed before their end; {published} attempts published")
+    assert killed >= 25
 
 
 def kill_publications(folder, attempts):
@@ -68,9 +71,8 @@ def kill_publications(folder, attempts):
             published += 1
             shutil.rmtree(folder / "models" / "killed")
 
-    for _ in range(
-        2
-    ):  # a run that has published and was killed before it said so does not publish again
+    # a run that has published and was killed before it said so does not publish again
+    for _ in range(2):
         shutil.rmtree(runs, ignore_errors=True)
         shutil.copytree(trained, runs)
         with fitting(folder, recipe) as process:
