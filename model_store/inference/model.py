@@ -23,7 +23,7 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
-from model_store.conformal.label_shift import LabelShift, WeightedRows, shifted_log_probs
+from model_store.conformal.label_shift import LabelShift, WeightedRows, shift_log_probs
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
@@ -223,7 +223,7 @@ class Model:
         np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
         with np.errstate(divide="ignore"):
             log_ratio = np.log(ratio)
-        return shifted_log_probs(outputs.astype(np.float64), log_ratio)
+        return shift_log_probs(outputs.astype(np.float64), log_ratio)
 
     def prediction_with_stopping(
         self,

@@ -33,8 +33,8 @@ from model_store.acquisition.ranking import (
 from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.mondrian import UNKNOWN
+from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import check_computed

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
@@ -35,11 +35,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         InvalidInput: if the file is not a checkpoint.
     """
-    content = path.read_bytes()
     try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return tensors, json.loads(header["__metadata__"]["facts"])
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {})["facts"])
     except (SafetensorError, ValueError, KeyError):
         raise InvalidInput(
             str(path), "a checkpoint (delete it to begin again)", "a file that is not one"
