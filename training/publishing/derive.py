@@ -17,7 +17,7 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted
 from training.data import Dataset, Rows, load, renumber, split, split_sizes
 from training.data.rows import class_shares
-from training.data.targets import transformed
+from training.data.targets import transform_splits
 from training.export.graphs import runtime_of
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
@@ -71,7 +71,7 @@ def prune_version(
     log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
 
     recipe, transform = parent.recipe, parent.manifest.transform
-    splits = transformed(split(data, split_sizes(recipe)), transform)
+    splits = transform_splits(split(data, split_sizes(recipe)), transform)
     provenance = Provenance.of(parent.manifest).derived()
     temperature = temper(smaller, recipe, splits.validation)
     if temperature is not None:
