@@ -39,7 +39,7 @@ _ITEM = _item()
 
 
 class JsonRows:
-    """The rows of a JSON body, found and not parsed yet; `blocks` are where their text begins and ends."""
+    """The rows of a JSON body, not parsed yet; `blocks` are where their text begins and ends."""
 
     def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
@@ -83,9 +83,8 @@ def take_apart(
                 return content, rows
             raise not_json("unexpected character, expected a field's name")
         name = parse(key[1])
-        if (
-            name == rows_field and rows is not None
-        ):  # the last one counts, but this one too must be JSON
+        # the last one counts, but this one too must be JSON
+        if name == rows_field and rows is not None:
             for _ in rows.parsed():
                 pause()
         if body[key.end() : key.end() + 1] == b"[":
@@ -154,7 +153,8 @@ def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
             "of it"
         )
     if body[end : end + 1] in (b"[", b"{"):
-        expected = f"JSON whose arrays and objects have an end, and at most {NESTED} in one another in {field[:80]}"
+        nested = f"at most {NESTED} in one another in {field[:80]}"
+        expected = f"JSON whose arrays and objects have an end, and {nested}"
         raise InvalidInput("body", expected, "something else")
     return end
 
