@@ -69,7 +69,7 @@ def parse(text: bytes | bytearray) -> Any:
 def take_apart(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and the array of rows by itself, None where it is none."""
+    """Return the fields of a JSON object, and the array of rows by itself, if it is one."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "something else")
