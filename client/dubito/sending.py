@@ -72,7 +72,7 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Return the same for a call that has so many seconds from now."""
+        """Return the same for a call that ends `deadline_s` from now."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property

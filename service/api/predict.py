@@ -109,8 +109,7 @@ async def post_predict(request: Request) -> Response:
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
-    """Return the result of work that reads so many bytes: few at once, many away from the event
-    loop."""
+    """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)

@@ -94,7 +94,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     help = f"replicas, at least ({REPLICAS})"
     add("--replicas", type=int, default=REPLICAS, metavar="N", help=help)
-    help = "replicas, at most: so many as there is work (--replicas)"
+    help = "replicas, at most: as many as there is work for (--replicas)"
     add("--most", type=int, metavar="N", help=help)
     help = "listen on the head node alone, and not on each with a replica"
     add("--one-proxy", action="store_true", help=help)
