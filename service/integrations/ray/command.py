@@ -69,10 +69,8 @@ def run(arguments: list[str], settings: Settings) -> int:
         serve.run(target, name=APP, route_prefix="/", logging_config=quiet_serve)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         why = str(error).strip().splitlines() or [type(error).__name__]
-        print(
-            f"error: cannot serve on Ray at {options.ray or 'this machine'}: {why[-1].strip()}",
-            file=sys.stderr,
-        )
+        where = options.ray or "this machine"
+        print(f"error: cannot serve on Ray at {where}: {why[-1].strip()}", file=sys.stderr)
         return 3
     logger.info(
         "%s replicas of %s threads: http://%s:%s/", options.replicas, threads, settings.host, port
