@@ -21,7 +21,7 @@ from training import recipe as recipes
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.rows import class_weights
-from training.data.targets import fit_transform, kinds_for, log_slope_of, transformed
+from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Run, keep_freed_memory, run_provenance
@@ -69,7 +69,6 @@ class Fitted:
         if self.encoding is not None:
             x = self.encoding.encoder.rows(x, quiet=True)
         draws = draws or self.recipe.serving.draws
-        draws = min(draws, model.posterior.max_draws or draws)
         eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
         return model.predict(torch.from_numpy(np.ascontiguousarray(x)).float(), eps).numpy()
 
@@ -148,7 +147,7 @@ def fit(
         raw = splits if encoding is None else encoding.of(splits, quiet)
         fits = _Fits(recipe, data, raw, device, start, encoding)
         transform, choice = fits.choose_transform(folder)
-        splits = transformed(raw, transform)
+        splits = transform_splits(raw, transform)
         run = fits.begin(splits, folder)
         _announce(run, start)
         model = run.fit(quiet)
@@ -165,8 +164,6 @@ def fit(
 
 @dataclass(frozen=True, eq=False)
 class _Fits:
-    """The runs of one fit: short ones, by which a target's transform is chosen, and its own."""
-
     recipe: Recipe
     data: Dataset
     splits: Splits  # their targets in their own units
@@ -176,9 +173,9 @@ class _Fits:
 
     def begin(self, splits: Splits, folder: Path, recipe: Recipe | None = None) -> Run:
         wanted = self.recipe.data.class_weights
-        weights = (
-            None if wanted is None else class_weights(wanted, self.data.classes, splits.train.y)
-        )
+        weights = None
+        if wanted is not None:
+            weights = class_weights(wanted, self.data.classes, splits.train.y)
         encoded = None if self.encoding is None else self.encoding.spec.outputs
         takes_ids = self.data.takes_ids and encoded is None
         return Run(
@@ -212,21 +209,16 @@ class _Fits:
         transforms = {
             name: fit_transform(name, self.splits, self.data) for name in kinds_for(self.data)
         }
-        log.info(
-            "trying the target as it is and transformed (%s), a short fit each",
-            ", ".join(transforms),
-        )
+        said = "trying the target as it is and transformed (%s), a short fit each"
+        log.info(said, ", ".join(transforms))
         found = {
             name: self._held_out(transform, folder / f"{SHORT_FITS}{name}")
             for name, transform in transforms.items()
         }
         chosen = best_of(found)
         means = {name: round(float(values.mean()), 4) for name, values in found.items()}
-        log.info(
-            "target transform: %s (held-out log-likelihood in the target's units: %s)",
-            chosen,
-            ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()),
-        )
+        said = "target transform: %s (held-out log-likelihood in the target's units: %s)"
+        log.info(said, chosen, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
         return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means)
 
     def _held_out(self, transform: Transform | None, folder: Path) -> Float64[np.ndarray, "N"]:
@@ -234,15 +226,12 @@ class _Fits:
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
         epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
-        short = self.recipe.model_copy(
-            update={"training": settings.model_copy(update={key: epochs})}
-        )
-        run = self.begin(transformed(self.splits, transform), folder, short)
+        shorter = settings.model_copy(update={key: epochs})
+        short = self.recipe.model_copy(update={"training": shorter})
+        run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
-        draws = min(
-            settings.validation_draws, model.posterior.max_draws or settings.validation_draws
-        )
-        eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
+        draws, seed = settings.validation_draws, self.recipe.seed
+        eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
         served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
         return log_density(served, self.splits.validation.y.astype(np.float64), transform)
 
@@ -260,7 +249,6 @@ def best_of(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 
 
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
-    """Set a model's temperature by validation rows, unless its recipe wants none."""
     if not recipe.serving.temperature:
         return None
     draws = recipe.training.validation_draws
@@ -271,9 +259,8 @@ def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> Temperatur
 
 def join(rows: Rows, more: Rows) -> Rows:
     """Return rows with others behind them; bytes stay bytes where the others are such."""
-    as_bytes = rows.x.dtype == np.uint8 and bool(
-        ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
-    )
+    are_bytes = ((more.x >= 0) & (more.x <= 255) & (more.x % 1 == 0)).all()
+    as_bytes = rows.x.dtype == np.uint8 and are_bytes
     kind = np.uint8 if as_bytes else np.float32
     ids = groups = None
     if rows.ids is not None and more.ids is not None:
@@ -310,9 +297,8 @@ def weights_digest(path: Path) -> str:
         with path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise InvalidInput(
-            "network.weights", f"a safetensors file at {path}", error.strerror or "an error"
-        ) from None
+        expected = f"a safetensors file at {path}"
+        raise InvalidInput("network.weights", expected, error.strerror or "an error") from None
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -346,14 +332,8 @@ def _announce(run: Run, start: Parent | None) -> None:
     begun = f"{run.steps} steps" + ("" if run.told_epochs is not None else " at most")
     if run.resumed:
         begun = f"going on from step {run.progress.step}"
-    log.info(
-        "%s: %d training rows, %s on %s; run in %s",
-        run.recipe.name,
-        run.rows,
-        begun,
-        run.device.type,
-        run.folder,
-    )
+    said = "%s: %d training rows, %s on %s; run in %s"
+    log.info(said, run.recipe.name, run.rows, begun, run.device.type, run.folder)
     if run.resumed:
         return
     if start is not None:

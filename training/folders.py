@@ -30,7 +30,6 @@ def hold(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise InvalidInput(
-                "run", "a run that no other process works on", f"{folder}, which one does"
-            ) from None
+            expected = "a run that no other process works on"
+            raise InvalidInput("run", expected, f"{folder}, which one does") from None
         yield

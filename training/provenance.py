@@ -54,16 +54,12 @@ class TemperatureChoice(Record):
 
 
 class TransformChoice(Record):
-    """What transforms of a target were tried."""
-
     chosen: str
     # of validation rows, nats a row, of a density in the target's units
     log_likelihood: dict[str, float]
 
 
 class AddedLabels(Record):
-    """Labels that came to the service: how many were fitted, and how many were not."""
-
     rows: int
     digest: str  # of all labels of the model, control rows' too
     left_out: dict[str, int]  # by reason

@@ -105,9 +105,8 @@ class DataSection(Section):
     @classmethod
     def _reads_what_it_writes(cls, date_format: str | None) -> str | None:
         if date_format is not None and not is_date_format(date_format):
-            raise ValueError(
-                "a format of whole dates as Python's strptime takes it, such as %d/%m/%Y"
-            )
+            expected = "a format of whole dates as Python's strptime takes it"
+            raise ValueError(f"{expected}, such as %d/%m/%Y")
         return date_format
 
     @model_validator(mode="after")
@@ -128,16 +127,13 @@ class DataSection(Section):
             raise ValueError("neither integers nor columns, but ignored ones, with text")
         if self.text is None and (self.pad_token is not None or self.max_tokens != 128):
             raise ValueError("text with max_tokens and pad_token")
-        if self.image_size is None and (
-            self.image_fit != "stretch" or self.image_interpolation != "bilinear"
-        ):
+        is_usual = self.image_fit == "stretch" and self.image_interpolation == "bilinear"
+        if self.image_size is None and not is_usual:
             raise ValueError("image_size with image_fit and image_interpolation")
-        if self.image_resize is not None and (
-            self.image_fit != "crop" or self.image_resize < self.longer_side
-        ):
-            raise ValueError(
-                "image_resize with image_fit = 'crop', and at least the longer side of image_size"
-            )
+        resize, is_cut = self.image_resize, self.image_fit == "crop"
+        if resize is not None and (not is_cut or resize < self.longer_side):
+            least = "at least the longer side of image_size"
+            raise ValueError(f"image_resize with image_fit = 'crop', and {least}")
         return self
 
     @property
@@ -222,11 +218,8 @@ class NetworkSection(Section):
 
     @property
     def encoder_file(self) -> str | None:
-        return (
-            self.encoder.removeprefix("onnx:")
-            if self.encoder and self.encoder.startswith("onnx:")
-            else None
-        )
+        _, colon, file = (self.encoder or "").partition(":")
+        return file if colon else None
 
     @property
     def is_encoded(self) -> bool:
@@ -275,8 +268,6 @@ class AugmentationSection(Section):
 
 
 class LikelihoodSection(Section):
-    """`[likelihood]` of a regression: whether its noise is one number or differs by row."""
-
     noise: Literal["homoscedastic", "heteroscedastic"] = "homoscedastic"
 
 
@@ -460,11 +451,6 @@ def override(
     target: str | None = None,
     leave_out: list[str] | None = None,
 ) -> Recipe:
-    """Return a recipe with what the command line says in place of what the file says.
-
-    Raises:
-        InvalidInput: naming the option that is wrong.
-    """
     content = recipe.model_dump()
     for field, value in (("name", name), ("seed", seed)):
         if value is not None:

@@ -50,9 +50,8 @@ def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
         return rows
     if runtime.paired:
         return 1
-    return max(
-        FEWEST_SHARING, math.ceil(rows * num_draws * runtime.noise_dimension / DRAWN_NUMBERS)
-    )
+    numbers = rows * num_draws * runtime.noise_dimension
+    return max(FEWEST_SHARING, math.ceil(numbers / DRAWN_NUMBERS))
 
 
 def served_outputs(
@@ -71,10 +70,9 @@ def served_outputs(
     for start in range(0, len(rows), CHUNK_ROWS):
         x = rows.x[start : start + CHUNK_ROWS].astype(np.float32)
         requests = range(start // share, -(-(start + len(x)) // share))
-        thetas = np.stack(
-            [runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests], axis=1
-        )
-        yield runtime.run(x, np.repeat(thetas, share, axis=1)[:, start % share :][:, : len(x)])
+        thetas = [runtime.draw(draw_seed(seed, i), 0, num_draws) for i in requests]
+        theta = np.stack(thetas, axis=1)
+        yield runtime.run(x, np.repeat(theta, share, axis=1)[:, start % share :][:, : len(x)])
 
 
 def served_scores(

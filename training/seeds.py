@@ -34,9 +34,6 @@ class Stream(IntEnum):
 
 @unique
 class ServedRows(IntEnum):
-    """Rows that are served before a version is published: each set has a seed of its own, of the
-    seed of `Stream`."""
-
     REFERENCE = 0
     RANKING = 1
     TEST = 2

@@ -24,9 +24,6 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class Parent:
-    """A published version: its manifest, the recipe that it was fitted by, its weights' file, and
-    its tokenizer's."""
-
     manifest: Manifest
     recipe: Recipe
     weights: bytes
@@ -38,7 +35,6 @@ class Parent:
 
     @property
     def provenance(self) -> ParentVersion:
-        """What the manifest of a version made from it says of it."""
         return ParentVersion(name=self.manifest.name, version=self.manifest.version)
 
     @property
@@ -47,12 +43,6 @@ class Parent:
         return output.classes if isinstance(output, ClassSpec) else ()
 
     def model(self) -> "BayesianModel":
-        """Return the fitted model.
-
-        Raises:
-            InvalidInput: if the recipe's network is not any more what it was, as of a factory that
-                has changed.
-        """
         from safetensors.torch import load
 
         from training.model import build
@@ -89,28 +79,16 @@ def open_parent(store: ModelStore, text: str, field: str) -> Parent:
 
 
 def parent_of(artifact: Artifact, field: str) -> Parent:
-    """Return an opened version.
-
-    Raises:
-        InvalidInput: if it is by a recipe that is not understood any more.
-    """
     recipe, files = recipe_of(artifact.manifest, field), artifact.files
     return Parent(artifact.manifest, recipe, files[WEIGHTS], files.get(TOKENIZER))
 
 
 def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artifact:
-    """Return a version as `open_parent` finds it, with the bytes of `wanted`, whatever it was made
-    by."""
     name, _, version = text.partition(":")
     return store.open(name, store.resolve(name, version or LATEST), wanted)
 
 
 def recipe_of(manifest: Manifest, field: str) -> Recipe:
-    """Return the recipe that a version was fitted by.
-
-    Raises:
-        InvalidInput: if it is not understood any more.
-    """
     try:
         return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError:
@@ -121,22 +99,15 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
 def refuse_made_by(
     manifest: Manifest, derivation: Literal["pruned", "recalibrated"], field: str
 ) -> None:
-    """Raise InvalidInput for a version that was pruned or recalibrated, naming what it was made
-    from."""
     facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
-        label, made_of = (
-            f"{n} version {v}"
-            for n, v in ((manifest.name, manifest.version), (parent.name, parent.version))
-        )
-        raise InvalidInput(
-            field, f"a version that is not {derivation}", f"{label}, which is, from {made_of}"
-        )
+        label, made_of = (f"{of.name} version {of.version}" for of in (manifest, parent))
+        expected = f"a version that is not {derivation}"
+        raise InvalidInput(field, expected, f"{label}, which is, from {made_of}")
 
 
 def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
-    """Raise InvalidInput if rows of ids have larger ones than a version takes."""
     if manifest.input.takes_ids and data.maximum > manifest.input.maximum:
         label = f"{manifest.name} version {manifest.version}"
         expected = f"ids up to {manifest.input.maximum:.0f}, as {label} takes them"
@@ -144,8 +115,6 @@ def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
 
 
 def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
-    """Return a recipe's data, their columns, tokens and classes as of the version that a fit
-    starts at."""
     if start is None:
         return load(recipe, root)
     if start.recipe.task != recipe.task:
@@ -166,9 +135,8 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     digest = Provenance.of(parent.manifest).data_digest
     if data.digest() != digest:
         expected = f"the rows that {parent.label} was fitted on, with SHA-256 {str(digest)[:12]}..."
-        raise InvalidInput(
-            "data.source", expected, f"others, {data.digest()[:12]}..., in {recipe.data.source}"
-        )
+        got = f"others, {data.digest()[:12]}..., in {recipe.data.source}"
+        raise InvalidInput("data.source", expected, got)
     return data
 
 

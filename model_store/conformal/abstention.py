@@ -111,9 +111,8 @@ class Answers:
         their statistic.
         """
         rows = np.arange(len(at))
-        return Abstention(
-            self.candidates[last], self.uncertainty[at, rows][order], self.is_wrong[at, rows][order]
-        )
+        uncertainty, is_wrong = self.uncertainty[at, rows], self.is_wrong[at, rows]
+        return Abstention(self.candidates[last], uncertainty[order], is_wrong[order])
 
     def tensors(self) -> dict[str, np.ndarray]:
         return dict(zip(TENSORS, (self.candidates, self.uncertainty, self.is_wrong), strict=True))

@@ -51,6 +51,9 @@ DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear t
 IN_TARGET_UNITS = frozenset(DETECTED["regression"])
 KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
 
+Labels = Int64[np.ndarray, "N"]
+ByDetector = dict[str, Float64[np.ndarray, "N"]]
+
 
 def at_least(rate: float) -> str:
     """Return a rate in six digits, rounded up where it must be: what it says is never below the
@@ -98,9 +101,8 @@ class DetectorScores:
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
         spreads = None if self.spreads is None else [take(spread, rows) for spread in self.spreads]
-        return DetectorScores(
-            {name: s[:, rows] for name, s in self.by_name.items()}, self.labels[:, rows], spreads
-        )
+        by_name = {name: scores[:, rows] for name, scores in self.by_name.items()}
+        return DetectorScores(by_name, self.labels[:, rows], spreads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,12 +213,7 @@ class Calibration:
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
-    def surprisals_of(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        num_draws: int,
-    ) -> dict[str, Float64[np.ndarray, "N"]]:
+    def surprisals_of(self, scores: ByDetector, labels: Labels, num_draws: int) -> ByDetector:
         detectors = self.detectors(num_draws)
         return {name: detector(scores[name], labels) for name, detector in detectors.items()}
 
@@ -225,11 +222,7 @@ class Calibration:
 
     @cached_property
     def rank_tables(self) -> Callable[..., RankTables]:
-        """The ranking rows of a number of draws each or, by a rule, of at most that many.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
-        """
+        """The ranking rows of a number of draws each or, by a rule, of at most that many."""
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
     def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
@@ -243,7 +236,6 @@ class Calibration:
         of_detectors = {name: surprisals[at, rows] for name, surprisals in self.surprisals.items()}
 
         def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
-            """Return the tables of the rows that are judged, and those whose truth counts."""
             order = judged[np.argsort(statistic[judged], kind="stable")]
             return RankTables(
                 num_draws,
@@ -265,20 +257,13 @@ class Calibration:
         return replace(everything, kind=self.categories.kind, by_category=parts)
 
     def p_values(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        num_draws: int,
-        groups: Int64[np.ndarray, "N"] | None = None,
+        self, scores: ByDetector, labels: Labels, num_draws: int, groups: Labels | None = None
     ) -> ConformalPValues:
         """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a
         calibrated number.
 
         Where there are categories, rows are ranked within their own; `groups` are those of a
         calibration by group.
-
-        Raises:
-            ValueError: if that number of draws was not calibrated.
         """
         surprisals = self.surprisals_of(scores, labels, num_draws)
         categories = None if self.categories is None else self.categories.of_rows(labels, groups)
@@ -290,12 +275,7 @@ class Calibration:
         return [stage for stage in stages if stage < num_draws]
 
     def stops(
-        self,
-        scores: dict[str, Float64[np.ndarray, "N"]],
-        labels: Int64[np.ndarray, "N"],
-        spread: Spread,
-        num_draws: int,
-        rule: StoppingRule,
+        self, scores: ByDetector, labels: Labels, spread: Spread, num_draws: int, rule: StoppingRule
     ) -> Bool[np.ndarray, "N"]:
         if self.early_stopping is None:
             raise ValueError("expected a calibration with stages, got one without")

@@ -34,6 +34,9 @@ PRIOR_EXCESSES = 5  # how many excesses the unit of a score weighs as much as
 LEAST_SCORE = 1e-300
 SHRINKAGE_ROWS = 20  # how many rows of a label weigh as much as all labels' rows together
 
+Scores = Float64[np.ndarray, "N"]
+Labels = Int64[np.ndarray, "N"]
+
 
 @dataclass(frozen=True)
 class Tail:
@@ -68,7 +71,7 @@ class Tail:
         excesses = float(PRIOR_EXCESSES + count)
         return cls((PRIOR_EXCESSES * unit + beyond) / excesses, excesses)
 
-    def __call__(self, excess: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    def __call__(self, excess: Scores) -> Scores:
         if math.isinf(self.excesses):
             return excess / self.scale
         return self.excesses * np.log1p(excess / (self.excesses * self.scale))
@@ -105,14 +108,14 @@ class Surprisal:
         above, below = (Tail.fit(scores, law, size) for scores in (reference, -reference[::-1]))
         return cls(reference, tail, above, below)
 
-    def __call__(self, score: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+    def __call__(self, score: Scores) -> Scores:
         surprisal = np.interp(score, self.reference, self.tail)
         surprisal += self.above(np.maximum(score - self.reference[-1], 0.0))
         if self.below is not None:
             surprisal += self.below(np.maximum(self.reference[0] - score, 0.0))
         return surprisal
 
-    def is_low(self, score: Float64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+    def is_low(self, score: Scores) -> Bool[np.ndarray, "N"]:
         """Return which scores of a two-sided detector are surprising, if at all, for being
         small."""
         return (score < np.median(self.reference)) & (self.below is not None)
@@ -140,51 +143,35 @@ class Standard:
         variance = share * variance + (1 - share) * (overall if overall > 0 else 1.0)
         return cls(share * mean + (1 - share) * z.mean(), np.sqrt(variance))
 
-    def __call__(
-        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
-    ) -> Float64[np.ndarray, "N"]:
+    def __call__(self, score: Scores, label: Labels) -> Scores:
         return (np.log(np.maximum(score, LEAST_SCORE)) - self.centre[label]) / self.spread[label]
 
 
 @dataclass(frozen=True, eq=False)
 class FittedDetector:
-    """A detector fitted on the reference split, at one number of draws."""
-
     standard: Standard | None  # of density detectors
     surprisal: Surprisal
 
-    def __call__(
-        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
-    ) -> Float64[np.ndarray, "N"]:
+    def __call__(self, score: Scores, label: Labels) -> Scores:
         return self.surprisal(self._standardised(score, label))
 
-    def is_low(
-        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
-    ) -> Bool[np.ndarray, "N"]:
+    def is_low(self, score: Scores, label: Labels) -> Bool[np.ndarray, "N"]:
         return self.surprisal.is_low(self._standardised(score, label))
 
-    def _standardised(
-        self, score: Float64[np.ndarray, "N"], label: Int64[np.ndarray, "N"]
-    ) -> Float64[np.ndarray, "N"]:
+    def _standardised(self, score: Scores, label: Labels) -> Scores:
         return score if self.standard is None else self.standard(score, label)
 
 
-def combined_surprisal(surprisals: list[Float64[np.ndarray, "N"]]) -> Float64[np.ndarray, "N"]:
+def combine_surprisals(surprisals: list[Scores]) -> Scores:
     """Return log mean_j exp(surprisal_j)."""
     return np.logaddexp.reduce(surprisals, axis=0) - np.log(len(surprisals))
 
 
-def flag_statistic(
-    surprisals: Mapping[str, Float64[np.ndarray, "N"]], combined: tuple[str, ...]
-) -> Float64[np.ndarray, "N"]:
-    """Return the statistic of rows, given each detector's surprisals and the names of those to
-    combine."""
-    return combined_surprisal([surprisals[name] for name in combined])
+def flag_statistic(surprisals: Mapping[str, Scores], combined: tuple[str, ...]) -> Scores:
+    return combine_surprisals([surprisals[name] for name in combined])
 
 
-def harmonic_shares(
-    surprisals: Mapping[str, Float64[np.ndarray, "N"]],
-) -> dict[str, Float64[np.ndarray, "N"]]:
+def harmonic_shares(surprisals: Mapping[str, Scores]) -> dict[str, Scores]:
     """Return each combined detector's share of exp(statistic) = mean_j exp(surprisal_j); a row's
     shares sum to 1."""
     largest = np.max([*surprisals.values()], axis=0)

@@ -42,8 +42,6 @@ LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
 
 
 class Martingale:
-    """The urn, the capital bet against it, and what was seen."""
-
     # in addition to `gaps`, which stay
     STATE: ClassVar = ("seen", "late", "log_bets", "evidence", "largest")
 
@@ -79,12 +77,9 @@ class Martingale:
         cash = 1.0 / (1.0 + np.log1p(self.seen.sum() + np.arange(len(bins) + 1)))
         put_N = np.log((cash[:-1] - cash[1:]) / len(self.log_bets))  # on each bet, before each row
         # A bet's capital c follows c <- (c + put) gain; c over all gains so far is a sum.
-        put_N_E = put_N[:, None] - np.concatenate(
-            [np.zeros((1, len(self.log_bets))), gain_N_E[:-1]]
-        )
-        log_bets_N_E = (
-            np.logaddexp.accumulate(np.concatenate([self.log_bets[None], put_N_E]))[1:] + gain_N_E
-        )
+        gain_before_N_E = np.vstack([np.zeros(len(self.log_bets)), gain_N_E[:-1]])
+        put_N_E = np.vstack([self.log_bets, put_N[:, None] - gain_before_N_E])
+        log_bets_N_E = np.logaddexp.accumulate(put_N_E)[1:] + gain_N_E
         log_capital_N = np.logaddexp(np.logaddexp.reduce(log_bets_N_E, axis=1), np.log(cash[1:]))
         self.log_bets = log_bets_N_E[-1]
         self.evidence = float(log_capital_N[-1])

@@ -92,9 +92,8 @@ class LabelShift:
         if len(self.unknown(priors)):
             raise ValueError(f"expected no share of the classes {self.unknown(priors)}, got one")
         at = calibration.draw_counts.tolist().index(num_draws)
-        class_weights = np.divide(
-            priors, self.shares, out=np.zeros_like(priors), where=self.shares > 0
-        )
+        none = np.zeros_like(priors)
+        class_weights = np.divide(priors, self.shares, out=none, where=self.shares > 0)
         return WeightedRows(
             num_draws,
             calibration.statistic[at],
@@ -119,17 +118,12 @@ class LabelShift:
         if not np.all((labels >= 0) & (labels < num_labels)):
             raise ValueError(f"{LABELS}: expected numbers of the {num_labels} classes")
         if shares is None or shares.dtype != np.float64 or shares.shape != (num_labels,):
-            raise ValueError(
-                f"{SHARES}: expected a float64 number for each of {num_labels} classes"
-            )
-        if (
-            not np.all(shares >= 0)
-            or abs(float(shares.sum()) - 1.0) > 1e-6
-            or np.any(shares[labels] == 0)
-        ):
-            raise ValueError(
-                f"{SHARES}: expected shares that sum to 1, above 0 of the ranking rows' classes"
-            )
+            expected = f"expected a float64 number for each of {num_labels} classes"
+            raise ValueError(f"{SHARES}: {expected}")
+        sums_to_1 = abs(float(shares.sum()) - 1.0) <= 1e-6
+        if not (np.all(shares >= 0) and sums_to_1 and np.all(shares[labels] != 0)):
+            expected = "expected shares that sum to 1, above 0 of the ranking rows' classes"
+            raise ValueError(f"{SHARES}: {expected}")
         return cls(labels, shares)
 
 
@@ -143,12 +137,11 @@ def weighted_p_value(
     own, as a share."""
     order = np.argsort(calibration, kind="stable")
     from_here = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
-    return (from_here[calibration[order].searchsorted(score)] + own_weight) / (
-        from_here[0] + own_weight
-    )
+    at_least = from_here[calibration[order].searchsorted(score)]
+    return (at_least + own_weight) / (from_here[0] + own_weight)
 
 
-def shifted_log_probs(
+def shift_log_probs(
     log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
 ) -> Float64[np.ndarray, "K N C"]:
     """Return the log class probabilities of each draw under other shares of the classes, by Bayes'

@@ -82,8 +82,6 @@ class Categories:
     def of_rows(
         self, labels: Int64[np.ndarray, "N"], groups: Int64[np.ndarray, "N"] | None
     ) -> Int64[np.ndarray, "N"]:
-        """Return the categories that rows are judged by, given their predicted labels and, if
-        known, their groups."""
         if self.kind == "class":
             return labels
         return np.full(len(labels), UNKNOWN) if groups is None else groups

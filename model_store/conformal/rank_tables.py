@@ -19,6 +19,11 @@ from model_store.conformal.mondrian import CAUTIOUS_ROWS, UNKNOWN, CategoryKind
 from model_store.conformal.stopping import StoppingRule
 
 KEPT_THRESHOLDS = 1024  # by rate and risk
+# so that a p-value that is its bound counts as no more than it
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
+
+Values = Float64[np.ndarray, "N"]
+Numbers = Int64[np.ndarray, "N"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +31,8 @@ class ConformalPValues:
     """What the detectors say of N rows. P-values lie in (0, 1]; small ones mean unlike the
     calibration data."""
 
-    p_value: Float64[np.ndarray, "N"]
-    detector_p_values: dict[str, Float64[np.ndarray, "N"]]
+    p_value: Values
+    detector_p_values: dict[str, Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +55,15 @@ class RankTables:
     by_category: tuple["RankTables", ...] = ()
 
     def p_values(
-        self,
-        statistic: Float64[np.ndarray, "N"],
-        surprisals: dict[str, Float64[np.ndarray, "N"]],
-        categories: Int64[np.ndarray, "N"] | None = None,
+        self, statistic: Values, surprisals: dict[str, Values], categories: Numbers | None = None
     ) -> ConformalPValues:
         """Return p-values of N rows, given the flag's statistic and each detector's surprisal.
 
         With categories they are ranks among the rows of each row's own.
         """
         if categories is not None and self.by_category:
-            p_values = ConformalPValues(
-                np.empty(len(statistic)), {n: np.empty(len(statistic)) for n in surprisals}
-            )
+            empty = {name: np.empty(len(statistic)) for name in surprisals}
+            p_values = ConformalPValues(np.empty(len(statistic)), empty)
             for category in np.unique(categories).tolist():
                 here = categories == category
                 of_these = {name: surprisal[here] for name, surprisal in surprisals.items()}
@@ -85,7 +86,7 @@ class RankTables:
         mass: Float64[np.ndarray, "N C"],
         coverage: float,
         confidence: float | None = None,
-        categories: Int64[np.ndarray, "N"] | None = None,
+        categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
         """Return which classes belong to each row's prediction set, given the mass above each.
 
@@ -101,11 +102,11 @@ class RankTables:
 
     def intervals(
         self,
-        mean: Float64[np.ndarray, "N"],
-        std: Float64[np.ndarray, "N"],
+        mean: Values,
+        std: Values,
         coverage: float,
         confidence: float | None = None,
-        categories: Int64[np.ndarray, "N"] | None = None,
+        categories: Numbers | None = None,
     ) -> Float64[np.ndarray, "N 2"]:
         """Return the lower and upper end of each row's interval, given mean and std.
 
@@ -117,7 +118,6 @@ class RankTables:
         return np.stack([mean - half, mean + half], axis=1)
 
     def _quantiles(self, coverage: float, confidence: float | None) -> Float64[np.ndarray, "G1"]:
-        """Return q of each category, and last, where `UNKNOWN` points, the largest."""
         found, cautious = (
             [sets.quantile(table.nonconformity, coverage, confidence) for table in tables]
             for tables in (self.by_category, self._cautious)
@@ -130,8 +130,8 @@ class RankTables:
         return large or self.by_category
 
     def thresholds(
-        self, fpr: float, risk: float, categories: Int64[np.ndarray, "N"] | None = None
-    ) -> Float64[np.ndarray, "N"] | float:
+        self, fpr: float, risk: float, categories: Numbers | None = None
+    ) -> Values | float:
         if self.kind is None or categories is None:
             return self.largest_uncertainty(fpr, risk)
         found = np.full(len(self.by_category) + 1, NOTHING)
@@ -145,7 +145,6 @@ class RankTables:
 
     @cached_property
     def largest_uncertainty(self) -> Callable[[float, float], float]:
-        """The largest uncertainty to answer at, of a false-positive rate and a risk."""
         return lru_cache(maxsize=KEPT_THRESHOLDS)(
             lambda fpr, risk: self._abstention().threshold(self.flagged(fpr), risk)
         )
@@ -156,7 +155,6 @@ class RankTables:
         return self._abstention().smallest_risk(self.flagged(fpr))
 
     def flagged(self, fpr: float) -> int:
-        """Return how many p-values are at most `fpr`."""
         rows = len(self.statistic)
         return int((np.arange(1, rows + 1) / (rows + 1)).searchsorted(fpr, side="right"))
 
@@ -167,13 +165,28 @@ class RankTables:
         return self.abstention
 
 
-def _or_unknown(categories: Int64[np.ndarray, "N"] | None, rows: int) -> Int64[np.ndarray, "N"]:
+def _or_unknown(categories: Numbers | None, rows: int) -> Numbers:
     return np.full(rows, UNKNOWN) if categories is None else categories
 
 
-def conformal_p_value(
-    score: Float64[np.ndarray, "N"], calibration: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "N"]:
+def conformal_p_value(score: Values, calibration: Float64[np.ndarray, "n"]) -> Values:
     """Return (1 + #{calibration >= score}) / (n + 1), `calibration` sorted."""
     n = len(calibration)
     return (n + 1 - calibration.searchsorted(score)) / (n + 1)
+
+
+def benjamini_hochberg(p_values: Values, fdr: float) -> Bool[np.ndarray, "N"]:
+    """Return which rows to flag together at a false discovery rate of `fdr`, in (0, 1): E[(flagged
+    rows that are like the calibration data) / max(flagged rows, 1)].
+
+    Those whose p-value is at most the largest p_(k) <= fdr k / N, p_(1) <= ... <= p_(N) being the
+    sorted p-values (Benjamini and Hochberg, "Controlling the false discovery rate", 1995).
+    Conformal p-values of rows that are independent given the calibration data depend on each other
+    through these, positively (PRDS), and then the rate is at most fdr times the share of rows that
+    are like the calibration data (Benjamini and Yekutieli 2001; Bates, Candes, Lei, Romano and
+    Sesia, "Testing for outliers with conformal p-values", 2023).
+    """
+    rows = len(p_values)
+    ordered = np.sort(p_values)
+    below = np.flatnonzero(ordered <= (1.0 + ROUNDING) * fdr * np.arange(1, rows + 1) / rows)
+    return p_values <= (ordered[below[-1]] if len(below) else 0.0)

@@ -62,7 +62,6 @@ def mass_above(probs: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
 def class_nonconformity(
     probs: Float64[np.ndarray, "N C"], labels: Int64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N"]:
-    """Return the mass above each row's label, from 0 to 1."""
     return mass_above(probs)[np.arange(len(labels)), labels]
 
 

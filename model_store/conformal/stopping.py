@@ -102,8 +102,6 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class StageScores:
-    """Scores by detector, labels, surprisals by detector and spread of N rows at one stage."""
-
     scores: Mapping[str, Float64[np.ndarray, "N"]]
     labels: Int64[np.ndarray, "N"]
     surprisals: Mapping[str, Float64[np.ndarray, "N"]]
@@ -112,9 +110,6 @@ class StageScores:
 
 @dataclass(frozen=True, eq=False)
 class EarlyStopping:
-    """What stopping goes by, at S stages, n reference rows and m ranking rows in their split's
-    order."""
-
     stages: tuple[int, ...]  # numbers of draws
     relative_error: dict[str, Float64[np.ndarray, "S"]]  # of each posterior score
     reference: Float64[np.ndarray, "S n"]  # the flag's statistic, sorted

@@ -7,9 +7,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from model_store.conformal.false_discovery import benjamini_hochberg
 from model_store.conformal.label_shift import WeightedRows
-from model_store.conformal.rank_tables import ConformalPValues, RankTables
+from model_store.conformal.rank_tables import ConformalPValues, RankTables, benjamini_hochberg
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores

@@ -170,11 +170,7 @@ def _divergence(
 
 def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
     """Return how far the two most probable classes' mean probabilities are apart, in standard
-    errors.
-
-    Raises:
-        ValueError: where fewer than two groups of draws are summed.
-    """
+    errors."""
     sums = sums.drawn()
     if len(sums.num_draws) < 2:
         raise ValueError("expected at least two draws")

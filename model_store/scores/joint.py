@@ -44,11 +44,12 @@ LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
 # of probabilities in float32: a product of three is still a normal number, all else are slow
 LEAST_KEPT = 1e-12
 
+Rows = Int64[np.ndarray, "n"]
+Gains = Float64[np.ndarray, "n"]
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Rows that may be chosen, and what a joint score keeps of them."""
-
     gain: Float64[np.ndarray, "N"]  # of each alone
     # what its label says of itself alone: the expected entropy, or the noise variance
     own: Float64[np.ndarray, "N"]
@@ -88,10 +89,10 @@ class JointScore(ABC):
         """Return of how many rows bounds of a level take some milliseconds."""
 
     @abstractmethod
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]: ...
+    def gains(self, rows: Rows) -> Gains: ...
 
     @abstractmethod
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
+    def bounds(self, rows: Rows, level: int) -> Gains:
         """Return what some rows would gain now at most."""
 
     @abstractmethod
@@ -137,14 +138,12 @@ class BatchBald(JointScore):
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        configurations = min(
-            MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1, outputs ** min(k, 32)
-        )
+        most = min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1)
+        configurations = min(most, outputs ** min(k, 32))
         return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
     def is_exact(self) -> bool:
-        """Whether all configurations of labels are counted."""
         return self._draw_S is None
 
     @property
@@ -158,12 +157,10 @@ class BatchBald(JointScore):
     def _classes(self) -> int:
         return self.candidates.said.shape[1] // self.num_draws
 
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    def gains(self, rows: Rows) -> Gains:
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:
-        """Return the gains of a level's configurations in float32, and beside it what it may be
-        wrong by."""
+    def bounds(self, rows: Rows, level: int) -> Gains:
         # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p|
         # times as much.
         rounding = (
@@ -174,16 +171,10 @@ class BatchBald(JointScore):
         return np.maximum(self._gains(rows, *self._rough[level]), 0.0) + rounding
 
     def _gains(
-        self,
-        rows: Int64[np.ndarray, "n"],
-        weights_S_K: Float[np.ndarray, "S K"],
-        mass_S: Float[np.ndarray, "S"],
-    ) -> Float64[np.ndarray, "n"]:
-        probs_nC_K = (
-            self.candidates.said[rows]
-            .reshape(-1, self.num_draws)
-            .astype(weights_S_K.dtype, copy=False)
-        )
+        self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
+    ) -> Gains:
+        said_nC_K = self.candidates.said[rows].reshape(-1, self.num_draws)
+        probs_nC_K = said_nC_K.astype(weights_S_K.dtype, copy=False)
         probs_nC_S = probs_nC_K @ weights_S_K.T
         terms_nC_S = np.log(np.maximum(probs_nC_S, weights_S_K.dtype.type(LEAST_LABEL)))
         terms_nC_S *= probs_nC_S
@@ -199,36 +190,31 @@ class BatchBald(JointScore):
             if len(s) <= self._most:
                 self._set(self._weights_S_K[s] * probs_C_K[c], mass_S_C[s, c])
                 return
-            self._draw_S, s = self._sampled()
+            self._draw_S, s = self._sample()
             self._set(self._weights_S_K[s], np.full(len(s), 1.0 / len(s)))
-        self._set(
-            self._weights_S_K * probs_C_K[self._labels(self._draw_S, probs_C_K)], self._mass_S
-        )
+        label_S = self._labels(self._draw_S, probs_C_K)
+        self._set(self._weights_S_K * probs_C_K[label_S], self._mass_S)
 
     def _set(
         self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
     ) -> None:
         """Set the configurations' probabilities, and those of draws given each, which need not add
         up to 1 yet."""
-        weights_S_K = weights_S_K / np.maximum(
-            weights_S_K.sum(axis=1, keepdims=True), LEAST_PROBABILITY
-        )
+        total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
+        weights_S_K = weights_S_K / np.maximum(total_S_1, LEAST_PROBABILITY)
         self._weights_S_K, self._mass_S = weights_S_K, mass_S
-        merged = [_merged(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
+        merged = [_merge(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
         few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
-        self._rough = [
-            (_rough(weights), _rough(mass)) for weights, mass in (*few, (weights_S_K, mass_S))
-        ]
+        levels = (*few, (weights_S_K, mass_S))
+        self._rough = [(_rough(weights), _rough(mass)) for weights, mass in levels]
 
-    def _sampled(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
+    def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
         """Return samples of draws and configurations: as many of each draw, as they are spread
         evenly over all."""
         cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)  # draw by draw
         places = (np.arange(self._most) + self._rng.random()) / self._most
-        found = np.minimum(
-            np.searchsorted(cumulative, places * cumulative[-1], "right"), len(cumulative) - 1
-        )
-        draw, s = np.divmod(found, len(self._weights_S_K))
+        found = np.searchsorted(cumulative, places * cumulative[-1], "right")
+        draw, s = np.divmod(np.minimum(found, len(cumulative) - 1), len(self._weights_S_K))
         return draw, s
 
     def _labels(
@@ -237,9 +223,8 @@ class BatchBald(JointScore):
         cumulative_S_C = np.cumsum(probs_C_K, axis=0).T[draw_S]
         evenly = self._rng.permutation(len(draw_S)) + self._rng.random()
         places = evenly / len(draw_S)
-        label_S: np.ndarray = (
-            cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
-        ).sum(axis=1)
+        is_below = cumulative_S_C[:, :-1] <= (places * cumulative_S_C[:, -1])[:, None]
+        label_S: np.ndarray = is_below.sum(axis=1)
         return label_S
 
 
@@ -266,24 +251,20 @@ class MaxDet(JointScore):
     def at_once(self, level: int) -> int:  # noqa: ARG002
         return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
 
-    def gains(self, rows: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    def gains(self, rows: Rows) -> Gains:
         return _information(self._left(rows)[0], self.candidates.own[rows])
 
-    def bounds(self, rows: Int64[np.ndarray, "n"], level: int) -> Float64[np.ndarray, "n"]:  # noqa: ARG002
+    def bounds(self, rows: Rows, level: int) -> Gains:  # noqa: ARG002
         """Return the gains, and beside them what their rounding may be."""
         return self.gains(rows) + ROUNDING
 
     def choose(self, row: int) -> None:
         (left,), products = self._left(np.array([row]))
         vector = self.candidates.said[row].astype(np.float64) - products[0] @ self._directions
-        self._directions = np.vstack(
-            [self._directions, vector / np.sqrt(left + self.candidates.own[row])]
-        )
+        vector /= np.sqrt(left + self.candidates.own[row])
+        self._directions = np.vstack([self._directions, vector])
 
-    def _left(
-        self, rows: Int64[np.ndarray, "n"]
-    ) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n S"]]:
-        """Return each row's variance that is left, and its products with V."""
+    def _left(self, rows: Rows) -> tuple[Gains, Float64[np.ndarray, "n S"]]:
         vectors = self.candidates.said[rows].astype(np.float64)
         products = vectors @ self._directions.T
         left = np.einsum("nd,nd->n", vectors, vectors) - np.einsum("ns,ns->n", products, products)
@@ -297,10 +278,8 @@ class ClassMaxDet(MaxDet):
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
-        noise = (
-            np.maximum(1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1), 0.0) + LEAST_NOISE
-        )
-        return _centred(probs_N_C_K, noise)
+        variance = 1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1)
+        return _centre(probs_N_C_K, np.maximum(variance, 0.0) + LEAST_NOISE)
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
@@ -315,21 +294,18 @@ class TargetMaxDet(MaxDet):
     def of(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
         """Keep the draws' means less their mean, in standard deviations of the row's noise: no unit
         overflows."""
-        mean_N_K, std_N_K = (
-            np.moveaxis(samples, 2, 0).transpose(0, 2, 1).astype(np.float64, order="C")
-        )
+        mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
-        noise_std_N = np.maximum(
-            noise_std_N, LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
-        )
-        return _centred((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
+        least_N = LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
+        noise_std_N = np.maximum(noise_std_N, least_N)
+        return _centre((mean_N_K / noise_std_N[:, None])[:, None], np.ones(len(mean_N_K)))
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:  # noqa: ARG004
         return num_draws
 
 
-def _merged(
+def _merge(
     weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"], draws: int
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
     """Return configurations with those merged that have the same most probable draws, in order."""
@@ -349,22 +325,20 @@ def _rough(probs: Float64[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
     return rough
 
 
-def _centred(
+def _centre(
     values_N_C_K: Float64[np.ndarray, "N C K"], noise: Float64[np.ndarray, "N"]
 ) -> Candidates:
     num_draws = values_N_C_K.shape[-1]
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)
     said = vectors.reshape(len(vectors), -1).astype(np.float32)
-    return Candidates(
-        _information(np.square(said, dtype=np.float64).sum(axis=1), noise), noise, said
-    )
+    variance = np.square(said, dtype=np.float64).sum(axis=1)
+    return Candidates(_information(variance, noise), noise, said)
 
 
 def _information(
     variance: Float64[np.ndarray, "N"], noise: Float64[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N"]:
-    """Return what a Gaussian label tells of a mean, in nats."""
     information: np.ndarray = 0.5 * np.log1p(variance / noise)
     return information
 
@@ -410,9 +384,7 @@ def greedy(
     return chosen
 
 
-def _largest(
-    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Int64[np.ndarray, "n"], pause: Pause
-) -> int:
+def _largest(joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Rows, pause: Pause) -> int:
     """Return which of some rows gains most now, the first of several; the bounds of those computed
     become smaller."""
     places = np.argsort(-bound[open_], kind="stable")

@@ -6,9 +6,9 @@ variance s_k^2, in the target's units. The predictive distribution is the mixtur
 Gaussians, and its scores are
 
     mean            m = mean_k m_k
-    aleatoric_std   sqrt(mean_k s_k^2)                     uncertainty of the draws: noise in the data
-    epistemic_std   sqrt(mean_k (m_k - m)^2)               disagreement of the draws
-    std             sqrt(aleatoric_std^2 + epistemic_std^2)     total uncertainty
+    aleatoric_std   sqrt(mean_k s_k^2)                       uncertainty of each draw: noise
+    epistemic_std   sqrt(mean_k (m_k - m)^2)                 disagreement of the draws
+    std             sqrt(aleatoric_std^2 + epistemic_std^2)  total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
 2017, equation 9). More is more uncertain. All are 0 or more, but for the mean. The plug-in
@@ -108,12 +108,11 @@ def mixture_sums(
         return DrawSums.of(mean_N_K, variance_N_K, first_draw, groups)
     target_mean_N_K, target_variance_N_K = target_moments(transform, mean_N_K, variance_N_K)
     means = np.stack([mean_N_K, target_mean_N_K], axis=1)
-    return DrawSums.of(
-        means, np.stack([variance_N_K, target_variance_N_K], axis=1), first_draw, groups
-    )
+    variances = np.stack([variance_N_K, target_variance_N_K], axis=1)
+    return DrawSums.of(means, variances, first_draw, groups)
 
 
-def transformed_scores(
+def target_scores(
     sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
     """Return the scores of a transformed target, given sums of both; raises ValueError where they
@@ -145,16 +144,13 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
     square_N_G = np.square(deviation_N_G) + sums.squared_deviations / sums.num_draws
     aleatoric_N, epistemic_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
     variance_N = aleatoric_N + epistemic_N
-    std_N, aleatoric_std_N, epistemic_std_N = (
-        np.sqrt(v) for v in (variance_N, aleatoric_N, epistemic_N)
-    )
+    std_N, aleatoric_std_N, epistemic_std_N = map(np.sqrt, (variance_N, aleatoric_N, epistemic_N))
 
     errors = None
     if standard_errors and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
-        aleatoric_N_G = np.maximum(
-            aleatoric_N[:, None] - odds_G * (variance_N_G - aleatoric_N[:, None]), 0.0
-        )
+        above_N_G = variance_N_G - aleatoric_N[:, None]
+        aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * above_N_G, 0.0)
         epistemic_N_G = mean_over_draws.variances_without(epistemic_N, square_N_G, deviation_N_G)
         change_S_N_G = np.stack(
             [
@@ -164,9 +160,8 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
                 np.sqrt(epistemic_N_G) - epistemic_std_N[:, None],
             ]
         )
-        errors = dict(
-            zip(MIXTURE_ERROR_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True)
-        )
+        error_S_N = mean_over_draws.standard_error(change_S_N_G)
+        errors = dict(zip(MIXTURE_ERROR_NAMES, error_S_N, strict=True))
         if len(sums.num_draws) < FEWEST_FOR_SPREAD:
             errors = {name: errors[name] for name in ("mean", "aleatoric_std")}
     num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
@@ -186,8 +181,7 @@ def log_density(
     if transform is not None:
         return log_density(outputs, to_fitted(transform, y)) + log_slope(transform, y)
     mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
-    terms = -0.5 * (
-        math.log(2.0 * math.pi) + log_variance + np.square(y - mean) * np.exp(-log_variance)
-    )
+    squares = np.square(y - mean) * np.exp(-log_variance)
+    terms = -0.5 * (math.log(2.0 * math.pi) + log_variance + squares)
     largest = terms.max(axis=0)
     return largest + np.log(np.exp(terms - largest).mean(axis=0))

@@ -45,18 +45,16 @@ class DrawSums:
         num_draws = uncertainty.shape[-1]
         if num_draws > groups:
             half = groups * (-(-num_draws // groups) // 2)
-            return cls.of(
-                prediction[..., :half], uncertainty[..., :half], first_draw, groups
-            ).merge(
-                cls.of(prediction[..., half:], uncertainty[..., half:], first_draw + half, groups)
-            )
+            first = cls.of(prediction[..., :half], uncertainty[..., :half], first_draw, groups)
+            first_draw += half
+            rest = cls.of(prediction[..., half:], uncertainty[..., half:], first_draw, groups)
+            return first.merge(rest)
         num_draws_G = np.ones(num_draws, dtype=np.int64)
         if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
             order = (first_draw + np.arange(num_draws)) % groups
             num_draws_G = np.bincount(order, minlength=groups)
-            prediction, uncertainty = (
-                _scatter(values, order, groups) for values in (prediction, uncertainty)
-            )
+            prediction = _scatter(prediction, order, groups)
+            uncertainty = _scatter(uncertainty, order, groups)
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
@@ -79,19 +77,14 @@ class DrawSums:
         )
 
     def take(self, rows: np.ndarray) -> "DrawSums":
-        return DrawSums(
-            self.num_draws,
-            self.prediction[rows],
-            self.squared_deviations[rows],
-            self.uncertainty[rows],
-        )
+        return DrawSums(self.num_draws, *(values[rows] for values in self._by_row))
+
+    @property
+    def _by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.prediction, self.squared_deviations, self.uncertainty
 
     def along(self, i: int) -> "DrawSums":
-        """Return the sums at i of the axis that prediction and uncertainty both have."""
-        parts = (
-            values[:, i] for values in (self.prediction, self.squared_deviations, self.uncertainty)
-        )
-        return DrawSums(self.num_draws, *parts)
+        return DrawSums(self.num_draws, *(values[:, i] for values in self._by_row))
 
     def drawn(self) -> "DrawSums":
         used = self.num_draws > 0
@@ -99,10 +92,8 @@ class DrawSums:
             return self
         if not used.any():
             raise ValueError("expected at least one draw, got none")
-        parts = (self.prediction, self.squared_deviations, self.uncertainty)
-        return DrawSums(
-            self.num_draws[used], *(np.compress(used, values, axis=-1) for values in parts)
-        )
+        parts = (np.compress(used, values, axis=-1) for values in self._by_row)
+        return DrawSums(self.num_draws[used], *parts)
 
 
 class Average:
@@ -126,10 +117,8 @@ class Average:
 
     def __call__(self, values: Float64[np.ndarray, "*shape G"]) -> Float64[np.ndarray, "*shape"]:
         # Summing before dividing gives exactly 1 for probabilities of 1.
-        mean: Any = (
-            np.add.reduce(values if self.one_each else values * self.num_draws_G, axis=-1)
-            / self.num_draws
-        )
+        weighted = values if self.one_each else values * self.num_draws_G
+        mean: Any = np.add.reduce(weighted, axis=-1) / self.num_draws
         return mean
 
     def variances_without(

@@ -19,7 +19,7 @@ from model_store.scores.regression import (
     MixtureScores,
     mixture_scores,
     mixture_sums,
-    transformed_scores,
+    target_scores,
 )
 from model_store.scores.sums import DrawSums
 from model_store.scores.transforms import Transform, target_moments
@@ -130,7 +130,7 @@ class Target(Predictive):
 
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
         if self.transform is not None:
-            return transformed_scores(sums, self.transform, standard_errors)
+            return target_scores(sums, self.transform, standard_errors)
         return mixture_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
@@ -150,5 +150,4 @@ DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.ite
 
 
 def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
-    """Return what depends on a task; of a regression also on the transform of its target."""
     return PREDICTIVES[task] if transform is None else Target(transform)

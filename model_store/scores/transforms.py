@@ -27,10 +27,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 # of the quadrature: of a log-normal of log standard deviation 1 the variance is right to 1e-9
 NODES = 24
-LARGEST_LOG = (
-    300.0  # beyond it a target is as large as is answered, e^300: its square is still a float64
-)
+# beyond it a target is as large as is answered, e^300: its square is still a float64
+LARGEST_LOG = 300.0
 HALVINGS = 40  # of the range that a median is looked for in
+
+Array = Float64[np.ndarray, "*shape"]
 
 
 class TransformRecord(BaseModel):
@@ -73,9 +74,7 @@ class RankTransform(TransformRecord):
 Transform = LogTransform | RankTransform
 
 
-def to_fitted(
-    transform: Transform, y: Float[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
+def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
     """Return z = g(y).
 
     A target that the transform cannot take, of a logarithm one of -offset or less, has -inf.
@@ -87,9 +86,7 @@ def to_fitted(
     return _linear(y, np.array(transform.values), np.array(transform.scores))
 
 
-def to_target(
-    transform: Transform, z: Float64[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
+def to_target(transform: Transform, z: Array) -> Array:
     """Return y = h(z), in the target's units; infinite z stay so."""
     if isinstance(transform, LogTransform):
         y = np.exp(np.minimum(z, LARGEST_LOG)) - transform.offset
@@ -100,9 +97,7 @@ def to_target(
     return np.where(np.isinf(z), z, y)
 
 
-def log_slope(
-    transform: Transform, y: Float[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
+def log_slope(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
     """Return log g'(y): what a log density of z adds to be one of y."""
     y = np.asarray(y, dtype=np.float64)
     if isinstance(transform, LogTransform):
@@ -111,11 +106,7 @@ def log_slope(
     return np.log(np.diff(scores) / np.diff(values))[_segment(y, values)]
 
 
-def target_moments(
-    transform: Transform,
-    mean: Float64[np.ndarray, "*shape"],
-    variance: Float64[np.ndarray, "*shape"],
-) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
+def target_moments(transform: Transform, mean: Array, variance: Array) -> tuple[Array, Array]:
     nodes, weights = _quadrature()
     std = np.sqrt(variance)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -124,9 +115,8 @@ def target_moments(
             target_mean += weight * to_target(transform, mean + node * std)
         target_variance = np.zeros(mean.shape)
         for node, weight in zip(nodes, weights, strict=True):
-            target_variance += weight * np.square(
-                to_target(transform, mean + node * std) - target_mean
-            )
+            deviation = to_target(transform, mean + node * std) - target_mean
+            target_variance += weight * np.square(deviation)
     return target_mean, target_variance
 
 
@@ -147,7 +137,7 @@ def mixture_median(
     return 0.5 * (low + high)
 
 
-def normal_distribution(z: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+def normal_distribution(z: Array) -> Array:
     """Return the distribution function of N(0, 1), within 8e-8.
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.2.17.
@@ -168,16 +158,12 @@ def _quadrature() -> tuple[list[float], list[float]]:
     return nodes.tolist(), (weights / weights.sum()).tolist()
 
 
-def _linear(
-    x: Float64[np.ndarray, "*shape"],
-    knots: Float64[np.ndarray, "J"],
-    values: Float64[np.ndarray, "J"],
-) -> Float64[np.ndarray, "*shape"]:
+def _linear(x: Array, knots: Float64[np.ndarray, "J"], values: Float64[np.ndarray, "J"]) -> Array:
     here = _segment(x, knots)
     slope = (np.diff(values) / np.diff(knots))[here]
     with np.errstate(invalid="ignore"):
         return values[here] + slope * (x - knots[here])
 
 
-def _segment(x: Float64[np.ndarray, "*shape"], knots: Float64[np.ndarray, "J"]) -> np.ndarray:
+def _segment(x: Array, knots: Float64[np.ndarray, "J"]) -> np.ndarray:
     return np.clip(knots.searchsorted(x, side="right") - 1, 0, len(knots) - 2)

@@ -41,8 +41,8 @@ TESTS = {
     "tests/model_store/conformal/test_calibration.py",
     "model_store/conformal/calibration.py": "tests/model_store/conformal",
     "model_store/conformal/detectors.py": "tests/model_store/conformal/test_detectors.py",
-    "model_store/conformal/false_discovery.py": "tests/model_store/conformal/test_false_discovery.py",
-    "model_store/conformal/rank_tables.py": "tests/model_store/conformal/test_calibration.py",
+    "model_store/conformal/rank_tables.py": "tests/model_store/conformal/test_calibration.py "
+    "tests/model_store/conformal/test_false_discovery.py",
     "model_store/conformal/sets.py": "tests/model_store/conformal/test_sets.py",
     "model_store/conformal/stopping.py": "tests/model_store/conformal/test_stopping.py",
     "model_store/inference/": "tests/model_store/inference tests/model_store/conformal/test_stopping.py",

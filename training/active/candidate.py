@@ -63,9 +63,6 @@ GATES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a candidate is made of: the version before it, its data, and the labels that have come
-    since."""
-
     parent: Parent
     data: Dataset
     splits: Splits  # of the data alone
@@ -83,21 +80,18 @@ class Known:
 
     @property
     def control(self) -> Rows:
-        """Labelled rows that were set aside."""
         return self._rows(self.usable & self.labels.is_control)
 
     def _rows(self, chosen: Bool[np.ndarray, "N"]) -> Rows:
         index = np.flatnonzero(chosen)
         values = [self.labels.values[i] for i in index]
         number = {name: c for c, name in enumerate(self.data.classes)}
-        y = (
-            np.array([number[str(value)] for value in values], dtype=np.int64)
-            if self.data.classes
-            else np.array(values, dtype=np.float32)
-        )
-        return Rows(
-            self.labels.x[index], y, np.array([self.labels.ids[i] for i in index], dtype=str)
-        )
+        if self.data.classes:
+            y = np.array([number[str(value)] for value in values], dtype=np.int64)
+        else:
+            y = np.array(values, dtype=np.float32)
+        ids = np.array([self.labels.ids[i] for i in index], dtype=str)
+        return Rows(self.labels.x[index], y, ids)
 
 
 def find_labels(
@@ -157,15 +151,9 @@ def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.dev
                 return manifest
     old, new = len(known.splits.train), len(known.train)
     log.info("fitting %d + %d rows from %s", old, new, known.parent.label)
-    fitted = fit(
-        known.parent.recipe,
-        known.data,
-        start=known.parent,
-        extra=known.train,
-        device=device,
-        runs=runs,
-        quiet=True,
-    )
+    begin: dict[str, Any] = {"start": known.parent, "extra": known.train}
+    recipe = known.parent.recipe
+    fitted = fit(recipe, known.data, **begin, device=device, runs=runs, quiet=True)
     provenance = fitted.provenance.model_copy(update={"labels": known.provenance})
     manifest = publish(replace(fitted, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)
@@ -173,21 +161,11 @@ def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.dev
 
 
 def labels_tried(store: ModelStore, database: Database, name: str) -> int:
-    """Return how many labels the served version was fitted on, or the candidate if it was judged
-    already."""
-    judged = {
-        row["version"]
-        for row in candidates(database, name)
-        if row["promoted"] or row["why"] != NO_WORSE
-    }
+    rows = candidates(database, name)
+    judged = {row["version"] for row in rows if row["promoted"] or row["why"] != NO_WORSE}
     aliases = store.aliases(name)
-    versions = {
-        aliases.get(LATEST),
-        aliases.get(CANDIDATE) if aliases.get(CANDIDATE) in judged else None,
-    }
-    return max(
-        (labels_of(store, name, version) for version in versions if version is not None), default=0
-    )
+    versions = {aliases.get(LATEST)} | ({aliases.get(CANDIDATE)} & judged)
+    return max((labels_of(store, name, of) for of in versions if of is not None), default=0)
 
 
 def labels_of(store: ModelStore, name: str, version: str) -> int:
@@ -197,9 +175,6 @@ def labels_of(store: ModelStore, name: str, version: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate may take the place of the version before it, and why not if it may
-    not."""
-
     is_promoted: bool
     why: str
     control: dict[str, Any] | None
@@ -222,17 +197,14 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
         why = str(error)
     control = None
     if len(known.control) < FEWEST:
-        log.info(
-            "%d labelled control rows are too few to compare on (%d)", len(known.control), FEWEST
-        )
+        said = "%d labelled control rows are too few to compare on (%d)"
+        log.info(said, len(known.control), FEWEST)
     else:
         its = Measurable.of(Model.load(store.open(name, known.parent.manifest.version, NEEDED)))
         on_control = replace(rows, test=known.control)
         figures, others = mine.figures(on_control), its.figures(on_control)
-        control = {
-            "rows": len(known.control),
-            "figures": compare_figures(others, figures, recipe.seed),
-        }
+        compared = compare_figures(others, figures, recipe.seed)
+        control = {"rows": len(known.control), "figures": compared}
         label = f"{LATEST} (version {known.parent.manifest.version})"
         worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
         if worse:
@@ -250,9 +222,8 @@ def compare_figures(
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
-            found = difference(
-                first[metric], second[metric], Resamples.of(first[metric].rows, seed)
-            )
+            resamples = Resamples.of(first[metric].rows, seed)
+            found = difference(first[metric], second[metric], resamples)
             content[metric.removeprefix("test_")] = {
                 "against": found.first,
                 "candidate": found.second,
@@ -279,9 +250,8 @@ def make_candidate(
     """
     name, parent = known.parent.manifest.name, known.parent.manifest
     manifest = fit_candidate(store, known, runs, device)
-    if any(
-        row["version"] == manifest.version and row["promoted"] for row in candidates(database, name)
-    ):
+    promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
+    if manifest.version in promoted:
         log.info("%s version %s was promoted, and rolled back since", name, manifest.version)
         return None
     verdict = judge(store, known, manifest, root)
@@ -291,10 +261,6 @@ def make_candidate(
     if verdict.is_promoted:
         store.set_alias(name, LATEST, manifest.version)
         keep_candidate(database, name, manifest.version, parent.version, *counts, True, said)
-    log.info(
-        "%s version %s: %s",
-        name,
-        manifest.version,
-        "promoted" if verdict.is_promoted else verdict.why,
-    )
+    outcome = "promoted" if verdict.is_promoted else verdict.why
+    log.info("%s version %s: %s", name, manifest.version, outcome)
     return verdict

@@ -62,15 +62,12 @@ def labels_saved(
     control = likelihoods(known.control, rows)
     resamples = Resamples.of(len(control), known.parent.recipe.seed)
     table = np.stack([*chosen, control], axis=1)
-    sampled = [
-        as_good(counts, sums[:-1], float(sums[-1]))
-        for sums in resamples.values(lambda w: w @ table)
-    ]
+    sums = resamples.values(lambda weights: weights @ table)
+    sampled = [as_good(counts, of[:-1], float(of[-1])) for of in sums]
     needed = as_good(counts, table[:, :-1].sum(axis=0), float(control.sum()))
     low, high = percentiles(rows - np.array(sampled))
-    log.info(
-        "labels saved: %.0f of %d (95 %% interval %.0f to %.0f)", rows - needed, rows, low, high
-    )
+    said = "labels saved: %.0f of %d (95 %% interval %.0f to %.0f)"
+    log.info(said, rows - needed, rows, low, high)
     means = {str(n): float(values.mean()) for n, values in zip(counts, chosen, strict=True)}
     return {
         "control_labels": rows,
@@ -93,11 +90,6 @@ def as_good(counts: list[int], likelihoods: Float64[np.ndarray, "P"], wanted: fl
 
 
 def before_labels(store: ModelStore, parent: Parent) -> Parent:
-    """Return the version that a chain of candidates began at.
-
-    Raises:
-        NotFound: if it was deleted.
-    """
     while True:
         made = Provenance.of(parent.manifest)
         if made.labels is None or made.warm_start is None:

@@ -82,37 +82,27 @@ class Learner:
         steps, step = epochs * parts, 0
         model.train()
         for epoch in range(epochs):
-            order = torch.from_numpy(
-                generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
-            )
-            for part in order.to(self.device).tensor_split(parts):
+            order = generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
+            for part in torch.from_numpy(order).to(self.device).tensor_split(parts):
                 decay_rates(optimizer, step / steps)
                 weight = kl_weight(recipe.training, len(x), parts, step)
-                loss = step_loss(
-                    model, recipe, self.data.shape, x[part], y[part], samples, weight, step
-                )
+                batch = x[part], y[part]
+                loss = step_loss(model, recipe, self.data.shape, *batch, samples, weight, step)
                 if not math.isfinite(loss.total.item()):
-                    raise Diverged(
-                        f"training diverged in epoch {epoch + 1} on {len(x)} labels: a lower "
-                        "learning_rate"
-                    )
+                    where = f"in epoch {epoch + 1} on {len(x)} labels"
+                    raise Diverged(f"training diverged {where}: a lower learning_rate")
                 take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm, step)
                 step += 1
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
-        """Return the noise of draws, a function of the integers in `key`; no more than the method
-        has."""
-        posterior = self.fitted.posterior
-        draws = draws if posterior.max_draws is None else min(draws, posterior.max_draws)
-        return noise(posterior, draws, *key).to(self.device)
+        return noise(self.fitted.posterior, draws, *key).to(self.device)
 
     def predict(
         self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]
     ) -> Float32[np.ndarray, "K N C"]:
-        return (
-            self.fitted.predict(torch.from_numpy(x).to(self.device), eps, CHUNK_ROWS).cpu().numpy()
-        )
+        rows = torch.from_numpy(x).to(self.device)
+        return self.fitted.predict(rows, eps, CHUNK_ROWS).cpu().numpy()
 
     def measure(self, draws: int, number: int) -> Measure:
         likelihood, test = self.fitted.likelihood, self.data.test
@@ -123,10 +113,9 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         assert self.optimizer is not None
-        moments = {
-            name: tensor.clone() for name, tensor in optimizer_tensors(self.optimizer).items()
-        }
-        return {**module_tensors(self.fitted, "model"), **moments}
+        moments = optimizer_tensors(self.optimizer).items()
+        copies = {name: tensor.clone() for name, tensor in moments}
+        return {**module_tensors(self.fitted, "model"), **copies}
 
     def restore(self, tensors: dict[str, Tensor], number: int) -> None:
         self.begin(number)
@@ -137,9 +126,8 @@ class Learner:
         self.fitted.eval()
 
     def _recipe(self, number: int) -> Recipe:
-        return self.recipe.model_copy(
-            update={"seed": hash_key(self.seed, ActiveStream.FIT, number) % SEEDS}
-        )
+        seed = hash_key(self.seed, ActiveStream.FIT, number) % SEEDS
+        return self.recipe.model_copy(update={"seed": seed})
 
     def _weigh_classes(self, y: Tensor) -> None:
         likelihood, wanted = self.fitted.likelihood, self.recipe.data.class_weights

@@ -19,21 +19,15 @@ Predict = Callable[[Index, slice], Float32[np.ndarray, "_ _ _"]]  # outputs
 
 def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
     """Return the rows that get the first labels: equally many of each class, or of a regression
-    random ones.
-
-    Raises:
-        InvalidInput: if they are too many, too few for one of each class, or all of one target.
-    """
+    random ones."""
     if not 1 <= count <= len(y):
-        raise InvalidInput(
-            "--initial", f"from 1 to {len(y)}, as many as there are training rows", str(count)
-        )
+        expected = f"from 1 to {len(y)}, as many as there are training rows"
+        raise InvalidInput("--initial", expected, str(count))
     order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
     if not classes:
         if np.ptp(y[order[:count]]) == 0:
-            raise InvalidInput(
-                "--initial", "so many labels that not all are the same", f"{count} that are"
-            )
+            expected = "so many labels that not all are the same"
+            raise InvalidInput("--initial", expected, f"{count} that are")
         return order[:count]
     if count < classes:
         raise InvalidInput("--initial", f"at least {classes}, one label of each class", str(count))
@@ -74,10 +68,9 @@ class LearnerPool(Pool):
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
         name = self._choice.acquisition
-        scored = self._scored(
-            np.arange(len(self._x)), self._choice.num_samples, name in self._predictive.jackknifed
-        )
-        return np.concatenate([self._predictive.acquisition(part, name) for part in scored])
+        every, with_errors = np.arange(len(self._x)), name in self._predictive.jackknifed
+        parts = self._scored(every, self._choice.num_samples, with_errors)
+        return np.concatenate([self._predictive.acquisition(part, name) for part in parts])
 
     async def lap(self, lap: Lap) -> Scored:
         scored = self._scored(lap.rows, lap.num_draws, True)

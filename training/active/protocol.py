@@ -24,9 +24,6 @@ class Protocol:
 
 @dataclass(frozen=True)
 class End:
-    """When an arm of one seed ends: at a number of labels or, with a target, after some rounds in a
-    row at it."""
-
     labels: int
     target: float | None = None
     rounds: int = 3
@@ -47,11 +44,9 @@ class Arm:
         return self.acquisition == RANDOM
 
     def controls(self, other: "Arm") -> bool:
-        """Whether another arm is compared with it."""
         mine, its = ((arm.recipe.name, arm.start) for arm in (self, other))
         return self.is_control and not other.is_control and mine == its
 
 
 def is_at(metric: float, target: float, task: Task) -> bool:
-    """Whether a metric is at the target: an accuracy as large, or an error as small."""
     return metric >= target if task == "classification" else metric <= target

@@ -18,10 +18,10 @@ from training.active.rounds import (
     Mean,
     Needed,
     Saved,
+    count_needed,
     has_ended,
     mean_needed,
-    needed,
-    saved,
+    measure_saved,
 )
 from training.evaluation.figures import LEVEL
 
@@ -149,11 +149,7 @@ class Report:
 
 
 def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) -> Report:
-    """Return the report; the default target is what random choice comes to, over all its seeds.
-
-    Raises:
-        InvalidInput: if there are no rounds, or none of random choice where that is the target.
-    """
+    """Return the report; the default target is what random choice comes to, over all its seeds."""
     curves = [
         Curves(one.arm, {seed: rounds for seed, rounds in one.seeds.items() if rounds})
         for one in wanted
@@ -167,7 +163,7 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
     if not curves or target is None:
         raise InvalidInput("--report", "rounds that were simulated, of random choice too", "none")
     by_arm = [
-        {seed: needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()}
+        {seed: count_needed(rounds, target, task, end.rounds) for seed, rounds in one.seeds.items()}
         for one in curves
     ]
     found = []
@@ -176,7 +172,9 @@ def report(wanted: Sequence[Curves], source: str, protocol: Protocol, end: End) 
             its for other, its in zip(curves, by_arm, strict=True) if other.arm.controls(one.arm)
         ]
         both = [seed for seed in mine if against and seed in against[0]]
-        savings = saved([mine[s] for s in both], [against[0][s] for s in both]) if both else None
+        savings = None
+        if both:
+            savings = measure_saved([mine[s] for s in both], [against[0][s] for s in both])
         found.append(Findings(one, mine, mean_needed(list(mine.values())), savings))
     unfinished: dict[str, list[int]] = {}
     for one in wanted:

@@ -48,9 +48,8 @@ class Record:
         try:
             self.rounds = [Round(**json.loads(line)) for line in whole.splitlines()]
         except (ValueError, TypeError):
-            raise InvalidInput(
-                str(self.path), "rounds, one a line (delete it to begin again)", "others"
-            ) from None
+            expected = "rounds, one a line (delete it to begin again)"
+            raise InvalidInput(str(self.path), expected, "others") from None
         self._size = len(whole)
 
     @property
@@ -121,7 +120,7 @@ class Saved:
     seeds: int
 
 
-def needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
+def count_needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
     at = [is_at(done.metric, target, task) for done in rounds]
     runs = [i for i in range(len(at) - in_a_row + 1) if all(at[i : i + in_a_row])]
     kept = rounds[runs[0]].labels if runs else None
@@ -130,7 +129,6 @@ def needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) ->
 
 
 def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool:
-    """Whether an arm of a seed is done: at its target, or with no labels left for a batch."""
     if not rounds:
         return False
     last = rounds[-end.rounds :]
@@ -147,23 +145,17 @@ def mean_needed(seeds: Sequence[Needed]) -> Mean:
     return Mean(value, "" if reached == len(seeds) else "at least" if reached else "more than")
 
 
-def saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
+def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
     """Return the labels that an arm saves against random choice, the same seeds in the same order.
 
     The interval is Student's, of the differences by seed. Where a seed ends below the target its
     difference is a bound: a lower one if random choice does, an upper one if the arm does; of the
     interval that end alone is given.
     """
-    differences = np.array(
-        [its.labels - mine.labels for mine, its in zip(arm, control, strict=True)], dtype=float
-    )
+    gains = [its.labels - mine.labels for mine, its in zip(arm, control, strict=True)]
+    differences = np.array(gains, dtype=float)
     is_least, is_most = (not all(one.is_reached for one in seeds) for seeds in (control, arm))
-    bound = {
-        (False, False): "",
-        (True, False): "at least",
-        (False, True): "at most",
-        (True, True): "unknown",
-    }[is_least, is_most]
+    bound = (("", "at most"), ("at least", "unknown"))[is_least][is_most]
     low = high = None
     if len(differences) > 1:
         quantile = float(stats.t.ppf((1.0 + LEVEL) / 2.0, len(differences) - 1))

@@ -78,7 +78,7 @@ def simulate(
         if number == 0:
             new = initial_labels(data.train.y, len(data.classes), protocol.initial, seed)
         else:
-            new = _acquired(arm, learner, data, protocol, labelled, seed, number)
+            new = _acquire(arm, learner, data, protocol, labelled, seed, number)
         index = np.concatenate([labelled, new])
         chose = time.perf_counter()
         if number == 0 or arm.start == "cold":
@@ -86,19 +86,14 @@ def simulate(
         learner.fit(index, number, protocol.epochs)
         fitted = time.perf_counter()
         measure = learner.measure(protocol.test_draws, number)
-        seconds = (chose - begun, fitted - chose, time.perf_counter() - fitted)
-        done = Round(
-            len(index),
-            measure.metric,
-            measure.log_likelihood,
-            new.tolist(),
-            *(round(s, 3) for s in seconds),
-        )
+        times = (chose - begun, fitted - chose, time.perf_counter() - fitted)
+        seconds = (round(s, 3) for s in times)
+        done = Round(len(index), measure.metric, measure.log_likelihood, new.tolist(), *seconds)
         record.add(done, learner.tensors())
         yield done
 
 
-def _acquired(
+def _acquire(
     arm: Arm,
     learner: Learner,
     data: Dataset,
@@ -110,19 +105,13 @@ def _acquired(
     among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
-    raced = arm.acquisition in PREDICTIVES[task].raced
+    race = protocol.race if arm.acquisition in PREDICTIVES[task].raced else None
+    choice = Choice(task, arm.acquisition, protocol.batch, len(eps), race, protocol.beta)
     best = choose(
         lambda rows, draws: learner.predict(x[rows], eps[draws]),
         x.astype(np.float32),
         [str(i) for i in among],
-        Choice(
-            task,
-            arm.acquisition,
-            protocol.batch,
-            len(eps),
-            protocol.race if raced else None,
-            protocol.beta,
-        ),
+        choice,
         hash_key(seed, ActiveStream.CHOICE, number),
     )
     return among[best]

@@ -19,35 +19,26 @@ from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.data import MAX_GROUPS, Dataset, Rows
-from training.data.targets import checked_fitted
+from training.data.targets import apply_transform
 from training.scoring import rows_per_draw_set, scores_and_spreads
 from training.seeds import ServedRows, hash_key
 
 
 @dataclass(frozen=True)
 class CategoriesWanted:
-    """By what guarantees are to hold: the names of all classes, or of all groups, of the column
-    `column`."""
-
     kind: CategoryKind
     names: tuple[str, ...]
     column: str | None = None
 
     @classmethod
     def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoriesWanted | None":
-        """Return what a recipe's `serving.calibration` wants of data; None where it is marginal.
-
-        Raises:
-            InvalidInput: if the data have no such groups.
-        """
         if calibration == "class":
             return cls("class", data.classes)
         if calibration != "group":
             return None
         if not data.group_names:
-            expected = (
-                f"a column of at most {MAX_GROUPS} groups in data.calibration_group or data.group"
-            )
+            where = "data.calibration_group or data.group"
+            expected = f"a column of at most {MAX_GROUPS} groups in {where}"
             raise InvalidInput("serving.calibration", expected, repr(column))
         return cls("group", data.group_names, column)
 
@@ -103,31 +94,21 @@ def by_detector(
     spreads: list[Spread] | None = None,
 ) -> DetectorScores:
     detected = [detector_scores(s, density, names) for s in scores]
-    labels = np.stack([s.labels for s in scores])
-    return DetectorScores(
-        {name: np.stack([d[name] for d in detected]) for name in detected[0]}, labels, spreads
-    )
+    by_name = {name: np.stack([d[name] for d in detected]) for name in detected[0]}
+    return DetectorScores(by_name, np.stack([s.labels for s in scores]), spreads)
 
 
 def nonconformity(
     scores: AnyScores, y: np.ndarray, transform: Transform | None = None
 ) -> Float64[np.ndarray, "n"]:
-    """Return how far labels or targets are from predictions: `model_store.conformal.sets` says in
-    what measure.
-
-    Raises:
-        InvalidInput: naming a target that the transform cannot take.
-    """
     if isinstance(scores, Scores):
         return class_nonconformity(scores.probabilities, y)
     if transform is not None:
-        y = checked_fitted(transform, y)
+        y = apply_transform(transform, y)
     return target_nonconformity(scores.mean, scores.std, y)
 
 
 def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray) -> Answers | None:
-    """Return the uncertainty of either split at each number of draws, and where the ranking split's
-    labels are wrong; None of a regression."""
     of_ranking = [s for s in ranking if isinstance(s, Scores)]
     if not of_ranking:
         return None

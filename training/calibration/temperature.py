@@ -48,16 +48,12 @@ class Temperature:
 
 
 def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: int) -> Temperature:
-    """Fit a model's temperature on validation rows, set it, and return it."""
     likelihood = model.likelihood
     likelihood.temperature.fill_(1.0)
     draws = min(draws, model.posterior.max_draws or draws)
     device = likelihood.temperature.device
     rows = min(len(validation), max(2, HELD_OUTPUTS // (draws * likelihood.outputs)))
-    x, y = (
-        torch.from_numpy(validation.x[:rows]).to(device),
-        torch.from_numpy(validation.y[:rows]).to(device),
-    )
+    x, y = (torch.from_numpy(of[:rows]).to(device) for of in (validation.x, validation.y))
     eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE).to(device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
@@ -67,8 +63,6 @@ def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: in
 def choose_temperature(
     likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor
 ) -> Temperature:
-    """Return the temperature for what a likelihood serves at T = 1; fewer than two rows keep T =
-    1."""
     if len(y) < 2:
         return Temperature(1.0, 1.0, 0.0, 0.0)
     before = likelihood.mixture_log_likelihood(served, y)
@@ -76,9 +70,8 @@ def choose_temperature(
     halves = torch.arange(len(y), device=y.device) % 2 == 0
     for fitted, measured in ((halves, ~halves), (~halves, halves)):
         t = fit_temperature(likelihood, served[:, fitted], y[fitted])
-        after = likelihood.mixture_log_likelihood(
-            likelihood.tempered(served[:, measured], t), y[measured]
-        )
+        tempered = likelihood.tempered(served[:, measured], t)
+        after = likelihood.mixture_log_likelihood(tempered, y[measured])
         gain[measured] = after - before[measured]
     mean, error = gain.mean().item(), gain.std().item() / math.sqrt(len(gain))
     fitted_t = fit_temperature(likelihood, served, y)
@@ -90,10 +83,8 @@ def fit_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: T
 
     def loss(log_t: float) -> float:
         tempered = likelihood.tempered(served, math.exp(log_t))
-        return (
-            0.5 * (log_t / PRIOR_STD) ** 2
-            - likelihood.mixture_log_likelihood(tempered, y).sum().item()
-        )
+        held_out = likelihood.mixture_log_likelihood(tempered, y).sum().item()
+        return 0.5 * (log_t / PRIOR_STD) ** 2 - held_out
 
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
     low, high = -math.log(LARGEST), math.log(LARGEST)

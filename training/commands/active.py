@@ -104,14 +104,12 @@ def _active(options: argparse.Namespace) -> None:
         del asked["beta"]
     runs = {}
     for recipe in loaded:
-        told = (
-            f"{recipe.digest()} {data[recipe.name].digest()} {device.type} {sorted(asked.items())}"
-        )
+        digests = f"{recipe.digest()} {data[recipe.name].digest()}"
+        told = f"{digests} {device.type} {sorted(asked.items())}"
         if recipe.network.weights is not None:
             told += f" {weights_digest(Path(recipe.network.weights))}"
-        runs[recipe.name] = (
-            runs_folder() / FOLDER / f"{recipe.name}-{sha256(told.encode()).hexdigest()[:12]}"
-        )
+        digest = sha256(told.encode()).hexdigest()[:12]
+        runs[recipe.name] = runs_folder() / FOLDER / f"{recipe.name}-{digest}"
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
         for arm in arms
@@ -155,9 +153,8 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
         first = loaded[0]
         told = recipe.task, data[recipe.name].digest()
         if told != (first.task, data[first.name].digest()):
-            raise InvalidInput(
-                "data", f"the task and rows of {first.name}", f"others, of {recipe.name}"
-            )
+            expected = f"the task and rows of {first.name}"
+            raise InvalidInput("data", expected, f"others, of {recipe.name}")
     return data
 
 
@@ -187,7 +184,6 @@ def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
 
 
 def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
-    """Return when arms end, with all rows labelled at the latest."""
     accuracy, rmse = options.target_accuracy, options.target_rmse
     if task == "regression" and accuracy is not None:
         expected = "none for a regression: --target-rmse"
@@ -200,15 +196,13 @@ def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
     if rmse is not None and not rmse > 0:
         raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
     if options.until > rows:
-        log.info(
-            "the data have %d training rows, so arms end at these (--until %d)", rows, options.until
-        )
+        said = "the data have %d training rows, so arms end at these (--until %d)"
+        log.info(said, rows, options.until)
     return End(min(options.until, rows), rmse if accuracy is None else accuracy)
 
 
 def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
     names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
     starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
-    return [
-        Arm(recipe, name, start) for start in starts for name in dict.fromkeys([*names, RANDOM])
-    ]
+    names = list(dict.fromkeys([*names, RANDOM]))
+    return [Arm(recipe, name, start) for start in starts for name in names]

@@ -97,9 +97,8 @@ def _data_section(options: argparse.Namespace) -> DataSection:
     try:
         return DataSection.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
-        raise InvalidInput(
-            "options", str(error.errors()[0]["msg"]).removeprefix("Value error, "), "both"
-        ) from None
+        expected = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise InvalidInput("options", expected, "both") from None
 
 
 def _fit(options: argparse.Namespace) -> None:
@@ -125,18 +124,15 @@ def _fit(options: argparse.Namespace) -> None:
     print_quality(manifest.quality)
     assert fitted.folder is not None
     plot = fitted.folder / "progress.png"
-    print(
-        f"published {manifest.name} version "
-        f"{manifest.version}{f'; plot: {plot}' if plot.exists() else ''}"
-    )
+    end = f"; plot: {plot}" if plot.exists() else ""
+    print(f"published {manifest.name} version {manifest.version}{end}")
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
     for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
         if getattr(options, name) is not None:
-            raise InvalidInput(
-                f"--{name.replace('_', '-')}", "none beside a recipe, which says it", "one"
-            )
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidInput(option, "none beside a recipe, which says it", "one")
     return recipes.override(
         recipes.load(options.recipe),
         name=options.name,
@@ -160,9 +156,8 @@ def _plan_recipe(options: argparse.Namespace) -> Recipe:
     path = options.recipe_out or Path(f"{plan.recipe.name}.toml")
     recipe = keep_recipe(plan, path)
     if recipe != plan.recipe:  # whose folder has a file of the data's name
-        raise InvalidInput(
-            "--recipe-out", f"a folder without another {section.source}", str(path.parent)
-        )
+        expected = f"a folder without another {section.source}"
+        raise InvalidInput("--recipe-out", expected, str(path.parent))
     print(f"recipe: {path}; `fit {path}` fits it again")
     return recipe
 

@@ -133,13 +133,11 @@ def _calibrate(options: argparse.Namespace) -> None:
     data = load_like(parent, data_root(), options.data, options.target)
     third = (len(data.train) + len(data.test)) // 3
     now = parent.manifest.detectors
-    reference, ranking = (
-        min(before, third) if wanted is None else wanted
-        for before, wanted in (
-            (now.reference_rows, options.reference_rows),
-            (now.ranking_rows, options.ranking_rows),
-        )
-    )
+    reference, ranking = options.reference_rows, options.ranking_rows
+    if reference is None:
+        reference = min(now.reference_rows, third)
+    if ranking is None:
+        ranking = min(now.ranking_rows, third)
     rows = split_rows(data, reference, ranking, options.seed)
     origin = {"source": options.data}
     if options.target is not None:
@@ -159,12 +157,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from training.evaluation.report import Wanted, evaluate_version
 
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
-    wanted = Wanted(
-        sources, options.attacks, options.rows, options.draws, options.seed, options.data
-    )
-    found = evaluate_version(
-        store, version, Model.load(artifact), data_root(), wanted, options.quiet
-    )
+    rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
+    wanted = Wanted(sources, options.attacks, rows, draws, seed, data)
+    model, root = Model.load(artifact), data_root()
+    found = evaluate_version(store, version, model, root, wanted, options.quiet)
     intervals = found.report["summary_intervals"]
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
@@ -174,9 +170,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     store = open_store(writes=False)
-    artifacts = [
-        open_version(store, name, (WEIGHTS, *NEEDED)) for name in (options.first, options.second)
-    ]
+    names, files = (options.first, options.second), (WEIGHTS, *NEEDED)
+    artifacts = [open_version(store, name, files) for name in names]
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.comparison import compare_versions
@@ -185,8 +180,8 @@ def _compare(options: argparse.Namespace) -> None:
     wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
     models = [Model.load(artifact) for artifact in artifacts]
     comparison = compare_versions(versions, models, data_root(), wanted)
-    names = "-".join(f"{v.manifest.name}-{v.manifest.version}" for v in versions)
-    folder = runs_folder() / f"{names}-compared"
+    both = "-".join(f"{v.manifest.name}-{v.manifest.version}" for v in versions)
+    folder = runs_folder() / f"{both}-compared"
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in comparison.files().items():
         (folder / file).write_bytes(content)

@@ -28,11 +28,6 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
-    """Return the path of a file of data, which is below the data folder if it is relative.
-
-    Raises:
-        InvalidInput: if it is in the current folder instead.
-    """
     path = root / rest
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
@@ -60,9 +55,6 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
 
     Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With
     `integers` rows are ids, from 0 to `vocabulary` - 1, or to the largest there is.
-
-    Raises:
-        InvalidInput: naming the array that is missing or not as it should be.
     """
     if set(arrays) == set(WHOLE):
         x, y = arrays["x"], arrays["y"]

@@ -60,6 +60,7 @@ DATES = {  # what text looks like, and the formats that it may be read by
     re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
 }
 SHOWN = 40  # characters of a cell
+NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
 
 Column = Any  # an array of pyarrow, whole or in chunks
 
@@ -102,9 +103,6 @@ def csv_table(
     """Read a CSV file; columns of numbers and booleans are such.
 
     Without a task the target is as any other column.
-
-    Raises:
-        InvalidInput: if it cannot be read, or its first line does not name columns.
     """
     table = _read_text(path, section)
     kinds: dict[str, str] = {**section.columns}
@@ -116,14 +114,11 @@ def csv_table(
     table, _ = _without(table, section.missing_values)
     known = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
-    return _infer_types(
-        table, set(table.column_names), kinds, booleans, _number_format(table, section)
-    )
+    written = _number_format(table, section)
+    return _infer_types(table, set(table.column_names), kinds, booleans, written)
 
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
-    """Read a Parquet file; columns of text that are wanted as numbers, or are such but for
-    `data.missing_values`, are such."""
     table, changed = _without(read_table(path, "data.source"), section.missing_values)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
@@ -147,7 +142,6 @@ def as_text(column: Column) -> Column | None:
 
 
 def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
-    """Return how the numbers of a column were written, None of plain ones."""
     metadata = table.schema.field(name).metadata or {}
     return NumberWriting.model_validate_json(metadata[WRITTEN]) if WRITTEN in metadata else None
 
@@ -209,9 +203,7 @@ def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categori
 
 
 def is_numeric(of: pa.DataType) -> bool:
-    return (
-        types.is_integer(of) or types.is_floating(of) or types.is_decimal(of) or types.is_null(of)
-    )
+    return any(is_kind(of) for is_kind in NUMERIC)
 
 
 def floats_of(column: Column) -> Numbers:
@@ -257,15 +249,12 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
         expected = f"a first line of {path.name} that names the columns"
         raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
     if section.encoding is None and file.encoding != "utf-8-sig":
-        log.info(
-            "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)",
-            *(path.name, file.encoding),
-        )
+        said = "%s is read as %s, since it is not UTF-8 (data.encoding says otherwise)"
+        log.info(said, path.name, file.encoding)
     if section.delimiter is None and file.delimiter != ",":
         log.info("cells are separated by %r (data.delimiter says otherwise)", file.delimiter)
-    columns = [
-        pa.chunked_array([part[i] for part in parts], pa.string()) for i in range(len(names))
-    ]
+    by_column = ([part[i] for part in parts] for i in range(len(names)))
+    columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
     return pa.Table.from_arrays(columns, names=names)
 
 
@@ -362,11 +351,9 @@ def _infer_type(
     if writing is not None:
         numbers = {text: number_of(text, writing) for text in texts}
         first = next(text for text in column.to_pylist() if text is not None)
-        log.info(
-            "column %s: %r is read as %g, and the others alike (`categorical` in data.columns "
-            "keeps text)",
-            *(name, first[:SHOWN], numbers[first]),
-        )
+        said = "column %s: %r is read as %g, and the others alike"
+        otherwise = " (`categorical` in data.columns keeps text)"
+        log.info(said + otherwise, name, first[:SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
     if written.is_plain or not any(map(is_number, plain.values())):
@@ -393,11 +380,7 @@ def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_wanted: bool
 ) -> tuple[Numbers, str | None] | None:
     """Return a column's times, NaN where missing, and the format of its dates: None of ISO 8601,
-    and where several fit; None if it is not one of times.
-
-    Raises:
-        InvalidInput: if it could be read in two ways, or is wanted as one of times and is not.
-    """
+    and where several fit; None if it is not one of times."""
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)
     tables = {form: _all_seconds(form, distinct) for form in forms}
@@ -450,7 +433,6 @@ def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[i
 
 
 def _refuse_mostly_numbers(column: Column, name: str) -> None:
-    """Raise InvalidInput for a column of text that is numeric but for a few cells."""
     texts = column.to_pylist()
     present = sum(text is not None for text in texts)
     cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]

@@ -29,9 +29,6 @@ LEAK = 0.99  # share of the target that a column determines, from which on it ma
 
 @dataclass(frozen=True, eq=False)
 class ColumnFinding:
-    """A column: what it is taken for and why, the share of its cells that miss, and what is odd
-    about it."""
-
     name: str
     kind: Kind
     why: str

@@ -51,18 +51,13 @@ def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
     return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
-def present(values: Numbers | Categories) -> np.ndarray:
+def presence(values: Numbers | Categories) -> np.ndarray:
     if isinstance(values, np.ndarray):
         return ~np.isnan(values)
     return np.array([value is not None for value in values], dtype=bool)
 
 
 def fit_columns(table: Table) -> list[AnyColumn]:
-    """Return how to encode the columns of training rows.
-
-    Raises:
-        InvalidInput: naming the column that has no values, or no category that is frequent enough.
-    """
     return [_fit_column(table, name) for name in table.columns]
 
 
@@ -113,10 +108,8 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     if len(counts) > MAX_CATEGORIES:
         ranked = [value for value in ranked[:MANY_CATEGORIES] if counts[value] >= FREQUENT]
-        log.info(
-            "column %s: of %d categories the %d most frequent are told apart, the others are one",
-            *(name, len(counts), len(ranked)),
-        )
+        said = "column %s: of %d categories the %d most frequent are told apart, the others are one"
+        log.info(said, name, len(counts), len(ranked))
     if not ranked:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"

@@ -15,7 +15,7 @@ from model_store.types import Task
 from training.data.arrays import SPLIT, path_below
 from training.data.cells import csv_table, index_column, parquet_table, values_of
 from training.data.column_findings import ColumnFinding, find, leak_of
-from training.data.columns import present, take
+from training.data.columns import presence, take
 from training.data.images import survey
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
@@ -39,9 +39,6 @@ KINDS = ("csv", "parquet", "npz", "images")
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What a source holds: columns of a table, or a row's shape; its task and classes; what is odd
-    about it."""
-
     source: str
     rows: int
     task: Task | None
@@ -64,11 +61,7 @@ class Findings:
 
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Look at a source, up to its rows' target; what can be said instead is not refused.
-
-    Raises:
-        InvalidInput: if it cannot be read, or has no such column.
-    """
+    """Look at a source, up to its rows' target; what can be said instead is not refused."""
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
@@ -110,7 +103,7 @@ def _with_target(found: Findings, section: DataSection, table: Any, task: Task |
     name = section.target
     assert name is not None
     target = find(table, name, section.date_format)
-    kept = np.flatnonzero(present(target.values))
+    kept = np.flatnonzero(presence(target.values))
     if len(kept) < found.rows:
         found.notes.append(f"{found.rows - len(kept)} rows have no value of {name} and are dropped")
     task, why = (task, "as told") if task else task_of(target.values, name)

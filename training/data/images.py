@@ -71,9 +71,6 @@ def images(path: Path, section: "DataSection") -> Dataset:
     to, else all must be of one size.
 
     They are grey, of shape (H, W), if all files are, and else colour, of shape (3, H, W).
-
-    Raises:
-        InvalidInput: naming the file that is broken or of another size, or what is missing.
     """
     with _files(path) as files:
         found = _classes_for_training(files, path)
@@ -93,8 +90,6 @@ def images(path: Path, section: "DataSection") -> Dataset:
 def some_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, most: int, seed: int
 ) -> Pixels:
-    """Read at most `most` images, a random choice by seed of `test/CLASS/*`, or else of
-    `train/CLASS/*`; they are brought to `shape`, (H, W) or (3, H, W), as `spec` says."""
     with _files(path) as files:
         found = _image_classes(files.names())
         names = [*(found["test"] or found["train"])]
@@ -144,11 +139,7 @@ def _classes_for_training(files: Folder | Zip, path: Path) -> dict[str, dict[str
 
 def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
     """Return for train and test each image's name and its class, by name; folders of classes alone
-    are `train`.
-
-    Raises:
-        InvalidInput: naming a class's folder that has no image.
-    """
+    are `train`."""
     is_folder = {PurePosixPath(name): name.endswith("/") for name in sorted(names)}
     hidden = (".", "__MACOSX")
     paths = [path for path in is_folder if not any(p.startswith(hidden) for p in path.parts)]
@@ -189,7 +180,6 @@ def _outer(files: Iterable[PurePosixPath]) -> int:
 def _shape(
     files: Folder | Zip, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
-    """Return the shape of all images and how they are decoded, from their headers."""
     first: tuple[int, int] | None = None
     is_grey = True
     for name in names:

@@ -43,11 +43,6 @@ class Plan:
 
 
 def plan_of(found: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
-    """Return the recipe for what was found.
-
-    Raises:
-        InvalidInput: naming what the data do not bear.
-    """
     if found.task is None:
         raise InvalidInput("--target", "the name of a column", "none")
     if found.rows < FEWEST_ROWS:
@@ -81,9 +76,8 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
     content["training"] |= {"batch_rows": batch, "max_epochs": max(1, most // steps)}
     reasons["training.batch_rows"] = f"of {train} training rows"
-    reasons["training.max_epochs"] = (
-        f"{most} steps, about {most * step_s:.0f} s on one core; fewer if it levels off"
-    )
+    seconds = f"about {most * step_s:.0f} s on one core"
+    reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it levels off"
     return Plan(validate(content, "plan"), reasons, _too_few(sizes["ranking"]))
 
 
@@ -185,7 +179,6 @@ def _too_few(ranking: int) -> list[str]:
 
 
 def recipe_text(plan: Plan) -> str:
-    """Return a recipe as TOML that is read as the same recipe."""
     content = plan.recipe.model_dump(exclude_defaults=True, exclude_none=True)
     content["posterior"] = plan.recipe.posterior.model_dump(exclude_none=True)
     content["training"] = plan.recipe.training.model_dump(exclude_none=True)
@@ -204,11 +197,6 @@ def recipe_text(plan: Plan) -> str:
 
 
 def keep_recipe(plan: Plan, path: Path) -> Recipe:
-    """Write a recipe where nothing or the same recipe is, and return it as it is read.
-
-    Raises:
-        InvalidInput: if another file is there, or none can be written.
-    """
     text = recipe_text(plan)
     if path.exists():
         if load(path) != plan.recipe:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
@@ -84,9 +84,11 @@ class Dataset:
 
     def digest(self) -> str:
         """Return a SHA-256 over all rows, by which a run recognises its data."""
-        spec = self.input.model_dump(
-            exclude={"columns": {"__all__": DESCRIBING}, **dict.fromkeys(OF_FILES, True)}
-        )
+        described: dict[str, Any] = {
+            "columns": {"__all__": DESCRIBING},
+            **dict.fromkeys(OF_FILES, True),
+        }
+        spec = self.input.model_dump(exclude=described)
         # What was added to manifests later counts where it says something.
         if self.text is None:
             del spec["text"]
@@ -116,16 +118,9 @@ class Splits:
 
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
-    """Split the training rows into training, validation and the two calibration splits.
-
-    Raises:
-        InvalidInput: if fewer than half of the rows would be left for training, a class has none
-            left, or all training targets are the same.
-    """
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
-    validation, reference, ranking, train = (
-        data.train.take(part) for part in sizes.split(len(data.train), keys)
-    )
+    parts = sizes.split(len(data.train), keys)
+    validation, reference, ranking, train = map(data.train.take, parts)
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]
@@ -143,9 +138,6 @@ def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
 
     Rows of columns stay encoded as they are; those of a fit leave classes out before
     (`training.data.tables`).
-
-    Raises:
-        InvalidInput: if there is no such class, or fewer than two are left.
     """
     if not names:
         return data
@@ -174,27 +166,17 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return a data set whose classes are these, in their order, and after them its others.
-
-    Raises:
-        InvalidInput: if one of these is not among the data's.
-    """
     vanished = [name for name in classes if name not in data.classes]
     if vanished:
         expected = f"rows of every class of {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.source", expected, f"none of {vanished}")
-    return _number_classes(
-        data, [*classes, *(name for name in data.classes if name not in classes)]
-    )
+    others = [name for name in data.classes if name not in classes]
+    return _number_classes(data, [*classes, *others])
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
     """Return a data set whose classes are these, in their order; it may have rows of some of them
-    alone.
-
-    Raises:
-        InvalidInput: if it has rows of another class.
-    """
+    alone."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
         known = f"rows of no classes but {list(classes)[:MAX_SHOWN]}"
@@ -213,11 +195,7 @@ def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
-    """Return labels as class numbers, and the classes, sorted, numbers by their value.
-
-    Raises:
-        InvalidInput: if there are fewer than two classes or too many, or a label is not text.
-    """
+    """Return labels as class numbers, and the classes, sorted, numbers by their value."""
     classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
@@ -251,9 +229,6 @@ def class_weights(
 
     `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not
     in it.
-
-    Raises:
-        InvalidInput: if there is no such class.
     """
     shares = class_shares(y, len(classes))
     if isinstance(wanted, str):

@@ -21,14 +21,14 @@ DEFAULTS = {
 }
 DEFAULT_TEST_FRACTION, DEFAULT_TEST_ROWS = 0.2, 10_000
 
+Rng = np.random.Generator
+Labels = Int64[np.ndarray, "N"]
+
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What a split of N rows looks at, where there is such a thing: class numbers, group numbers,
-    times."""
-
-    labels: Int64[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = None
+    labels: Labels | None = None
+    groups: Labels | None = None
     times: Float64[np.ndarray, "N"] | None = None
 
     def take(self, index: Index) -> "Keys":
@@ -51,11 +51,6 @@ class SplitSizes:
     is_stratified: bool = False
 
     def rows(self, rows: int) -> tuple[int, int, int]:
-        """Return how many of `rows` training rows validate, are the reference, and rank.
-
-        Raises:
-            InvalidInput: if fewer than half of the rows would be left for training.
-        """
         sizes = {name: self._size(name, rows) for name in DEFAULTS}
         for name, size in sizes.items():
             if size < 1:
@@ -75,12 +70,7 @@ class SplitSizes:
 
     def split(self, rows: int, keys: Keys | None = None) -> list[Index]:
         """Return the numbers of the validation, reference, ranking and, last, the remaining
-        training rows.
-
-        Raises:
-            InvalidInput: if fewer than half of the rows would be left for training, or no group is
-                small enough.
-        """
+        training rows."""
         keys = keys or Keys()
         sizes = self.rows(rows)
         rng = np.random.default_rng(self.seed)
@@ -123,9 +113,6 @@ def hold_out(
     the same.
 
     By the keys that are there: the latest rows, whole groups, or of each class its share.
-
-    Raises:
-        InvalidInput: if the share comes to no row, or to all.
     """
     keys = keys or Keys()
     size = round((default_test_fraction(rows) if test_fraction is None else test_fraction) * rows)
@@ -146,12 +133,12 @@ def hold_out(
     return np.sort(train), np.sort(test)
 
 
-def _by_time(times: Float64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+def _by_time(times: Float64[np.ndarray, "N"], rng: Rng) -> Index:
     shuffled = rng.permutation(len(times))
     return shuffled[np.argsort(times[shuffled], kind="stable")]
 
 
-def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index:
+def _by_class(labels: Labels, rng: Rng) -> Index:
     """Return rows class by class, in random order within each; classes come as they first appear,
     whatever their numbers.
     """
@@ -161,7 +148,7 @@ def _by_class(labels: Int64[np.ndarray, "N"], rng: np.random.Generator) -> Index
 
 
 def _apart(
-    order: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator
+    order: Labels, size: int, rng: Rng
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"]]:
     """Return the rows that are left, and `size` rows taken at equal steps from a random start
     (systematic sampling): every row is as likely to be taken, and of each class its share, rounded
@@ -173,9 +160,7 @@ def _apart(
     return order[~is_taken], order[is_taken]
 
 
-def _groups(
-    groups: Int64[np.ndarray, "N"], size: int, rng: np.random.Generator, split: str
-) -> np.ndarray:
+def _groups(groups: Labels, size: int, rng: Rng, split: str) -> np.ndarray:
     """Return which rows are of groups that, in random order, fit into `size` rows together; refuse
     rows of which no group does."""
     numbers, counts = np.unique(groups, return_counts=True)

@@ -17,7 +17,7 @@ from model_store.sources.columns import Categories, Columns, Numbers, category_t
 from model_store.sources.parquet import is_list
 from training import log
 from training.data.cells import index_column, stored_writing, values_of, with_times
-from training.data.columns import Table, fit_columns, present, take
+from training.data.columns import Table, fit_columns, presence, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.texts import TextRows
@@ -31,7 +31,6 @@ Index = Int64[np.ndarray, "M"]
 
 
 def id_lists(table: pa.Table, task: str, section: "DataSection") -> dict[str, np.ndarray]:
-    """Return the one column of lists of integers, x, and the target, y, of rows that have one."""
     target, names = section.target, table.column_names
     if target is None or target not in names:
         raise InvalidInput("data.target", f"one of the columns {names[:20]}", repr(target)[:100])
@@ -62,9 +61,6 @@ def uci(folder: Path, split: int, sizes: SplitSizes, columns: Columns = ()) -> D
     `data.txt` holds all rows; `index_features.txt` and `index_target.txt` say which columns are
     what, `index_train_I.txt` and `index_test_I.txt` the rows of split I. Columns are named x0, x1,
     ...
-
-    Raises:
-        InvalidInput: naming the file that is missing or not as it should be.
     """
     data = _numbers(folder / "data.txt", 2)
 
@@ -101,12 +97,6 @@ def dataset_of(
     known: Columns = (),
     texts: TextRows | None = None,
 ) -> Dataset:
-    """Return the rows of an Arrow table whose text columns of numbers are such; with `texts`, of
-    the text alone.
-
-    Raises:
-        InvalidInput: naming the column or row that is not as it should be.
-    """
     features = _features(table, section, known)
     assert section.target is not None
     kinds = {c.name: c.kind for c in known if isinstance(c, CategoricalColumn)} | section.columns
@@ -159,7 +149,6 @@ def dataset_of(
 
 
 def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[str]:
-    """Return the columns that a model looks at; refuse what a recipe names that is not there."""
     names, target = list(table.column_names), section.target
     keys = [("data.group", section.group), ("data.time", section.time), ("data.id", section.id)]
     group = ("data.calibration_group", section.calibration_group)
@@ -193,7 +182,6 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise InvalidInput unless columns have different names."""
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
         got = f"{repeated[0]!r} twice or without a name"
@@ -321,7 +309,6 @@ def _text(columns: dict[str, Any], texts: TextRows) -> Categories:
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:
-    """Return the ids of some rows; one without a value is called by its number."""
     given = column.to_pylist()
     return np.array([str(row) if given[row] is None else _id(given[row]) for row in index.tolist()])
 
@@ -335,7 +322,7 @@ def _target_kind(task: str) -> str:
 
 
 def _with_target(values: Numbers | Categories, name: str) -> Index:
-    kept, rows = np.flatnonzero(present(values)), len(values)
+    kept, rows = np.flatnonzero(presence(values)), len(values)
     if len(kept) < 2:
         expected = f"a value of {name} in at least two rows"
         raise InvalidInput("data.target", expected, f"{len(kept)} of {rows}")

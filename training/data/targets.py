@@ -44,7 +44,7 @@ def is_count(y: Float64[np.ndarray, "N"]) -> bool:
     return bool(len(y) and (y >= 0).all() and (y == np.round(y)).all())
 
 
-def transformed(splits: Splits, transform: Transform | None) -> Splits:
+def transform_splits(splits: Splits, transform: Transform | None) -> Splits:
     """Return splits as a fit sees them: targets of the training and validation rows are
     transformed.
 
@@ -54,7 +54,7 @@ def transformed(splits: Splits, transform: Transform | None) -> Splits:
     if transform is None:
         return splits
     train, validation = (
-        replace(rows, y=checked_fitted(transform, rows.y).astype(np.float32))
+        replace(rows, y=apply_transform(transform, rows.y).astype(np.float32))
         for rows in (splits.train, splits.validation)
     )
     return replace(splits, train=train, validation=validation)
@@ -64,12 +64,7 @@ def log_slope_of(transform: Transform | None, y: np.ndarray) -> float:
     return 0.0 if transform is None else float(log_slope(transform, y).mean())
 
 
-def checked_fitted(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "N"]:
-    """Return targets as they are fitted.
-
-    Raises:
-        InvalidInput: naming the first one that the transform cannot take.
-    """
+def apply_transform(transform: Transform, y: np.ndarray) -> Float64[np.ndarray, "N"]:
     z = to_fitted(transform, y)
     if not np.isfinite(z).all():
         n = int(np.argmin(np.isfinite(z)))

@@ -48,11 +48,7 @@ class TextRows:
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
-        """Return texts as rows, and say how many are cut; a missing one is empty.
-
-        Raises:
-            InvalidInput: naming the row whose text is too long, or that the tokenizer fails on.
-        """
+        """Return texts as rows, and say how many are cut; a missing one is empty."""
         x = np.empty((len(texts), self.spec.max_tokens), dtype=np.float32)
         cut = 0
         for n, text in enumerate(texts):

@@ -33,9 +33,6 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A detector by name: how it is fitted, where it looks, and which flags combine it unless a
-    recipe says otherwise."""
-
     fit: Callable[..., nn.Module]  # of rows, a generator, and labels or an image's shape if it has
     space: Space
     is_two_sided: bool = False  # whether small scores too mean unlike the data
@@ -65,7 +62,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def fitting(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
+def names_for(shape: tuple[int, ...], takes_ids: bool = False) -> tuple[str, ...]:
     """Return the names of the detectors that rows of a shape can have; of ids, which have no size,
     those of features alone.
     """

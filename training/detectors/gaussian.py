@@ -45,7 +45,6 @@ class ClassGaussian(nn.Module):
         generator: torch.Generator,
         labels: Int[Tensor, "N"] | None = None,
     ) -> "ClassGaussian":
-        """Fit on training rows and their classes, in float64; without classes there is one."""
         fold = Fold.fit(rows.shape[1], generator)
         folded = fold(rows.double())
         centre = folded.mean(0)

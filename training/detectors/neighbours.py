@@ -11,9 +11,8 @@ BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts
 COSINE_ROWS = 1000  # of training rows, where directions are compared
 FEW_ROWS, FEW_NEIGHBOUR = 1000, 2  # the same of features, which tell as much from a bank of few
-ROUNDING = (
-    1e-6  # of squared distances of rows of about unit length in float32: nearer is not told apart
-)
+# of squared distances of rows of about unit length in float32: nearer is not told apart
+ROUNDING = 1e-6
 DIRECTIONS = 64
 SOFTENING = 0.1  # of the mean length of rows, added to a row's
 
@@ -60,8 +59,6 @@ class Neighbours(nn.Module):
         bank_rows: int = BANK_ROWS,
         neighbour: int = NEIGHBOUR,
     ) -> "Neighbours":
-        """Fit on training rows, of any space; `bank_rows` of them, drawn at random, are the
-        bank."""
         fold = Fold.fit(rows.shape[1], generator)
         rows = rows[torch.randperm(len(rows), generator=generator)[: 2 * BANK_ROWS]]
         rows = torch.cat([fold(part.float()) for part in chunks(rows)])
@@ -118,10 +115,9 @@ class CosineNeighbours(nn.Module):
         return cls(fold, bank.T.contiguous(), NEIGHBOUR)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        cosines = (
-            matmul(_unit(self.fold(rows)), self.bank).topk(self.neighbour, dim=1).values[:, -1]
-        )
-        return (1.0 - cosines).clamp(min=ROUNDING)
+        cosines = matmul(_unit(self.fold(rows)), self.bank)
+        nearest = cosines.topk(self.neighbour, dim=1).values[:, -1]
+        return (1.0 - nearest).clamp(min=ROUNDING)
 
 
 def _unit(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:

@@ -25,8 +25,6 @@ class Roughness(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, int, int], floor: float) -> None:
-        """Make a detector of images of a shape (channels, height, width); `floor` is in squared
-        units of the data."""
         super().__init__()
         self.shape = shape
         self.floor = floor
@@ -53,15 +51,12 @@ class Roughness(nn.Module):
         image = rows.reshape(-1, channels, height, width)
         differences = []
         if height > 1:
-            differences.append(
-                (image[:, :, 1:] - image[:, :, :-1]).reshape(-1, channels * (height - 1) * width)
-            )
+            down = image[:, :, 1:] - image[:, :, :-1]
+            differences.append(down.reshape(-1, channels * (height - 1) * width))
         if width > 1:
-            differences.append(
-                (image[..., 1:] - image[..., :-1]).reshape(-1, channels * height * (width - 1))
-            )
+            across = image[..., 1:] - image[..., :-1]
+            differences.append(across.reshape(-1, channels * height * (width - 1)))
         variance = 2.0 * self.variance(rows) + self.floor
-        squares = sum(
-            (square_norms(part) / part.shape[1] for part in differences), torch.zeros_like(variance)
-        )
+        means = (square_norms(part) / part.shape[1] for part in differences)
+        squares = sum(means, torch.zeros_like(variance))
         return (squares / (max(len(differences), 1) * variance)).clamp(min=LEAST)

@@ -9,11 +9,11 @@ from training.networks.layers import matmul
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 FLOOR = 1e-4  # of the mean variance, added to each component's
 LARGEST = 4096  # numbers of a row; longer ones are folded
-CHUNK_ROWS, CHUNK_NUMBERS = (
-    4096,
-    1 << 24,
-)  # that are computed with at a time: of images of 224 pixels a side 111
+# that are computed with at a time: of images of 224 pixels a side 111
+CHUNK_ROWS, CHUNK_NUMBERS = 4096, 1 << 24
 ROUNDING = 1e-9  # of an input's square: a smaller residual would be float32's rounding
+
+Folded = Float[Tensor, "N F"]
 
 
 class Spectrum(nn.Module):
@@ -38,10 +38,10 @@ class Spectrum(nn.Module):
         mean, _, directions = principal_components(x, fold)
         return cls(fold, mean.float(), directions.float().contiguous())
 
-    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+    def forward(self, x: Float[Tensor, "N I"]) -> Folded:
         return matmul(self.fold(x) - self.mean, self.components)
 
-    def back(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
+    def back(self, spectrum: Folded) -> Folded:
         """Return vectors of the same lengths along the axes of the (folded) inputs."""
         return matmul(spectrum, self.components.T)
 
@@ -60,18 +60,16 @@ class Residual(nn.Module):
         self.kept = kept
 
     @classmethod
-    def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Residual":
+    def fit(cls, spectrum: Folded, _: torch.Generator) -> "Residual":
         variances = _mean_squares(spectrum)
         share = variances.cumsum(0) / variances.sum()
         return cls(min(int((share < EXPLAINED).sum()) + 1, len(variances) - 1))
 
-    def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
-        return torch.maximum(
-            square_norms(spectrum[:, self.kept :]), ROUNDING * square_norms(spectrum)
-        )
+    def forward(self, spectrum: Folded) -> Float[Tensor, "N"]:
+        rest = square_norms(spectrum[:, self.kept :])
+        return torch.maximum(rest, ROUNDING * square_norms(spectrum))
 
-    def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
-        """Return the vector from the nearest point of the span."""
+    def deviation(self, spectrum: Folded) -> Folded:
         return nn.functional.pad(spectrum[:, self.kept :], (self.kept, 0))
 
 
@@ -91,17 +89,17 @@ class Mahalanobis(nn.Module):
         self.register_buffer("weights", weights[:, None])
 
     @classmethod
-    def fit(cls, spectrum: Float[Tensor, "N F"], _: torch.Generator) -> "Mahalanobis":
+    def fit(cls, spectrum: Folded, _: torch.Generator) -> "Mahalanobis":
         variances = _mean_squares(spectrum)
         floor = FLOOR * variances.mean()
         if floor <= 0:  # constant rows: any unit will do
             floor = torch.ones_like(floor)
         return cls((1.0 / (variances + floor)).float())
 
-    def forward(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
+    def forward(self, spectrum: Folded) -> Float[Tensor, "N"]:
         return matmul(spectrum.square(), self.weights)[:, 0]
 
-    def deviation(self, spectrum: Float[Tensor, "N F"]) -> Float[Tensor, "N F"]:
+    def deviation(self, spectrum: Folded) -> Folded:
         """Return the whitened vector from the mean.
 
         Turned back to the axes of inputs it is S^(-1/2) (x - mean), whose squares divide the
@@ -132,7 +130,7 @@ class Fold(nn.Module):
             return cls(torch.ones(length))
         return cls(2.0 * torch.randint(0, 2, (length,), generator=generator) - 1.0)
 
-    def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
+    def forward(self, x: Float[Tensor, "N I"]) -> Folded:
         if self.length <= LARGEST:
             return x
         parts = (x * self.signs).split(LARGEST, dim=1)
@@ -142,7 +140,7 @@ class Fold(nn.Module):
         missing = LARGEST - parts[-1].shape[1]
         return folded + nn.functional.pad(parts[-1], (0, missing))
 
-    def spread(self, terms: Float[Tensor, "N F"]) -> Float[Tensor, "N I"]:
+    def spread(self, terms: Folded) -> Float[Tensor, "N I"]:
         """Return terms of folded rows as terms of rows: the numbers that were added up have equal
         parts of theirs."""
         if self.length <= LARGEST:
@@ -158,9 +156,8 @@ def principal_components(
     columns, in float64."""
     parts = chunks(x)  # rows may be bytes, and eight times as large in float64
     size = min(x.shape[1], LARGEST)
-    mean = sum(
-        (fold(part.double()).sum(0) for part in parts), torch.zeros(size, dtype=torch.float64)
-    ) / len(x)
+    zeros = torch.zeros(size, dtype=torch.float64)
+    mean = sum((fold(part.double()).sum(0) for part in parts), zeros) / len(x)
     scatter = torch.zeros(size, size, dtype=torch.float64)
     for part in parts:
         centred = fold(part.double()) - mean
@@ -170,16 +167,15 @@ def principal_components(
 
 
 def chunks(rows: Num[Tensor, "N I"]) -> tuple[Num[Tensor, "M I"], ...]:
-    """Return rows in parts that are small also as numbers of 8 bytes."""
     return rows.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // rows.shape[1])))
 
 
-def _mean_squares(rows: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
+def _mean_squares(rows: Folded) -> Float[Tensor, "F"]:
     total = sum((part.double().square().sum(0) for part in chunks(rows)), torch.zeros(1))
     return total / len(rows)
 
 
-def square_norms(rows: Float[Tensor, "N F"]) -> Float[Tensor, "N"]:
+def square_norms(rows: Folded) -> Float[Tensor, "N"]:
     """Return each row's squared length, summed in an order that does not depend on the rows beside
     it."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]

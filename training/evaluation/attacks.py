@@ -54,6 +54,9 @@ LEAST_SCORE = 1e-30
 Gradient = Callable[[Tensor, int], Tensor]  # of a place and the number of the step
 Statistic = Callable[[Float[Tensor, "K N C"], Float[Tensor, "N M"]], Float[Tensor, "N"]]
 
+X = Float[Tensor, "N I"]
+Y = Int64[Tensor, "N"]
+
 
 @dataclass(frozen=True)
 class AttackDraws:
@@ -86,9 +89,7 @@ class Attacked:
         )
         return self.posterior(torch.from_numpy(eps))[:, None]
 
-    def log_probs(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K 1 D"]
-    ) -> Float[Tensor, "K N C"]:
+    def log_probs(self, x: X, theta: Float[Tensor, "K 1 D"]) -> Float[Tensor, "K N C"]:
         return self.network.likelihood(self.network.network(x, theta)[0])
 
     def clip(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B I"]:
@@ -110,8 +111,6 @@ class AttackedRows:
 def attacks(
     attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
 ) -> Iterator[AttackedRows]:
-    """Yield attacked rows: FGSM by step size, with few and with many draws; towards a class; PGD;
-    and, where the detectors' statistic is given, PGD that keeps them quiet."""
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
     everything = np.arange(len(rows))
     fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
@@ -141,37 +140,28 @@ def attacks(
 
 
 def fgsm(
-    attacked: Attacked,
-    x: Float[Tensor, "N I"],
-    y: Int64[Tensor, "N"],
-    steps: Sequence[float],
-    draws: AttackDraws,
+    attacked: Attacked, x: X, y: Y, steps: Sequence[float], draws: AttackDraws
 ) -> Float[Tensor, "S N I"]:
     direction = _loss_gradient(attacked, y, draws)(x, 0).sign()
     return torch.stack([attacked.clip(x + step * attacked.span * direction) for step in steps])
 
 
 def towards(
-    attacked: Attacked,
-    x: Float[Tensor, "N I"],
-    target: Int64[Tensor, "N"],
-    iterations: int,
-    draws: AttackDraws,
-    step: float = 0.01,
-) -> Float[Tensor, "N I"]:
+    attacked: Attacked, x: X, target: Y, iterations: int, draws: AttackDraws, step: float = 0.01
+) -> X:
     gradient = _loss_gradient(attacked, target, draws)
     return _climb(x, iterations, -step * attacked.span, attacked.clip, gradient)
 
 
 def pgd(
     attacked: Attacked,
-    x: Float[Tensor, "N I"],
-    y: Int64[Tensor, "N"],
+    x: X,
+    y: Y,
     radius: float,
     iterations: int,
     draws: AttackDraws,
     start_seed: int = 0,
-) -> Float[Tensor, "N I"]:
+) -> X:
     """Return rows of high loss within `radius` of x in the maximum norm."""
     ball = _Ball(attacked, x, radius * attacked.span)
     gradient = _loss_gradient(attacked, y, draws)
@@ -180,14 +170,14 @@ def pgd(
 
 def quiet_pgd(
     attacked: Attacked,
-    x: Float[Tensor, "N I"],
-    y: Int64[Tensor, "N"],
+    x: X,
+    y: Y,
     radius: float,
     iterations: int,
     draws: AttackDraws,
     statistic: Statistic,
     start_seed: int = 0,
-) -> Float[Tensor, "N I"]:
+) -> X:
     """Return rows within `radius` of x that have lost their label while the detectors' statistic is
     low.
 
@@ -244,7 +234,6 @@ class _Ball:
 def _climb(
     x: Tensor, steps: int, size: float, project: Callable[[Tensor], Tensor], gradient: Gradient
 ) -> Tensor:
-    """Return where projected steps along a gradient's sign lead; of a size below 0, downhill."""
     for i in range(steps):
         x = project(x + size * gradient(x, i).sign())
     return x
@@ -266,8 +255,6 @@ def _loss_gradient(attacked: Attacked, y: Tensor, draws: AttackDraws) -> Gradien
 def _margin_and_statistic(
     attacked: Attacked, x: Tensor, y: Tensor, theta: Tensor, statistic: Statistic
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return each row's margin (log p of its label less that of the next class), statistic, and
-    both gradients."""
     x = x.detach().requires_grad_()
     outputs, _, density = attacked.network(x, theta)
     log_probs = log_mean_probs(outputs)

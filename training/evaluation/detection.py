@@ -53,13 +53,11 @@ def detection(positive: Positive, negative: Negative) -> Detection:
 
 
 def roc_curve(positive: Positive, negative: Negative) -> Curve:
-    """Return false- and true-positive rates at each threshold (score >= t), from no row to all."""
     false, true, _ = metrics.roc_curve(*_pool(positive, negative), drop_intermediate=False)
     return false, true
 
 
 def precision_recall(positive: Positive, negative: Negative) -> Curve:
-    """Return recall and precision at each threshold (score >= t), from the highest down."""
     precision, recall, _ = metrics.precision_recall_curve(*_pool(positive, negative))
     return recall[-2::-1], precision[-2::-1]
 

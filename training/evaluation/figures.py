@@ -71,8 +71,6 @@ def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
 
 
 class Figure(ABC):
-    """A figure of what each of N rows has."""
-
     def __init__(self, of_rows: np.ndarray) -> None:
         self.of_rows = of_rows
 

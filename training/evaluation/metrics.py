@@ -26,10 +26,11 @@ LEVELS = 200
 HALVINGS = 60  # of the range that a quantile is looked for in
 BEYOND = 10.0  # standard deviations of a Gaussian in which all of it is
 
+Values = Float64[np.ndarray, "N"]
+Labels = Int64[np.ndarray, "N"]
 
-def class_figures(
-    probs: Float64[np.ndarray, "N C"], y: Int64[np.ndarray, "N"]
-) -> dict[str, Figure]:
+
+def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
     """Return accuracy, log-likelihood (nats a row), Brier score and three calibration errors.
 
     Of the calibration errors, the expected one is that of the label's probability in bins of equal
@@ -58,7 +59,7 @@ def class_figures(
 
 def regression_figures(
     scores: MixtureScores,
-    log_likelihood: Float64[np.ndarray, "N"],
+    log_likelihood: Values,
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
@@ -86,9 +87,7 @@ def probability_bins(
     return np.minimum((probs * bins).astype(np.int64), bins - 1)
 
 
-def reliability(
-    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int = BINS
-) -> list[Bin]:
+def reliability(confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
     index, found = probability_bins(confidence, bins), []
     for b in np.unique(index).tolist():
         hits = correct[index == b]
@@ -105,7 +104,7 @@ def reliability(
 
 
 def risk_coverage(
-    score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]
+    score: Values, loss: Values
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
     """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are
     answered, those of equal score together."""
@@ -124,9 +123,9 @@ class TargetMeasures:
     below.
     """
 
-    log_likelihood: Float64[np.ndarray, "N"]  # nats, of a density in the target's units
-    crps: Float64[np.ndarray, "N"]  # in the target's units
-    pit: Float64[np.ndarray, "N"]
+    log_likelihood: Values  # nats, of a density in the target's units
+    crps: Values  # in the target's units
+    pit: Values
     pinball: Float64[np.ndarray, "N Q"]  # in the target's units, by `QUANTILES`
 
     @classmethod
@@ -145,7 +144,7 @@ class TargetMeasures:
         """
         moments, target = outputs.astype(np.float64), y.astype(np.float64)
 
-        def loss(q: float) -> Float64[np.ndarray, "N"]:
+        def loss(q: float) -> Values:
             predicted = quantile(moments, q)
             if transform is not None:
                 predicted = to_target(transform, predicted)
@@ -165,16 +164,13 @@ class TargetMeasures:
         )
 
 
-def distribution_function(
-    outputs: Float64[np.ndarray, "K N 2"], y: Float64[np.ndarray, "N"]
-) -> Float64[np.ndarray, "N"]:
-    """Return the share of each row's predictive distribution at or below y."""
+def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     below: np.ndarray = ndtr((y - mean) / std).mean(axis=0)
     return below
 
 
-def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Float64[np.ndarray, "N"]:
+def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     low, high = (mean - BEYOND * std).min(axis=0), (mean + BEYOND * std).max(axis=0)
     for _ in range(HALVINGS):
@@ -184,15 +180,13 @@ def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Float64[np.ndar
     return 0.5 * (low + high)
 
 
-def pinball_loss(
-    predicted: Float64[np.ndarray, "N"], y: Float64[np.ndarray, "N"], q: float
-) -> Float64[np.ndarray, "N"]:
+def pinball_loss(predicted: Values, y: Values, q: float) -> Values:
     """Return the loss of a predicted quantile (Koenker and Bassett, "Regression quantiles",
     1978)."""
     return np.maximum(q * (y - predicted), (q - 1.0) * (y - predicted))
 
 
-def pit_measures(pit: Float64[np.ndarray, "N"]) -> Pit:
+def pit_measures(pit: Values) -> Pit:
     test, rows = stats.kstest(pit, "uniform"), len(pit)
     counts = np.bincount(probability_bins(pit, PIT_BINS), minlength=PIT_BINS).tolist()
     bins = [

@@ -72,6 +72,10 @@ FEW_VALUES = 10  # up to which a number of an even row is one of them
 Rows = Float32[np.ndarray, "N I"]
 Images = Float32[np.ndarray, "N C H W"]
 
+Given = Num[np.ndarray, "N I"]
+Labels = Int64[np.ndarray, "N"]
+Made = Float32[np.ndarray, "M I"]
+
 
 @dataclass(frozen=True)
 class OutlierSource:
@@ -81,7 +85,6 @@ class OutlierSource:
 
     @classmethod
     def parse(cls, text: str, root: Path) -> "OutlierSource":
-        """Read NAME=SRC; relative paths are under `root`."""
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
@@ -100,7 +103,7 @@ class OutlierSource:
         if self.kind == "npz":
             return self._arrays(spec, most, seed)
         read = some_images if self.kind == "images" else _idx_images
-        shown = read(self.path, spec.shape, _decoding(spec), most, seed).astype(np.float32)
+        shown = read(self.path, spec.shape, _image_spec(spec), most, seed).astype(np.float32)
         return np.float32(spec.minimum) + shown * np.float32(_span(spec) / 255.0)
 
     def _arrays(self, spec: InputSpec, most: int, seed: int) -> Rows:
@@ -135,7 +138,7 @@ def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
-def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Rows]:
+def noise(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):
@@ -144,26 +147,22 @@ def noise(spec: InputSpec, x: Num[np.ndarray, "N I"], seed: int) -> dict[str, Ro
 
 
 def near_rows(
-    spec: InputSpec,
-    x: Num[np.ndarray, "N I"],
-    y: Num[np.ndarray, "N"],
-    is_classified: bool,
-    seed: int,
+    spec: InputSpec, x: Given, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
 ) -> dict[str, Rows]:
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
     if is_classified and (spec.takes_ids or spec.columns):
-        sets["crossed"] = crossed(rows, labels, spec, seed)
+        sets["crossed"] = cross(rows, labels, spec, seed)
     elif is_classified:
-        sets["mixed"] = mixed(rows, labels, seed)
+        sets["mixed"] = mix(rows, labels, seed)
     if spec.takes_ids:
-        sets["shuffled"] = shuffled_ids(rows, spec, seed)
+        sets["shuffled"] = shuffle_ids(rows, spec, seed)
     elif _is_image(spec):
         images = rows.reshape(len(rows), -1, *spec.shape[-2:])
         for name, corrupt in CORRUPTIONS.items():
             sets[name] = corrupt(images, spec, seed).reshape(len(rows), -1)
     else:
-        sets["shuffled"] = shuffled(rows, spec, seed)
+        sets["shuffled"] = shuffle(rows, spec, seed)
     return sets
 
 
@@ -177,7 +176,7 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
     return (spec.minimum + _span(spec) * normal).astype(np.float32)
 
 
-def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
+def takes_even_rows(spec: InputSpec, x: Given) -> bool:
     """Whether even rows take the place of noise: where rows have columns, or are no images and a
     number of theirs has few values.
     """
@@ -186,9 +185,7 @@ def takes_even_rows(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> bool:
     )
 
 
-def even_rows(
-    spec: InputSpec, x: Num[np.ndarray, "N I"], rows: int, *seed: int
-) -> Float32[np.ndarray, "M I"]:
+def even_rows(spec: InputSpec, x: Given, rows: int, *seed: int) -> Made:
     """Return rows whose every column is drawn by itself, from those of `x`: a category or a number
     of few values evenly over these, any other number or time uniformly over its range.
 
@@ -218,20 +215,18 @@ def even_rows(
     return np.concatenate(made, axis=1)
 
 
-def random_ids(spec: InputSpec, x: Num[np.ndarray, "N I"], *seed: int) -> Rows:
+def random_ids(spec: InputSpec, x: Given, *seed: int) -> Rows:
     drawn = generator(*seed).integers(int(spec.minimum), int(spec.maximum) + 1, x.shape)
     return np.where(_is_token(spec, x), drawn, x).astype(np.float32)
 
 
-def mixed(x: Rows, y: Int64[np.ndarray, "N"], seed: int) -> Float32[np.ndarray, "M I"]:
+def mix(x: Rows, y: Labels, seed: int) -> Made:
     """Return the mean of each row and a random row of another class; of a lone class, none."""
     partners = _partners(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
-def crossed(
-    x: Num[np.ndarray, "N I"], y: Int64[np.ndarray, "N"], spec: InputSpec, seed: int
-) -> Float32[np.ndarray, "M I"]:
+def cross(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
     """Return rows that have each column, or each id, of one of two rows of different classes, at
     random; of a lone class, none.
 
@@ -248,26 +243,26 @@ def crossed(
     return np.where(is_other, others, own).astype(np.float32)
 
 
-def shuffled(x: Rows, spec: InputSpec, seed: int) -> Rows:
+def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
     """Return rows whose every column is some other row's: each alone is as in the data, together
     they are not."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
 
-def shuffled_ids(x: Num[np.ndarray, "N I"], spec: InputSpec, seed: int) -> Rows:
+def shuffle_ids(x: Given, spec: InputSpec, seed: int) -> Rows:
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
     return rows
 
 
-def rotated(images: Images, *_: object) -> Images:
+def rotate(images: Images, *_: object) -> Images:
     quarters = 1 if images.shape[2] == images.shape[3] else 2
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
 
-def noisy(images: Images, spec: InputSpec, seed: int) -> Images:
+def add_noise(images: Images, spec: InputSpec, seed: int) -> Images:
     normal = generator(seed, EvaluationStream.NOISY).standard_normal(images.shape)
     return _clip(images + np.float32(NOISE * _span(spec)) * normal.astype(np.float32), spec)
 
@@ -277,7 +272,7 @@ def low_contrast(images: Images, *_: object) -> Images:
     return mean + np.float32(CONTRAST) * (images - mean)
 
 
-def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
+def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
     """Return images with a rectangle of the data's minimum over a random place, a quarter of the
     area."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
@@ -290,18 +285,18 @@ def occluded(images: Images, spec: InputSpec, seed: int) -> Images:
     return covered
 
 
-def blurred(images: Images, spec: InputSpec, *_: object) -> Images:
+def blur(images: Images, spec: InputSpec, *_: object) -> Images:
     std = BLUR * images.shape[2]
     down, across = (_blur(side, std) for side in images.shape[2:])
     return _clip(down @ images @ across.T, spec)
 
 
 CORRUPTIONS: dict[str, Callable[[Images, InputSpec, int], Images]] = {
-    "rotated": rotated,
-    "noisy": noisy,
+    "rotated": rotate,
+    "noisy": add_noise,
     "low-contrast": low_contrast,
-    "occluded": occluded,
-    "blurred": blurred,
+    "occluded": occlude,
+    "blurred": blur,
 }
 
 
@@ -311,7 +306,7 @@ def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def _partners(y: Int64[np.ndarray, "N"], rng: np.random.Generator) -> list[int]:
+def _partners(y: Labels, rng: np.random.Generator) -> list[int]:
     others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
     return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
 
@@ -321,7 +316,7 @@ def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
     return np.split(x, np.cumsum(widths)[:-1], axis=1)
 
 
-def _is_token(spec: InputSpec, x: Num[np.ndarray, "N I"]) -> Bool[np.ndarray, "N I"]:
+def _is_token(spec: InputSpec, x: Given) -> Bool[np.ndarray, "N I"]:
     return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
 
 
@@ -329,7 +324,7 @@ def _is_image(spec: InputSpec) -> bool:
     return len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[0] == 3)
 
 
-def _decoding(spec: InputSpec) -> ImageSpec:
+def _image_spec(spec: InputSpec) -> ImageSpec:
     """Return how images become rows: as those that the model takes do, of whatever size."""
     if spec.image is not None and spec.image.resize:
         return spec.image

@@ -125,8 +125,6 @@ def difference(first: Figure, second: Figure, resamples: Resamples) -> Differenc
 def worsening(
     metric: str, figure: Figure, other: Figure, allowed: float, resamples: Resamples
 ) -> Worsening:
-    """Compare a figure with another version's; `metric` says what is better
-    (`training.recipe.BETTER`)."""
     value = worse_by(metric, figure.value, other.value)
     better = BETTER[metric]
     if isinstance(figure, Share) and isinstance(other, Share) and isinstance(better, str):
@@ -159,7 +157,6 @@ def _excess(first: Figure, second: Figure, resamples: Resamples) -> tuple[Values
 
 
 def worse_by(metric: str, value: float, other: float) -> float:
-    """Return by how much a value is worse than another, less than 0 where it is better."""
     return float(worse_by_each(metric, np.array([value]), np.array([other]))[0])
 
 

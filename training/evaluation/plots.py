@@ -37,9 +37,8 @@ def reliability_plot(bins: list[Bin]) -> bytes:
     confidence, rows = np.array([(b.confidence, b.rows) for b in bins]).T
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":")
     _dots(axis, confidence, bins, "accuracy")
-    axis.set(
-        xlabel="confidence", ylabel="accuracy (95 % interval)", xlim=(0, 1.02), ylim=(-0.02, 1.02)
-    )
+    axis.set(xlabel="confidence", ylabel="accuracy (95 % interval)")
+    axis.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
     counts.bar(confidence, rows, width=0.02)
     counts.set(xlabel="confidence", ylabel="test rows", xlim=(0, 1.04), yscale="log")
     return _png(figure, "Reliability")
@@ -90,9 +89,8 @@ def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
     reliable.set(
         xlabel="probability of the class", ylabel="share of rows of the class", xlim=(0, 1.02)
     )
-    reliable.set_title(
-        "the least calibrated" if len(worst) < len(classes) else "", fontsize="medium"
-    )
+    title = "the least calibrated" if len(worst) < len(classes) else ""
+    reliable.set_title(title, fontsize="medium")
     _legend_outside(reliable)
     return _png(figure, "Calibration by class")
 
@@ -147,9 +145,8 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
     histogram.set(
         xlabel="share of the predictive distribution below the target", ylabel="share of test rows"
     )
-    histogram.set_title(
-        f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}", fontsize="medium"
-    )
+    title = f"distance from uniform {pit.distance:.3f}, p = {pit.p_value:.2g}"
+    histogram.set_title(title, fontsize="medium")
     std = np.array([b.std for b in by_spread])
     covered.axhline(0.95, color="grey", linestyle=":")
     _dots(covered, std, by_spread, "covered")
@@ -268,14 +265,12 @@ def _plain_text(name: str) -> str:
 
 
 def _ends(records: Sequence[Any], key: str) -> np.ndarray:
-    """Return the lower and the upper ends of a figure's intervals."""
     return np.array([one.confidence_intervals[key] for one in records]).reshape(-1, 2).T
 
 
 def _dots(
     axis: Axes, at: np.ndarray, records: Sequence[Any], key: str, marker: str = "o", **style: Any
 ) -> None:
-    """Draw a figure of each record, with its interval."""
     axis.vlines(at, *_ends(records, key), **style)
     axis.plot(at, [getattr(one, key) for one in records], marker, **style)
 

@@ -64,6 +64,9 @@ SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
 MOST_GROUPS = 100  # that are told apart, those of the most rows
 
+Values = Float64[np.ndarray, "N"]
+Bounds = Float64[np.ndarray, "N 2"]
+
 
 @dataclass(frozen=True, eq=False)
 class ServedPrediction:
@@ -76,7 +79,7 @@ class ServedPrediction:
     """
 
     prediction: Prediction
-    scores: dict[str, Float64[np.ndarray, "N"]]
+    scores: dict[str, Values]
     flagged: dict[str, float]
 
     @classmethod
@@ -107,8 +110,6 @@ class ServedPredictor:
     def __call__(
         self, name: str, x: np.ndarray, groups: Int64[np.ndarray, "N"] | None = None
     ) -> ServedPrediction:
-        """Predict a named set of rows; of a version that is calibrated by group, of these groups or
-        unknown ones."""
         parts = self.outputs(name, Rows(x, np.zeros(len(x), dtype=np.int64)))
         prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
@@ -116,9 +117,7 @@ class ServedPredictor:
         return ServedPrediction.of(prediction, self.model.calibration)
 
 
-def _scores(
-    prediction: Prediction, calibration: Calibration
-) -> dict[str, Float64[np.ndarray, "N"]]:
+def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
     detected, combined = prediction.detected, calibration.combined
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
     surprisals = calibration.surprisals_of(detected, labels, draws)
@@ -140,7 +139,7 @@ def measure_test(
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
-    ends = _flagged_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
+    ends = _flag_intervals(predicted, len(test)) | intervals(areas, resamples, "aurc.")
     if isinstance(scores, Scores):
         figures = class_figures(scores.probabilities, test.y)
         probs = scores.probabilities
@@ -183,17 +182,13 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     return concatenate(parts)
 
 
-def losses(scores: AnyScores, y: np.ndarray) -> Float64[np.ndarray, "N"]:
+def losses(scores: AnyScores, y: np.ndarray) -> Values:
     if isinstance(scores, Scores):
         return (scores.label != y).astype(np.float64)
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(
-    predicted: ServedPrediction, loss: Float64[np.ndarray, "N"]
-) -> ErrorDetection | None:
-    """Return how well each score tells misclassified rows from the others; None where there are
-    none of either."""
+def error_detection(predicted: ServedPrediction, loss: Values) -> ErrorDetection | None:
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
@@ -218,15 +213,13 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
         scores={
             name: detection(score, test.scores[name]) for name, score in outliers.scores.items()
         },
-        confidence_intervals=_flagged_intervals(outliers, m),
+        confidence_intervals=_flag_intervals(outliers, m),
     )
 
 
 def measure_attack(
     test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
 ) -> AttackMeasures:
-    """Return what `measure_set` does of attacked rows, and their accuracy, mean scores and error
-    detection."""
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
@@ -310,9 +303,7 @@ def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
     return is_within(ends, y)
 
 
-def _interval(
-    coverage: float, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, resamples: Resamples
-) -> Interval:
+def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples) -> Interval:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.of_rows).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
@@ -324,10 +315,7 @@ def _interval(
     )
 
 
-def _by_spread(
-    scores: MixtureScores, ends: Float64[np.ndarray, "N 2"], y: np.ndarray, seed: int
-) -> list[SpreadBin]:
-    """Return coverage and error of bins of equally many rows, the surest first."""
+def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) -> list[SpreadBin]:
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
@@ -340,7 +328,7 @@ def _by_spread(
     return measured
 
 
-def _flagged_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
+def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:
     return {
         f"flagged.{fpr}": share_interval(round(rate * rows), rows)
         for fpr, rate in predicted.flagged.items()

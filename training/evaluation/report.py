@@ -1,7 +1,6 @@
 """`python -m training evaluate`: the evaluation report of a published version."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +75,13 @@ def evaluate_version(
     test = test_rows(data, wanted)
     sets = _sets(version, model, data, test, wanted)
     predictor = ServedPredictor(model, draws, wanted.seed)
-    with _bar(1 + len(sets) + wanted.attacks * attacks.COUNT, quiet) as done:
+    total = 1 + len(sets) + wanted.attacks * attacks.COUNT
+    with tqdm(total=total, unit="set", disable=quiet) as bar:
+
+        def done(name: str) -> None:
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
         groups = groups_known(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)
         done("test")
@@ -137,7 +142,6 @@ def evaluate_version(
 def _sets(
     version: Parent, model: Model, data: Dataset, test: Rows, wanted: Wanted
 ) -> dict[str, np.ndarray]:
-    """Return sets of rows unlike the data; refuse a source with the name of another set."""
     spec, is_classified = version.manifest.input, bool(data.classes)
     near = near_rows(spec, test.x, test.y, is_classified, wanted.seed)
     names = ["uniform", "gaussian", "even", LEFT_OUT, *near]
@@ -209,8 +213,6 @@ def _attack(
     test: Rows,
     done: Callable[[str], None],
 ) -> dict[str, Attack]:
-    """Attack the test rows, and measure what comes of it; with the rows of the fit also by PGD that
-    keeps the detectors quiet."""
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
     network = fit_detectors(model, train, version.recipe, spec.shape)
@@ -272,14 +274,3 @@ def _plots(
         "roc.png": plots.roc_plot(test, sets, ["flag", main]),
         "precision-recall.png": plots.precision_recall_plot(test, sets, rows.y, names),
     }
-
-
-@contextlib.contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    with tqdm(total=total, unit="set", disable=quiet) as bar:
-
-        def done(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
-            bar.update()
-
-        yield done

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from training.data import Rows
-from training.detectors import KINDS, Space, fitting
+from training.detectors import KINDS, Space, names_for
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
 from training.model import BayesianModel
@@ -91,10 +91,8 @@ class ServedNetwork(nn.Module):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
         outputs, features = self.network(x, theta)
-        rows = {
-            space: self.rows_in(space, x)
-            for space in dict.fromkeys(KINDS[name].space for name in self.density)
-        }
+        spaces = dict.fromkeys(KINDS[name].space for name in self.density)
+        rows = {space: self.rows_in(space, x) for space in spaces}
         density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
         scores = torch.stack(density, dim=1) if density else x[:, :0]
         return self.likelihood(outputs), features, scores
@@ -114,7 +112,7 @@ def served_network(
     takes it flat.
     """
     shape = model.network.shape if shape is None else shape
-    names = fitting(shape, model.network.takes_ids) if names is None else names
+    names = names_for(shape, model.network.takes_ids) if names is None else names
     few = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED_ROWS]
     chosen = x[few]
     parts = chosen.split(max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // x.shape[1])))

@@ -53,8 +53,7 @@ class FactorialGaussian(Protocol):
     """A posterior under which weights are independent and normal: a layer's value can be drawn in
     place of them."""
 
-    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-        """Return mean and standard deviation of each weight."""
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
         """Return what `sample` says of KL(q || p); an analytic one does not look at the noise."""
@@ -104,8 +103,9 @@ def step_noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor,
 
 
 def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
-    """Return a posterior's noise for training: of the integers in `key` alone, or the numbers of
-    its draws."""
+    """Return a posterior's noise for training, of as many draws as it has at most: of the integers
+    in `key` alone, or the numbers of its draws."""
+    num_draws = min(num_draws, posterior.max_draws or num_draws)
     if posterior.algorithm == DRAW_INDEX:
         return torch.arange(num_draws, dtype=torch.float32)[:, None]
     assert posterior.algorithm == NOISE_ALGORITHM

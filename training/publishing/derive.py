@@ -17,7 +17,7 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted
 from training.data import Dataset, Rows, load, renumber, split, split_sizes
 from training.data.rows import class_shares
-from training.data.targets import transformed
+from training.data.targets import transform_splits
 from training.export.graphs import runtime_of
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
@@ -57,9 +57,8 @@ def prune_version(
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
-        raise InvalidInput(
-            "model", "a version without an encoder", f"{parent.label}, which has one"
-        )
+        expected = "a version without an encoder"
+        raise InvalidInput("model", expected, f"{parent.label}, which has one")
     model = parent.model().eval()
     ratio, weights = signal_to_noise(model), is_weight(model)
     kept = strongest(model, fraction)
@@ -72,7 +71,7 @@ def prune_version(
     log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
 
     recipe, transform = parent.recipe, parent.manifest.transform
-    splits = transformed(split(data, split_sizes(recipe)), transform)
+    splits = transform_splits(split(data, split_sizes(recipe)), transform)
     provenance = Provenance.of(parent.manifest).derived()
     temperature = temper(smaller, recipe, splits.validation)
     if temperature is not None:
@@ -164,11 +163,10 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
-    if reference_rows + ranking_rows >= len(rows):
+    taken = reference_rows + ranking_rows
+    if taken >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
-        raise InvalidInput(
-            "--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}"
-        )
+        raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{taken}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
     shares = class_shares(y, len(data.classes)) if data.classes else None

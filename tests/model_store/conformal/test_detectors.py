@@ -14,7 +14,7 @@ from model_store.conformal.detectors import (
     Standard,
     Surprisal,
     Tail,
-    combined_surprisal,
+    combine_surprisals,
     flag_statistic,
     harmonic_shares,
 )
@@ -149,7 +149,7 @@ def test_the_combined_statistic_is_minus_the_log_of_the_harmonic_mean_p_value():
     p_values = np.random.default_rng(4).uniform(1e-6, 1.0, (3, 50))
     harmonic_mean = 3 / (1 / p_values).sum(axis=0)
     np.testing.assert_allclose(
-        combined_surprisal(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
+        combine_surprisals(list(-np.log(p_values))), -np.log(harmonic_mean), rtol=1e-12, atol=1e-12
     )
 
 

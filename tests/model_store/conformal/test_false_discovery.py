@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_store.conformal.false_discovery import benjamini_hochberg
-from model_store.conformal.rank_tables import conformal_p_value
+from model_store.conformal.rank_tables import benjamini_hochberg, conformal_p_value
 
 BATCHES = 4000
 

@@ -8,7 +8,7 @@ from scipy import stats
 from model_store.conformal.label_shift import (
     LabelShift,
     WeightedRows,
-    shifted_log_probs,
+    shift_log_probs,
     weighted_p_value,
 )
 from model_store.conformal.rank_tables import conformal_p_value
@@ -39,10 +39,10 @@ def weighted(generator, rows):
 
 def test_probabilities_under_other_shares_are_those_of_bayes_rule():
     x = np.linspace(-2, 4, 7)
-    found = shifted_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
+    found = shift_log_probs(np.log(posterior(x, PRIORS))[None], np.log(SHIFTED / PRIORS))
     np.testing.assert_allclose(np.exp(found[0]), posterior(x, SHIFTED), rtol=1e-12)
     with np.errstate(divide="ignore"):
-        never = shifted_log_probs(
+        never = shift_log_probs(
             np.log(posterior(x, PRIORS))[None], np.log(np.array([0.0, 0.5, 0.5]) / PRIORS)
         )
     assert (np.exp(never[0, :, 0]) == 0).all()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from training.active.rounds import Needed, Round, mean_needed, needed, saved
+from training.active.rounds import Needed, Round, count_needed, mean_needed, measure_saved
 
 
 def rounds(*metrics):
@@ -25,15 +25,15 @@ def reached(*labels):
     ],
 )
 def test_labels_needed_are_those_of_the_first_round_at_the_target(metrics, expected):
-    assert needed(rounds(*metrics), 0.95, "classification", 2) == expected
+    assert count_needed(rounds(*metrics), 0.95, "classification", 2) == expected
 
 
 def test_of_a_regression_less_is_better():
-    assert needed(rounds(3.0, 2.0, 1.0), 2.0, "regression", 2) == Needed(30, True, 30)
+    assert count_needed(rounds(3.0, 2.0, 1.0), 2.0, "regression", 2) == Needed(30, True, 30)
 
 
 def test_the_interval_is_students_of_the_differences():
-    found = saved(reached(100, 120, 90), reached(150, 160, 170))
+    found = measure_saved(reached(100, 120, 90), reached(150, 160, 170))
     differences = [50, 40, 80]
     low, high = stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
     assert (found.mean.value, found.mean.bound, found.seeds) == (
@@ -49,7 +49,7 @@ def test_an_interval_of_many_seeds_covers_the_true_difference_as_often_as_it_say
     hits = 0
     for _ in range(400):
         mine, its = rng.normal(1000, 150, size=5), rng.normal(1300, 250, size=5)
-        found = saved(reached(*mine), reached(*its))
+        found = measure_saved(reached(*mine), reached(*its))
         hits += found.low <= 300 <= found.high
     assert stats.binomtest(hits, 400, 0.95).pvalue > 1e-3
 
@@ -59,14 +59,14 @@ def test_a_seed_below_the_target_makes_bounds_of_means_and_is_never_left_out():
     there = reached(150, 160, 170)
     assert (mean_needed(below).value, mean_needed(below).bound) == (140.0, "at least")
     assert mean_needed([one for one in below if not one.is_reached]).bound == "more than"
-    mine, its = saved(there, below), saved(below, there)
+    mine, its = measure_saved(there, below), measure_saved(below, there)
     assert (mine.mean.value, mine.mean.bound, mine.high) == (-20.0, "at least", None)
     assert (its.mean.value, its.mean.bound, its.low) == (20.0, "at most", None)
     assert mine.low is not None
     assert its.high == pytest.approx(-mine.low)
-    assert saved(below, below).mean.bound == "unknown"
+    assert measure_saved(below, below).mean.bound == "unknown"
 
 
 def test_of_a_single_seed_there_is_no_interval():
-    found = saved(reached(100), reached(150))
+    found = measure_saved(reached(100), reached(150))
     assert (found.mean.value, found.low, found.high) == (50.0, None, None)

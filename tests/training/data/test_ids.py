@@ -21,7 +21,7 @@ from training.__main__ import main
 from training.data import load, split, split_sizes
 from training.data.findings import near_duplicates
 from training.data.texts import TextRows
-from training.evaluation.outliers import OutlierSource, crossed, random_ids, shuffled_ids
+from training.evaluation.outliers import OutlierSource, cross, random_ids, shuffle_ids
 from training.recipe import COMBINED, DENSITY_NAMES, FEATURE_DENSITIES
 from training.versions import check_ids_of
 
@@ -237,7 +237,7 @@ def test_random_ids_are_of_all_that_there_are_and_leave_padding(data):
 
 
 def test_shuffled_ids_are_a_row_s_own(data):
-    rows = shuffled_ids(data.test.x, data.input, 0)
+    rows = shuffle_ids(data.test.x, data.input, 0)
     assert np.array_equal(np.sort(rows, axis=1), np.sort(data.test.x, axis=1))
     assert np.array_equal(rows == 0, data.test.x == 0)
     assert not np.array_equal(rows, data.test.x)
@@ -245,7 +245,7 @@ def test_shuffled_ids_are_a_row_s_own(data):
 
 def test_crossed_ids_are_of_two_rows_of_different_classes(data):
     x, y = data.test.x, data.test.y
-    rows = crossed(x, y, data.input, 0)
+    rows = cross(x, y, data.input, 0)
     assert np.array_equal(rows == 0, x == 0)
     for row, own, label in zip(rows, x, y, strict=True):
         others = x[y != label]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.models import scale_model
-from training.detectors import KINDS, fitting
+from training.detectors import KINDS, names_for
 from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (
     BANK_ROWS,
@@ -181,14 +181,14 @@ def test_the_served_network_gives_the_detectors_beside_the_network():
     log_probs, features, density = served(x, theta)
     assert torch.equal(log_probs, torch.log_softmax(model.network(x, theta)[0], -1))
     assert torch.equal(features, model.network(x, theta)[1])
-    assert tuple(served.density) == fitting((8,))
+    assert tuple(served.density) == names_for((8,))
     assert served.two_sided == ("residual", "mahalanobis")
     spaces = {
         "input": x,
         "spectrum": served.spectrum(x),
         "embedding": model.network.embed(x, served.centre),
     }
-    for m, name in enumerate(fitting((8,))):
+    for m, name in enumerate(names_for((8,))):
         assert torch.equal(density[:, m], served.density[name](spaces[KINDS[name].space])), name
 
 
@@ -197,7 +197,7 @@ def test_only_named_detectors_are_served_in_their_order():
     model = scale_model(realnvp, 8, 5, 3)
     everything = served_network(model, x, seed=0)
     theta = torch.ones(2, 1, 8)
-    density = dict(zip(fitting((8,)), everything(x, theta)[2].T, strict=True))
+    density = dict(zip(names_for((8,)), everything(x, theta)[2].T, strict=True))
     some = served_network(model, x, seed=0, names=["mahalanobis", "residual"])
     assert torch.equal(
         some(x, theta)[2], torch.stack([density["mahalanobis"], density["residual"]], dim=1)
@@ -259,8 +259,8 @@ def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
 
 
 def test_roughness_is_of_images_alone():
-    assert "roughness" in fitting((4, 4))
-    assert "roughness" not in fitting((16,))
+    assert "roughness" in names_for((4, 4))
+    assert "roughness" not in names_for((16,))
 
 
 @pytest.mark.parametrize("kind", [Residual, Mahalanobis])

@@ -6,7 +6,7 @@ import pytest
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn, TimeColumn
 from model_store.sources.columns import encode
-from training.evaluation.outliers import crossed, even_rows, takes_even_rows
+from training.evaluation.outliers import cross, even_rows, takes_even_rows
 
 COLUMNS = (
     NumericColumn(name="age", mean=50.0, std=10.0, indicator=True),
@@ -66,7 +66,7 @@ def test_noise_stays_where_it_means_something():
 
 def test_crossed_rows_have_each_column_of_one_of_two_rows_of_different_classes():
     x, y = rows(60), np.arange(60) % 3
-    made = crossed(x, y, SPEC, 0)
+    made = cross(x, y, SPEC, 0)
     widths = np.cumsum([2, 1, 4])
     own = [
         np.all(a == b, axis=1)
@@ -76,4 +76,4 @@ def test_crossed_rows_have_each_column_of_one_of_two_rows_of_different_classes()
     for row, part in zip(made, np.split(made, 60), strict=True):
         assert row[3:7].sum() == pytest.approx(1)
         assert any(np.array_equal(part[0, 7:], other[7:]) for other in x)
-    assert len(crossed(x, np.zeros(60, dtype=np.int64), SPEC, 0)) == 0
+    assert len(cross(x, np.zeros(60, dtype=np.int64), SPEC, 0)) == 0

@@ -10,7 +10,7 @@ import torch
 
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.detectors import combined_surprisal
+from model_store.conformal.detectors import combine_surprisals
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
 from tests.support.models import publish_unfitted
@@ -187,7 +187,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     surprisals = calibration.surprisals_of(
         prediction.detected, prediction.calibrated_scores.labels, 100
     )
-    expected = combined_surprisal([surprisals[name] for name in calibration.combined])
+    expected = combine_surprisals([surprisals[name] for name in calibration.combined])
     outputs = torch.from_numpy(log_probs).double().requires_grad_()
     statistic = differentiable_flag(calibration, names)(outputs, torch.from_numpy(density).double())
     assert np.allclose(statistic.detach().numpy(), expected, rtol=1e-4, atol=1e-4)

@@ -27,6 +27,7 @@ from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
+from training.posteriors.laplace import LaplaceSection
 from training.recipe import load
 
 
@@ -376,18 +377,26 @@ def test_gradients_are_clipped_as_torch_does(size):
 
 
 @pytest.mark.parametrize(("fall", "warns"), [(0.0, False), (0.03, False), (2.0, True)])
-def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns):
+def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns, monkeypatch):
     before = torch.tensor([[0.1, -0.1, 0.0]] * 50)
     after = before - torch.tensor([0.0, fall, -0.5])
+    monkeypatch.setattr("training.fitting.run.fit_laplace", lambda *_, **__: {"says": "found"})
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
+    validations = iter([before, after])
     run = SimpleNamespace(
-        _validate=lambda _: after,
-        _validation_noise=lambda: None,
+        _validate=lambda: next(validations),
         model=SimpleNamespace(likelihood=likelihood),
+        train=None,
+        validation=None,
+        recipe=SimpleNamespace(seed=0, training=SimpleNamespace(validation_draws=2)),
+        rows=50,
+        full_kl_weight=1.0,
+        steps=1,
+        parent=None,
     )
-    said = Run._lost_since(run, before)
-    assert bool(said) is warns
+    Run._fit_laplace(run, LaplaceSection())
+    assert run.laplace["says"].startswith("found")
     assert (
         "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
-        in said
+        in run.laplace["says"]
     ) is warns
