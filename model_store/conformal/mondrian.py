@@ -62,8 +62,7 @@ class Categories:
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":
-        """Take the rows' groups by their numbers among `names`, the same at so many numbers of
-        draws.
+        """Take the rows' groups by their numbers among `names`, the same at all numbers of draws.
 
         Groups without a row are left out.
         """
