@@ -22,7 +22,6 @@ from benchmarks.common import add_splits, open_model, parser_of, report, splits_
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
-from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
@@ -115,7 +114,7 @@ def settled(
 ) -> Prediction:
     """Predict rows, each of as many draws as a rule lets it take."""
     known, density = model.runtime.before_draws(x)
-    rows = SharedDraws(model.runtime, known, draws)
+    rows = model.runtime.shared_draws(known, draws)
     return model.prediction_with_stopping(rows, density, draws.num_draws, rule)
 
 

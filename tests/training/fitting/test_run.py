@@ -27,6 +27,7 @@ from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
+from training.posteriors.laplace import LaplaceSection
 from training.recipe import load
 
 
@@ -393,7 +394,7 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns,
         steps=1,
         parent=None,
     )
-    Run._fit_laplace(run, None)
+    Run._fit_laplace(run, LaplaceSection())
     assert run.laplace["says"].startswith("found")
     assert (
         "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
