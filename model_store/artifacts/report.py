@@ -1,4 +1,4 @@
-"""Evaluation reports: what was measured of a published version, beside it in the store.
+"""Evaluation reports: what was measured of a published version, next to it in the store.
 
 `<root>/<name>/evidence/<version>/<number>/` holds a report, `evidence.json`, and the files that it
 lists. A report is written to a hidden folder and renamed, whole or not at all; a later one takes

@@ -2,7 +2,7 @@
 service.
 
 Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every
-row of a matrix product is summed in the same order, however many rows stand beside it, one row
+row of a matrix product is summed in the same order, however many rows come with it, one row
 included, and however many threads share the work. That holds because the weights are constants of
 the graph, which onnxruntime packs for its blocked kernel when a session is made.
 """
@@ -90,7 +90,7 @@ class Runtime:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process
         may use.
 
-        They are the network's: draws are made ahead, on one thread, beside what the network does.
+        They are the network's: draws are made ahead, on one thread, while the network works.
         Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With
         an `encoder` (`model_store.inference.encoder`), rows are what it takes, and the network's
         are what it gives.
@@ -120,7 +120,7 @@ class Runtime:
         self._outputs = _last_dimension(whole.graph.output, self.output)
         # What does not depend on draws is computed once for each row.
         after = between(whole, ("features", "theta"), (self.output,))
-        self._rows = "features" if after else "x"  # what the second graph takes in beside theta
+        self._rows = "features" if after else "x"  # what the second graph takes besides theta
         self._given = ["features", "density"] if after else ["density"]
         before = between(whole, ("x",), self._given)
         after = after or between(whole, ("x", "theta"), (self.output,))
@@ -262,7 +262,7 @@ class Runtime:
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
-        """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
+        """Return chunks of draws for blocks of rows: bounded, and work for each thread."""
         # The network computes every member, whichever are asked for
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
@@ -361,9 +361,8 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Return options of a session whose operators take so many threads, which wait busily for each
-    other in a run, and burn no core after it.
-    """
+    """Return options of a session whose operators share threads, which wait busily for each other
+    in a run, and burn no core after it."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -177,7 +177,7 @@ def _told() -> Iterator[None]:
 
 
 def of_disk(error: OSError) -> NoSpace | StateUnusable:
-    """Return an error of the disk as one of the state. It names no path: whoever asks the service
+    """Return an error of the disk as one of the state. It names no path: a client of the service
     may read it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)
