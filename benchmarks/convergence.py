@@ -64,7 +64,7 @@ class Measured:
     says: str
 
 
-def changed(
+def variant(
     recipe: Recipe, start: float | None, longer: float, seed: int, training: dict[str, float]
 ) -> Recipe:
     posterior = (
@@ -185,7 +185,7 @@ def main() -> None:
         for seed in range(options.seeds):
 
             def fitted(start: float | None, longer: float, seed: int = seed) -> Measured:
-                got = measure(changed(recipe, start, longer, seed, training), data)  # noqa: B023
+                got = measure(variant(recipe, start, longer, seed, training), data)  # noqa: B023
                 print(row(recipe.name, seed, got), flush=True)  # noqa: B023
                 return got
 

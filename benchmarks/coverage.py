@@ -148,7 +148,7 @@ def compare_sets(held: HeldOut, coverage: float, splits: int, seed: int) -> list
     return lines
 
 
-def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np.ndarray:
+def count_covered(held: HeldOut, coverage: float, splits: int, seed: int) -> np.ndarray:
     counts = []
     for calibration, test in halves(held.rows, splits, seed):
         if isinstance(held.scores, Scores):
@@ -161,7 +161,7 @@ def covered_counts(held: HeldOut, coverage: float, splits: int, seed: int) -> np
     return np.array(counts)
 
 
-def answered(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manifest) -> str:
+def answer_line(held: HeldOut, risk: float, splits: int, seed: int, manifest: Manifest) -> str:
     assert isinstance(held.scores, Scores)
     generator = np.random.default_rng(seed)
     third = held.rows // 3
@@ -208,7 +208,7 @@ def coverage_table(
         k = coverage_rank(n, coverage)
         if k > n:  # too few rows for any bounds
             continue
-        found = covered_counts(held, coverage, splits, seed)
+        found = count_covered(held, coverage, splits, seed)
         law = stats.betabinom(m, k, n + 1 - k)
         # Near the accuracy it differs from split to split whether the set is the label alone.
         p = f"{fit_p_value(found, law):.3f}" if right < coverage - 0.005 else "label alone"
@@ -255,7 +255,7 @@ def class_tables(
         "error is above |",
         "|---|---|---|---|---|",
     ]
-    lines += [answered(held, risk, splits, seed, manifest) for risk in RISKS]
+    lines += [answer_line(held, risk, splits, seed, manifest) for risk in RISKS]
     return [
         *lines,
         "",

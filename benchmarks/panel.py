@@ -89,7 +89,7 @@ def uci(folder: str) -> Callable[[Path], Columns]:
     return read
 
 
-def packaged(package: str, path: str) -> Callable[[Path], Columns]:
+def of_package(package: str, path: str) -> Callable[[Path], Columns]:
     def read(_: Path) -> Columns:
         found = importlib.util.find_spec(package)
         assert found is not None and found.submodule_search_locations, (
@@ -108,10 +108,10 @@ PANEL = {
     "wine": Set("target", sklearns("load_wine")),
     "breast_cancer": Set("target", sklearns("load_breast_cancer")),
     "digits": Set("target", sklearns("load_digits")),
-    "penguins": Set("sex", packaged("palmerpenguins", "data/penguins.csv")),
-    "seattle_weather": Set("weather", packaged("vega_datasets", "_data/seattle-weather.csv")),
-    "cars_origin": Set("Origin", packaged("vega_datasets", "_data/cars.json")),
-    "cars_mileage": Set("Miles_per_Gallon", packaged("vega_datasets", "_data/cars.json")),
+    "penguins": Set("sex", of_package("palmerpenguins", "data/penguins.csv")),
+    "seattle_weather": Set("weather", of_package("vega_datasets", "_data/seattle-weather.csv")),
+    "cars_origin": Set("Origin", of_package("vega_datasets", "_data/cars.json")),
+    "cars_mileage": Set("Miles_per_Gallon", of_package("vega_datasets", "_data/cars.json")),
     "diabetes": Set("target", sklearns("load_diabetes")),
     "boston": Set("y", uci("bostonHousing")),
     "concrete": Set("y", uci("concrete")),
@@ -146,7 +146,7 @@ def write_csv(columns: Columns, path: Path, target: str, development: bool) -> N
         )
 
 
-def fitted(
+def fit_set(
     name: str, target: str, root: Path, changes: dict[str, Any]
 ) -> tuple[Measured, Recipe, Dataset, int]:
     """Fit and publish a set by defaults, and measure it; return also the recipe, its data and its
@@ -154,7 +154,7 @@ def fitted(
     begun = time.process_time()
     section = DataSection(source=f"csv:{name}.csv", target=target)
     recipe = plan_of(findings_of(section, root), section, name, None).recipe
-    recipe = Recipe.model_validate({**recipe.model_dump(), **merged(recipe.model_dump(), changes)})
+    recipe = Recipe.model_validate({**recipe.model_dump(), **merge(recipe.model_dump(), changes)})
     data = load(recipe, root)
     store = ModelStore(root / "models")
     result = fit(recipe, data, device="cpu", runs=root, quiet=True)
@@ -178,7 +178,7 @@ def fitted(
     return measured, recipe, data, len(splits.ranking)
 
 
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's sections with some keys changed; `posterior` and `network` are replaced."""
     replaced = ("posterior", "network")
     return {
@@ -253,7 +253,7 @@ def main() -> None:
             write_csv(
                 columns, Path(folder) / f"{name}.csv", PANEL[name].target, options.development
             )
-            ours, recipe, data, ranking = fitted(
+            ours, recipe, data, ranking = fit_set(
                 name, PANEL[name].target, Path(folder), options.changes
             )
         theirs = {} if options.without_others else others(data)

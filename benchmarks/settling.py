@@ -22,7 +22,6 @@ from benchmarks.common import add_splits, open_model, parser_of, report, splits_
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.stopping import StoppingRule
-from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
@@ -83,7 +82,7 @@ def under_many_draws(model: Model, test: Rows, seed: int) -> Float64[np.ndarray,
     return calibration.p_values(detected, scores.labels, count).p_value
 
 
-def flagged_over_splits(
+def count_flagged(
     model: Model, rows: DetectorScores, rule: StoppingRule, splits: int, seed: int
 ) -> tuple[np.ndarray, stats.rv_discrete, int]:
     """Return how many new rows are flagged in each split, the law of that number, and how many new
@@ -110,12 +109,12 @@ def flagged_over_splits(
     return np.array(found), stats.betabinom(third, k, third + 1 - k), third
 
 
-def settled(
+def settle(
     model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, rule: StoppingRule
 ) -> Prediction:
     """Predict rows, each of as many draws as a rule lets it take."""
     known, density = model.runtime.before_draws(x)
-    rows = SharedDraws(model.runtime, known, draws)
+    rows = model.runtime.shared_draws(known, draws)
     return model.prediction_with_stopping(rows, density, draws.num_draws, rule)
 
 
@@ -128,7 +127,7 @@ def time_ratios(model: Model, x: np.ndarray, rule: StoppingRule) -> np.ndarray:
         draws = model.runtime.draw_set(i, count)
 
         start = time.perf_counter()
-        settled(model, x, draws, rule)
+        settle(model, x, draws, rule)
         middle = time.perf_counter()
         model.prediction(*model.runtime.run_set(x, draws))
         ratios.append((time.perf_counter() - middle) / (middle - start))
@@ -198,7 +197,7 @@ def main() -> None:
     few = rows.take(
         np.random.default_rng(options.seed).permutation(len(test))[: options.split_rows]
     )
-    found, law, new = flagged_over_splits(model, few, rule, options.splits, options.seed)
+    found, law, new = count_flagged(model, few, rule, options.splits, options.seed)
     lines += [
         "",
         f"Over {options.splits} random splits of {len(few.labels[0])} test rows into thirds, "

@@ -28,7 +28,7 @@ HEAD = 8  # lines before the table's rows
 BLANK = 5  # the line before the table
 
 
-def scored(
+def score_rows(
     model: Model, x: Float64[np.ndarray, "N I"], seeds: int, num_draws: int, seed: int
 ) -> dict[str, tuple[Float64[np.ndarray, "T N"], Float64[np.ndarray, "T N"] | None]]:
     parts = []
@@ -92,7 +92,7 @@ def main() -> None:
     ]
     ratios: dict[str, dict[int, np.ndarray]] = {}
     for num_draws in DRAWS:
-        found = scored(model, x, options.seeds, num_draws, options.seed)
+        found = score_rows(model, x, options.seeds, num_draws, options.seed)
         names = list(found)
         for name, (values, errors) in found.items():
             deviation = values.std(axis=0, ddof=1)

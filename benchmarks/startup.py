@@ -85,8 +85,8 @@ def versions(store: ModelStore, model: str) -> str:
             )
         request = json.loads(row_of(copy, model))
         bound = str(int(1.5e6 * estimate))
-        grown = _resident(copy, request, DUBITO_MAX_MODEL_BYTES=str(1 << 40))
-        bounded = _resident(copy, request, DUBITO_MAX_MODEL_BYTES=bound)
+        grown = _memory_by_version(copy, request, DUBITO_MAX_MODEL_BYTES=str(1 << 40))
+        bounded = _memory_by_version(copy, request, DUBITO_MAX_MODEL_BYTES=bound)
         shutil.rmtree(copy.root)
     lines = [
         f"Estimate of a version: {estimate:.0f} MB; the bound of the last column holds one.\n",
@@ -99,7 +99,9 @@ def versions(store: ModelStore, model: str) -> str:
     return "\n".join(lines)
 
 
-def _resident(store: ModelStore, request: dict[str, object], **settings: str) -> list[float]:
+def _memory_by_version(
+    store: ModelStore, request: dict[str, object], **settings: str
+) -> list[float]:
     """Return resident memory after each further version was asked for, in MB."""
     found = []
     with serve(store.root, **settings) as service:

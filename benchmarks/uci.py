@@ -55,7 +55,7 @@ def recipe_for(folder: Path, method: str, number: int) -> Recipe:
     return Recipe.model_validate(base)
 
 
-def fitted(recipe: Recipe, root: Path) -> Manifest:
+def fit_split(recipe: Recipe, root: Path) -> Manifest:
     data = load(recipe, root)
     with tempfile.TemporaryDirectory() as folder:
         fitted = fit(recipe, data, device="cpu", runs=Path(folder), quiet=True)
@@ -107,7 +107,9 @@ def main() -> None:
             recipes = [
                 recipe_for(options.root / name, method, number) for number in range(options.splits)
             ]
-            lines.append(row_of(name, method, [fitted(recipe, options.root) for recipe in recipes]))
+            lines.append(
+                row_of(name, method, [fit_split(recipe, options.root) for recipe in recipes])
+            )
             print(lines[-1], flush=True)
     if options.write:
         (RESULTS / "uci.md").write_text("\n".join(lines) + "\n")

@@ -60,10 +60,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application; it opens the model store when it starts.
 
-    Args:
-        backend: of the state that is shared with other processes, if there are others.
-        preflights: a folder in which they find the outcomes of each other's preflights.
-        spare: a process for the first preflight of a version, started ahead.
+    Other processes that serve share state by `backend`, and find the outcomes of each other's
+    preflights in a folder. `spare` is a process for the first preflight, started ahead.
     """
     key_ring = KeyRing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
@@ -118,9 +116,8 @@ def create_app(
         routers.append(admin.router)
     for router in routers:
         app.include_router(router)
-    app.state.routes = [
-        route for router in routers for route in router.routes if isinstance(route, APIRoute)
-    ]
+    every = [route for router in routers for route in router.routes]
+    app.state.routes = [route for route in every if isinstance(route, APIRoute)]
     _show_examples(app, context)
     problems.install(app)
     frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
@@ -178,10 +175,7 @@ def _show_examples(app: FastAPI, context: Context) -> None:
     def openapi() -> dict[str, Any]:
         if not context.key_ring.keys.api_is_open:
             return general()
-        models = context.models
-        served = [
-            manifest for name in models.names() if (manifest := models.latest(name)) is not None
-        ]
-        return with_examples(general(), served)
+        latest = [context.models.latest(name) for name in context.models.names()]
+        return with_examples(general(), [m for m in latest if m is not None])
 
     app.openapi = openapi  # type: ignore[method-assign]

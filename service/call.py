@@ -34,24 +34,16 @@ async def _never() -> Message:
 NO_REQUEST = Request({"type": "http", "headers": []}, _never)
 
 
-def _unbounded() -> Reservation:
-    return Reservation(ByteBudget(1 << 62))
-
-
-def _no_record() -> RequestRecord:
-    return RequestRecord("", "", 0.0)
-
-
 @dataclass(eq=False, slots=True)
 class Call:
     """A request, made at the door; or work without one, as that of a job."""
 
-    reservation: Reservation = field(default_factory=_unbounded)
+    reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
     client: Hashable = None  # whose share its work is part of
     deadline: float = math.inf  # on the clock of time.monotonic, as `begun`
     begun: float = 0.0
     request: Request = NO_REQUEST
-    record: RequestRecord = field(default_factory=_no_record)
+    record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
     on_pause: Pause | None = None  # of the thread that works on it
 
     @classmethod

@@ -80,11 +80,8 @@ class Context:
         """Return the version that `latest` serves of each model; none once the service ends."""
         if self.ending.is_set():
             return {}
-        return {
-            name: latest.version
-            for name in self.models.names()
-            if (latest := self.models.latest(name))
-        }
+        latest = {name: self.models.latest(name) for name in self.models.names()}
+        return {name: manifest.version for name, manifest in latest.items() if manifest}
 
     @property
     def state(self) -> Database:

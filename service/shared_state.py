@@ -127,7 +127,8 @@ class FolderBackend:
 class SharedState:
     """The shared state as the rest of a process uses it; a thread keeps it up to date.
 
-    A process that serves alone has no backend, and shares nothing.
+    A process that serves alone has no backend, and shares nothing. Notices ask for `actions`;
+    `bring_drift` adds the live rows of this process to the evidence of all.
     """
 
     def __init__(
@@ -137,14 +138,6 @@ class SharedState:
         own_metrics: Callable[[], bytes],
         bring_drift: Callable[[], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            backend: where the state is kept.
-            actions: what notices can ask for.
-            own_metrics: returns this process's metrics.
-            bring_drift: adds the live rows of this process to the evidence of all.
-        """
         self.backend = backend
         self._actions = actions
         self._own_metrics = own_metrics

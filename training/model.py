@@ -257,7 +257,6 @@ def _patterns(
 
 
 def _head_layers(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
-    """Return the names of the layers that are drawn, masked or trained."""
     layers, stochastic = _patterns(recipe, made, examples), recipe.inference.stochastic
     names, masks = [], []
     if stochastic is not None:

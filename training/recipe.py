@@ -193,27 +193,22 @@ class NetworkSection(Section):
         if self.start == "random" and self.weights is not None:
             raise ValueError("one of weights and start = 'random'")
         if self.start == "trained" and self.weights is None and self.factory is None:
-            raise ValueError(
-                "weights, or a factory that returns a trained network, with start = 'trained'"
-            )
+            trained = "weights, or a factory that returns a trained network"
+            raise ValueError(f"{trained}, with start = 'trained'")
         if (self.pixel_mean and len(self.pixel_mean)) != (self.pixel_std and len(self.pixel_std)):
-            raise ValueError(
-                "both of pixel_mean and pixel_std, a number for each channel, or neither"
-            )
+            both = "both of pixel_mean and pixel_std"
+            raise ValueError(f"{both}, a number for each channel, or neither")
         if self.standardise and (self.is_trained or self.pixel_mean):
-            raise ValueError(
-                "standardise = true only for a network that starts at random and has no pixel_mean"
-            )
+            network = "a network that starts at random and has no pixel_mean"
+            raise ValueError(f"standardise = true only for {network}")
         if self.output is not None and self.encoder_file is None:
             raise ValueError("output only with encoder = 'onnx:FILE', one of whose values it names")
         if self.encoder_file is not None and self.kind is not None:
-            raise ValueError(
-                "hidden or factory with encoder = 'onnx:FILE', whose rows are no images"
-            )
+            hidden = "hidden or factory with encoder = 'onnx:FILE'"
+            raise ValueError(f"{hidden}, whose rows are no images")
         if self.encoder == "frozen" and (self.factory is None or self.trained is None):
-            raise ValueError(
-                "factory and trained, the layers that are not frozen, with encoder = 'frozen'"
-            )
+            layers = "factory and trained, the layers that are not frozen"
+            raise ValueError(f"{layers}, with encoder = 'frozen'")
         return self
 
     @property
@@ -387,7 +382,7 @@ class Recipe(Section):
         return self.inference.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
-        """Return a SHA-256 of what the recipe says of the model, whatever the layout of its file.
+        """Return a SHA-256 of the recipe, whatever the layout of its file.
 
         The gate is left out: what it keeps from being published may be published later, by another
             gate.

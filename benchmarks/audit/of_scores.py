@@ -28,7 +28,7 @@ def our_mixture(outputs: Float64[np.ndarray, "K N 2"]) -> MixtureScores:
     return mixture_scores(mixture_sums(outputs))
 
 
-def jackknifed(log_probs: Float64[np.ndarray, "K N C"], name: str) -> tuple[np.ndarray, np.ndarray]:
+def jackknife(log_probs: Float64[np.ndarray, "K N C"], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return each row's jackknife bias and standard error of a score that is made anew, by scipy
     and numpy."""
     from resample import jackknife
@@ -124,7 +124,7 @@ def corrected_bald_by_resample(generator: np.random.Generator) -> Pairs:
     for log_probs in draws_of_classes(generator):
         if 1 < len(log_probs) < 50:
             scores = ours(log_probs)
-            yield scores.bald_corrected, scores.bald - jackknifed(log_probs, "bald")[0]
+            yield scores.bald_corrected, scores.bald - jackknife(log_probs, "bald")[0]
 
 
 @check(
@@ -137,7 +137,7 @@ def standard_errors_by_resample(generator: np.random.Generator) -> Pairs:
     for log_probs in draws_of_classes(generator):
         if 1 < len(log_probs) < 50:
             for name, error in (ours(log_probs).standard_error or {}).items():
-                yield error, jackknifed(log_probs, name)[1]
+                yield error, jackknife(log_probs, name)[1]
 
 
 @check("mean of a regression", "torch", "distributions.MixtureSameFamily")

@@ -37,7 +37,7 @@ from benchmarks.peers.servers import (
     NotStarted,
     make_environment,
     memory_megabytes,
-    running,
+    run_server,
 )
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
@@ -54,7 +54,7 @@ def measure(
 ) -> Measured:
     bodies = [json.dumps(contender.peer.body(row)).encode() for row in rows]
     requests = [post(contender.peer.path, body) for body in bodies]
-    with running(contender, bodies[0]) as (port, process, ready_s):
+    with run_server(contender, bodies[0]) as (port, process, ready_s):
         if reference is not None:
             check(contender, port, reference)
         full = closed_loop(

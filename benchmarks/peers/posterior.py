@@ -146,7 +146,7 @@ def _by_number(weights: dict[str, Tensor], prefix: str) -> dict[int, dict[str, T
     return dict(sorted(found.items()))
 
 
-def served() -> Callable[[list[list[float]]], list[list[float]]]:
+def load_predictor() -> Callable[[list[list[float]]], list[list[float]]]:
     """Return what a server is to run, rows to mean probabilities, warmed up.
 
     `PEER_WEIGHTS` is the path of the weights, `PEER_WAY` is `textbook` or `batched`, and

@@ -158,7 +158,7 @@ class NotStarted(Exception):
 
 
 @contextmanager
-def running(
+def run_server(
     contender: Contender, body: bytes
 ) -> Iterator[tuple[int, subprocess.Popen[bytes], float]]:
     """Run a server in processes of its own; yield its port, its process and the seconds until it

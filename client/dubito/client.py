@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
@@ -154,12 +153,7 @@ class Client(_Calls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -167,14 +161,13 @@ class Client(_Calls):
             self._http.close()
 
     def do(self, steps: Steps[Result]) -> Result:
-        came: Came = None
-        while True:
-            try:
-                step = steps.send(came)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            came = self._take(step)
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(self._take(step))
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
     def _take(self, step: Request | Pause) -> Came:
         if isinstance(step, Pause):
@@ -207,12 +200,7 @@ class AsyncClient(_Calls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -220,14 +208,13 @@ class AsyncClient(_Calls):
             await self._http.aclose()
 
     async def do(self, steps: Steps[Result]) -> Result:
-        came: Came = None
-        while True:
-            try:
-                step = steps.send(came)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            came = await self._take(step)
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(await self._take(step))
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
     async def _take(self, step: Request | Pause) -> Came:
         if isinstance(step, Pause):

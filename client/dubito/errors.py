@@ -1,25 +1,16 @@
 """Errors, all below `DubitoError`.
 
 DubitoError
-├── InvalidInput        a field is not what was expected; also before anything is sent
-├── AnswerError         the service answered with another problem
-│   ├── Unauthorized        401: no key, or none that is valid
-│   ├── Forbidden           403: the key lacks a scope
-│   ├── NotFound            404: a model, version or job that is not there
-│   ├── Conflict            409: another label is kept, or a job is not done
-│   ├── TooLarge            413: more than a limit allows
-│   ├── Overloaded          429: too much work is waiting
-│   ├── NoSpace             507: the service's disk is full
-│   └── ServerError         5xx
-│       └── NotReady            503: nothing to predict with yet, or too many connections
-├── DeadlineExceeded    no answer in time: 408, 504, or the time is up here
-├── NoAnswer            the connection failed before there was one
-├── JobFailed           a job failed, or was cancelled
-└── Absent              (an AttributeError) an answer does not have a quantity, and why
+├── InvalidInput, DeadlineExceeded, NoAnswer, JobFailed, Absent
+└── AnswerError
+    ├── Unauthorized, Forbidden, NotFound, Conflict, TooLarge, Overloaded, NoSpace
+    └── ServerError
+        └── NotReady
 """
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -32,7 +23,7 @@ class DubitoError(Exception):
 
 
 class InvalidInput(DubitoError, ValueError):
-    """A field is not what was expected.
+    """A field is not what was expected; also before anything is sent.
 
     Attributes:
         field: its name, dotted, such as `inputs.3.age`; "" where the service named none.
@@ -41,9 +32,8 @@ class InvalidInput(DubitoError, ValueError):
     """
 
     def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
-        super().__init__(
-            field, expected, got, message
-        )  # as they are here, so that errors can be copied
+        # as they are here, so that errors can be copied
+        super().__init__(field, expected, got, message)
         self.field = field
         self.expected = expected
         self.got = got
@@ -158,28 +148,22 @@ OUT_OF_TIME = (408, 504)
 
 
 def error_of(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    detail = _detail(response)
-    if response.status_code in OUT_OF_TIME:
+    status, detail = response.status_code, _detail(response)
+    if status in OUT_OF_TIME:
         return DeadlineExceeded(detail)
-    named = DETAIL.fullmatch(detail)
-    if response.status_code == 422:
+    if status == 422:
+        named = DETAIL.fullmatch(detail)
         parts = ("", "", "") if named is None else (named["field"], named["expected"], named["got"])
         return InvalidInput(*parts, message=detail)
-    kind = BY_STATUS.get(
-        response.status_code, ServerError if response.status_code >= 500 else AnswerError
-    )
-    return kind(
-        response.status_code, detail, response.headers.get("X-Request-ID", ""), retry_after_s
-    )
+    kind = BY_STATUS.get(status, ServerError if status >= 500 else AnswerError)
+    return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
 
 
 def _detail(response: httpx.Response) -> str:
     """Return what a problem says, or of another answer its status: it may be a proxy's page."""
     content: Any = None
     if "json" in response.headers.get("Content-Type", ""):
-        try:
+        with suppress(ValueError):
             content = response.json()
-        except ValueError:
-            content = None
     detail = content.get("detail") if isinstance(content, dict) else None
     return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

@@ -21,7 +21,7 @@ class _Common(TypedDict, total=False):
 
 
 class PredictJobOptions(_Common, total=False):
-    """What `predict_job` takes beside the rows."""
+    """What `predict_job` takes in addition to the rows."""
 
     fpr: float
     """False-positive rate at which the flag fires; .05 by default."""
@@ -42,7 +42,7 @@ class PredictJobOptions(_Common, total=False):
 
 
 class PredictOptions(PredictJobOptions, total=False):
-    """What `predict` takes beside the rows."""
+    """What `predict` takes in addition to the rows."""
 
     return_samples: bool
     """Also what each draw says: `samples`, or of a regression `samples.mean` and `samples.std`."""
@@ -66,7 +66,7 @@ Acquisition = Literal[
 
 
 class AcquireOptions(_Common, total=False):
-    """What `acquire` and `acquire_job` take beside the pool."""
+    """What `acquire` and `acquire_job` take in addition to the pool."""
 
     ids: Sequence[str]
     """A different name for each row; its index by default. In place of a file's own."""

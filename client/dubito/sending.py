@@ -1,8 +1,7 @@
 """Requests as data, and when they are sent again. Nothing here does input or output.
 
 A call is a generator of steps: it yields a `Request` and is sent what came, or yields a `Pause`. A
-    client does the
-steps, and nothing else; so both clients share all that is decided.
+client does the steps, and nothing else; so both clients share all that is decided.
 """
 
 import email.utils
@@ -27,9 +26,8 @@ MEDIA_TYPES = ("application/json", "application/x-npz")  # of answers that are n
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 CUT_OFF = (httpx.NetworkError, httpx.RemoteProtocolError)  # it may have been sent
 
-File = tuple[
-    str, tuple[str, bytes, str]
-]  # a form's field, and a file's name, content and media type
+# A form's field, and a file's name, content and media type
+File = tuple[str, tuple[str, bytes, str]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Limits:
     ends: float = math.inf
 
     def within(self, deadline_s: float | None) -> "Limits":
-        """Return the same for a call that has so many seconds from now."""
+        """Return the same for a call that ends `deadline_s` from now."""
         return self if deadline_s is None else replace(self, ends=time.monotonic() + deadline_s)
 
     @property

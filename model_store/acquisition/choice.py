@@ -4,7 +4,7 @@
 |---|---|---|
 | `random` | its id | a uniform number |
 | a score | the score | the score |
-| `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample without replacement, BALD^beta being a row's weight |
+| `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample with weights BALD^beta |
 | a joint score | its outputs under each draw | a greedy choice |
 
 The latter two take rows that are the same bits as one, while others are left.
@@ -82,8 +82,8 @@ def most_candidates(name: str, model: Model, rows: int, k: int, num_samples: int
     numbers = model.predictive.joint_scores[name].numbers(num_samples, model.manifest.output_size)
     most = CANDIDATE_BYTES // (4 * numbers)
     if min(k, rows) > min(most, MOST_JOINTLY):
-        expected = f"at most {min(most, MOST_JOINTLY)} rows of this pool for {name} with {num_samples} draws"
-        raise InvalidInput("k", expected, str(k))
+        expected = f"at most {min(most, MOST_JOINTLY)} rows of this pool for {name}"
+        raise InvalidInput("k", f"{expected} with {num_samples} draws", str(k))
     return min(most, rows)
 
 

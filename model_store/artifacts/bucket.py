@@ -198,7 +198,7 @@ class Bucket(Storage):
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"
-        # A server that makes a bucket for whoever writes says here that there is none
+        # A server that makes a bucket for any writer says here that there is none
         self.objects.entries(path)
         try:
             created = self.objects.create(path, b"1")

@@ -1,4 +1,4 @@
-"""Models in a folder: a version is written to a hidden folder beside its final place, synced, and
+"""Models in a folder: a version is written to a hidden folder next to its final place, synced, and
 renamed.
 
 Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock.
@@ -94,7 +94,7 @@ class Folder(Storage):
         return (self.root / path).is_file()
 
     def lease(self, manifest: Manifest) -> Lease:
-        """Return the version's folder. Another process may delete it, though whoever has read it
+        """Return the version's folder. Another process may delete it, though one that has read it
         goes on."""
         return Lease(self.root, self.folder(manifest.name) / manifest.version)
 

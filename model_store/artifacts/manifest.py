@@ -134,7 +134,7 @@ class TimeColumn(Record):
 
     With an `indicator` a further number says whether the value was missing. `usual` and `mostly`
     are as of numbers. With `written`, the format of a date as Python's strptime takes it, a text so
-    written is read beside ISO 8601.
+    written is read besides ISO 8601.
     """
 
     name: str
@@ -161,7 +161,7 @@ class InputSpec(Record):
     number, so arrays of ids, too, are float32 wherever rows are computed with, and the graph's
     input `x` is; the network makes them integers. With `text` they are those of tokens, and a
     caller may send strings. `missing_values` and `id_column` are of files: what cells say that are
-    missing, beside what always is, and the column that names rows where none is called `id`.
+    missing, besides what always is, and the column that names rows where none is called `id`.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]

@@ -150,7 +150,7 @@ class Objects:
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
     def close(self) -> None:
-        """End what is read in pieces, so that whoever is about to end need not wait for it."""
+        """End what is read in pieces, so that a process that ends need not wait for it."""
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:

@@ -1,4 +1,4 @@
-"""Evaluation reports: what was measured of a published version, beside it in the store.
+"""Evaluation reports: what was measured of a published version, next to it in the store.
 
 `<root>/<name>/evidence/<version>/<number>/` holds a report, `evidence.json`, and the files that it
 lists. A report is written to a hidden folder and renamed, whole or not at all; a later one takes
@@ -72,9 +72,8 @@ def publish_report(
     parent = _parent(name, version)
     with store.writing(name):
         if version not in store.versions(name):
-            raise NotFound(
-                f"version: expected one of {store.versions(name)} of model {name}, got {version!r}"
-            )
+            known = store.versions(name)
+            raise NotFound(f"version: expected one of {known} of model {name}, got {version!r}")
         while True:  # until no other writer has the number
             earlier = store.storage.reports(name, version)
             number = store.storage.last_number(parent) + 1
@@ -93,9 +92,8 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
         BrokenArtifact: if the report is damaged.
     """
     if version not in store.versions(name):
-        raise NotFound(
-            f"version: expected one of {store.versions(name)} of model {name}, got another"
-        )
+        known = store.versions(name)
+        raise NotFound(f"version: expected one of {known} of model {name}, got another")
     while numbers := sorted(store.storage.reports(name, version)):
         path = f"{_parent(name, version)}/{numbers[-1]}"
         try:

@@ -43,8 +43,8 @@ def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") ->
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a new private key to `path`, readable by its owner alone, and the public one beside it,
-    as PEM.
+    """Write a new private key to `path`, readable by its owner alone, and next to it the public
+    one, as PEM.
 
     Returns:
         The public key's path, `<path>.pub`.

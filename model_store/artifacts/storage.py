@@ -17,7 +17,7 @@ from model_store.errors import InvalidInput, NotFound
 
 MANIFEST = "manifest.json"
 ALIASES = "aliases"
-# beside the aliases: the highest number of a version that was the newest and is gone
+# next to the aliases: the highest number of a version that was the newest and is gone
 LAST_DELETED = ".last-deleted"
 EVIDENCE = "evidence"  # of evaluation reports: `model_store.artifacts.report`
 REPORT = "evidence.json"

@@ -22,8 +22,8 @@ LEFT_OUT = ("recipe", "convergence")  # records whose words are shown instead
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Return what the manifest of a version (a number) says, and what lies beside it; files are not
-    verified.
+    """Return what the manifest of a version (a number) says, and what lies next to it; files are
+    not verified.
 
     Raises:
         StoreError: as `ModelStore.manifest` does.

@@ -4,23 +4,23 @@ was asked for.
 A row is answered if its *uncertainty*, 1 - the largest mean probability, is at most a threshold and
 the flag does not fire on it; otherwise the service abstains. The selective risk is the probability
 that the label of an answered row is wrong. The threshold is chosen such that, with a probability of
-at least `CONFIDENCE` over the ranking split, the selective risk is at most the level asked for.
-Rows must be independent and of one distribution, those of the ranking split and new ones.
+at least `CONFIDENCE` over the calibration split, the selective risk is at most the level asked for.
+Rows must be independent and of one distribution, those of the calibration split and new ones.
 
 It is chosen by fixed-sequence testing (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then
 test: calibrating predictive algorithms to achieve risk control", 2021, section 2.3; Geifman and
 El-Yaniv, "Selective classification for deep neural networks", 2017, have the setting). Candidates
-are quantiles of the reference split's uncertainty, so that they do not depend on the ranking split.
-Of each the hypothesis "the risk is more than the level" is tested on the ranking rows that it
-answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of
+are quantiles of the reference split's uncertainty, so that they do not depend on the calibration
+split. Of each the hypothesis "the risk is more than the level" is tested on the calibration rows
+that it answers: with k wrong of n the p-value is P(Binomial(n, level) <= k). Tests begin at each of
 `STARTS` and go on to larger thresholds while they reject; the largest threshold that any of these
 sequences rejects is taken. Each has an equal share of 1 - CONFIDENCE, so with that confidence no
 hypothesis is rejected that is true.
 
-**Flagged rows.** With n ranking rows a false-positive rate flags those whose statistic is above the
-h-th largest ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h ranking rows
-below it are independent rows of the distribution of unflagged rows (of a continuous statistic): the
-tests look at these alone.
+**Flagged rows.** With n calibration rows a false-positive rate flags those whose statistic is
+above the h-th largest ranking statistic, h = floor(fpr (n + 1)). Given that number, the n - h
+calibration rows below it are independent rows of the distribution of unflagged rows (of a
+continuous statistic): the tests look at these alone.
 """
 
 import math
@@ -44,8 +44,8 @@ TENSORS = ("abstention.candidates", "abstention.doubt", "abstention.is_wrong")
 class Abstention:
     """What thresholds are chosen from.
 
-    The m ranking rows are in the order of their flag's statistic, the rows most like the reference
-    rows first.
+    The m calibration rows are in the order of their flag's statistic, the rows most like the
+    reference rows first.
     """
 
     candidates: Float64[np.ndarray, "T"]  # rising; the last answers every row that is not flagged
@@ -56,7 +56,7 @@ class Abstention:
         """Return the largest uncertainty to answer at, or `NOTHING`.
 
         Args:
-            flagged: how many ranking rows have statistics that the flag would fire at (h above).
+            flagged: how many calibration rows the flag would fire on (h above).
             risk: the level, in (0, 1).
         """
         unflagged = len(self.uncertainty) - flagged
@@ -78,10 +78,10 @@ class Abstention:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of J numbers of draws the candidates for thresholds, the ranking rows' uncertainty, and which
-    labels are wrong.
+    """Of J numbers of draws the candidates for thresholds, the calibration rows' uncertainty, and
+    which labels are wrong.
 
-    Rows are in the ranking split's order.
+    Rows are in the calibration split's order.
     """
 
     candidates: Float64[np.ndarray, "J T"]
@@ -104,7 +104,7 @@ class Answers:
     def abstention(
         self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "k"]
     ) -> Abstention:
-        """Return what thresholds are chosen from, of ranking row i at its `at[i]`-th number of
+        """Return what thresholds are chosen from, of calibration row i at its `at[i]`-th number of
         draws.
 
         `last` is the largest such index that the draws allow. `order` has the rows that count, by

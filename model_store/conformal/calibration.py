@@ -5,18 +5,19 @@ per row, same precision, same runtime), once for each number of draws in a grid,
 the same draws:
 
 * the *reference* split fits each detector: `detectors` says what a detector and its surprisal are;
-* the *ranking* split ranks: a detector's p-value is (1 + #{ranking surprisals >= surprisal}) /
-  (n + 1), and the flag's the same of the combined statistic of the named detectors' surprisals.
+* the *calibration* split, `ranking` in recipes and files, ranks: a detector's p-value is
+  (1 + #{its surprisals >= surprisal}) / (n + 1), and the flag's the same of the combined statistic
+  of the named detectors' surprisals.
 
-For inputs exchangeable with the ranking split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1), whatever
-the dependence between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a random
-world", 2005, chapter 2; ties make it smaller, never larger). The smallest usable fpr is therefore 1
-/ (n + 1).
+For inputs exchangeable with the calibration split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1),
+whatever the dependence between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a
+random world", 2005, chapter 2; ties make it smaller, never larger). The smallest usable fpr is
+therefore 1 / (n + 1).
 
-The ranking split's labels also give prediction sets and intervals (`sets`), and the
+The calibration split's labels also give prediction sets and intervals (`sets`), and the
 uncertainty beyond which the service abstains (`abstention`). Each of the guarantees holds by
-itself, on average over or with confidence in the choice of one and the same ranking split; they are
-not independent of each other.
+itself, on average over or with confidence in the choice of one and the same calibration split;
+they are not independent of each other.
 """
 
 import math
@@ -49,7 +50,7 @@ DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
 DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
 # detectors whose scores have no unit of their own
 IN_TARGET_UNITS = frozenset(DETECTED["regression"])
-KEPT_TABLES = 64  # ways of taking draws whose sorted ranking rows are kept
+KEPT_TABLES = 64  # ways of taking draws whose sorted calibration rows are kept
 
 Labels = Int64[np.ndarray, "N"]
 ByDetector = dict[str, Float64[np.ndarray, "N"]]
@@ -69,9 +70,7 @@ def at_least(rate: float) -> str:
 
 
 def default_not_kept(ranking_rows: int) -> str | None:
-    """Say that there are too few ranking rows for requests that name no `fpr` and no `coverage`;
-    None where there are enough.
-    """
+    """Say that there are too few rows for requests without `fpr` and `coverage`; None if enough."""
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
@@ -107,11 +106,11 @@ class DetectorScores:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Calibration scores by number of draws. J numbers of draws, n reference rows, m ranking rows,
-    C labels.
+    """Calibration scores by number of draws. J numbers of draws, n reference rows, m calibration
+    rows, C labels.
 
     `reference` holds each detector's scores of the reference split, sorted, of density detectors
-    standardised by `standards`. Of the ranking split, in its order, `surprisals` holds the
+    standardised by `standards`. Of the calibration split, in its order, `surprisals` holds the
     detectors' surprisals and `statistic` the flag's statistic.
     """
 
@@ -138,18 +137,18 @@ class Calibration:
         answers: Answers | None = None,
         categories: Categories | None = None,
     ) -> "Calibration":
-        """Fit detectors on the reference split's scores, and keep what ranks rows of the ranking
-        split's.
+        """Fit detectors on the reference split's scores, and keep what ranks rows of the
+        calibration split's.
 
         Args:
             draw_counts: the J numbers of draws that the scores were made with, rising.
             reference: the detectors' scores of the reference split.
-            ranking: the same of the ranking split.
-            nonconformity: how far each ranking row's label or target is from its prediction.
+            ranking: the same of the calibration split.
+            nonconformity: how far each calibration row's label or target is from its prediction.
             names: which detectors are combined, and which are densities.
             num_labels: C, 1 in a regression.
             answers: of a classification, the rows' uncertainty and which labels are wrong.
-            categories: of the ranking rows, where guarantees are to hold of each.
+            categories: of the calibration rows, where guarantees are to hold of each.
         """
         counts, labels = range(len(draw_counts)), reference.labels
         standards: dict[str, list[Standard]] = {}
@@ -222,7 +221,7 @@ class Calibration:
 
     @cached_property
     def rank_tables(self) -> Callable[..., RankTables]:
-        """The ranking rows of a number of draws each or, by a rule, of at most that many."""
+        """The calibration rows of a number of draws each or, by a rule, of at most that many."""
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
     def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:

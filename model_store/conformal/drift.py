@@ -35,7 +35,7 @@ from model_store.conformal.rank_tables import conformal_p_value
 EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 FLAG_RATE_AT = 0.05
 FALSE_ALARM = 0.001  # probability of an alarm, ever, while nothing drifts
-LATE_ROWS = 1000  # p-values of late are those of about so many rows, older ones fading away
+LATE_ROWS = 1000  # p-values of late are those of about that many rows, older ones fading away
 PRIOR_ROWS = 50  # as the urn would have them, that the bet on p-values of late adds to them
 SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k - 1)
 LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)

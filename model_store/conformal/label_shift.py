@@ -2,12 +2,12 @@
 theirs do.
 
 With shares pi' of the classes where the calibration rows' population has pi, and p(x | y) the same,
-a ranking row of class k counts as w_k = pi'_k / pi_k rows, and so does the new row (Podkopaev and
-Ramdas, "Distribution-free uncertainty quantification for classification under label shift", 2021;
-Tibshirani et al., "Conformal prediction under covariate shift", 2019). If the new row is of class
-k, then
+a calibration row of class k counts as w_k = pi'_k / pi_k rows, and so does the new row (Podkopaev
+and Ramdas, "Distribution-free uncertainty quantification for classification under label shift",
+2021; Tibshirani et al., "Conformal prediction under covariate shift", 2019). If the new row is of
+class k, then
 
-    p_k = (sum of w_i over ranking rows i at least as large + w_k) / (sum of all w_i + w_k)
+    p_k = (sum of w_i over calibration rows i at least as large + w_k) / (sum of all w_i + w_k)
 
 is at most a with a probability of at most a. Its class is not known, so
 
@@ -34,9 +34,9 @@ LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """The ranking rows under one number of draws, each of which counts as `weights` rows; what new
-    rows are ranked among. Not sorted. `class_weights` are those of new rows of each class.
-    """
+    """The calibration rows under one number of draws, each of which counts as `weights` rows;
+    what new rows are ranked among. Not sorted. `class_weights` are those of new rows of each
+    class."""
 
     num_draws: int
     statistic: Float64[np.ndarray, "m"]
@@ -75,8 +75,8 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The ranking rows' classes, in their split's order, and each class's share of the population
-    they are from."""
+    """The calibration rows' classes, in their split's order, and each class's share of the
+    population they are from."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]

@@ -41,7 +41,7 @@ JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """The categories of m ranking rows at J numbers of draws; G categories by name.
+    """The categories of m calibration rows at J numbers of draws; G categories by name.
 
     `judged` is that which a row's flag goes by, and `true` that which its truth belongs to: by
     class its predicted and its true class, by group the same for both.
@@ -62,8 +62,7 @@ class Categories:
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":
-        """Take the rows' groups by their numbers among `names`, the same at so many numbers of
-        draws.
+        """Take the rows' groups by their numbers among `names`, the same at all numbers of draws.
 
         Groups without a row are left out.
         """

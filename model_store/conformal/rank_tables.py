@@ -1,7 +1,7 @@
 """What new rows are ranked among, and what that says of them: p-values, prediction sets, intervals,
 abstention.
 
-A row's p-value is (1 + #{ranking rows at least as surprising}) / (m + 1):
+A row's p-value is (1 + #{calibration rows at least as surprising}) / (m + 1):
 `model_store.conformal.calibration` says when it holds. Where a model is calibrated by category
 there are tables of each category's rows too: `model_store.conformal.mondrian`.
 """
@@ -37,7 +37,7 @@ class ConformalPValues:
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """The ranking rows under one way of taking draws: what new rows taken so are ranked among.
+    """The calibration rows under one way of taking draws: what new rows taken so are ranked among.
 
     `statistic`, `nonconformity` and the surprisals are sorted. Where there are categories,
     `by_category` has the tables of each one's rows; what is asked of rows with their `categories`

@@ -104,7 +104,7 @@ def confident_rank(rows: int, coverage: float, confidence: float) -> int:
 
 
 def largest_coverage(rows: int, confidence: float) -> float:
-    """Return the largest coverage that so many calibration rows can keep with a confidence, and on
+    """Return the largest coverage that calibration rows can keep with a confidence, and on
     average."""
     return float(min((1.0 - confidence) ** (1.0 / rows), rows / (rows + 1.0)))
 

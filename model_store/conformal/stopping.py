@@ -16,15 +16,15 @@ counts as no less than what is usual at that number of draws, relative to the sc
 the reference rows.
 
 The threshold at a false-positive rate is estimated from the reference rows' statistics. It will
-differ a little from the one that the ranking rows give, so a row's flag counts as settled only if
-it is at all rates within `GUARD` standard errors of such an estimate of the rate asked for.
+differ a little from the one that the calibration rows give, so a row's flag counts as settled only
+if it is at all rates within `GUARD` standard errors of such an estimate of the rate asked for.
 
 **Why p-values stay exact.** Whether a row stops depends on the row, its draws and the reference
 split. So, whatever tolerance and rate are asked for, the statistic at the stage where a row stops
-is one fixed function of the row and its draws, and its rank among the ranking rows' statistics,
+is one fixed function of the row and its draws, and its rank among the calibration rows' statistics,
 each at the stage where that row stops, is a conformal p-value as ever. The same holds of
 surprisals, nonconformities and uncertainty. For that a calibration keeps what the rule looks at of
-each ranking row at each stage, and the rule is replayed over them (`EarlyStopping.stages_of`).
+each calibration row at each stage, and the rule is replayed over them (`EarlyStopping.stages_of`).
 """
 
 from collections.abc import Callable, Mapping
@@ -165,7 +165,7 @@ class EarlyStopping:
         return seen.stops(float(below[s]), float(above[s]), rule.tolerance)
 
     def stages_of(self, rule: StoppingRule, num_stages: int) -> Int64[np.ndarray, "m"]:
-        """Return the stage at which each ranking row stops of the first `num_stages`, or
+        """Return the stage at which each calibration row stops of the first `num_stages`, or
         `num_stages` if at none."""
         below, above = self.bounds(rule.fpr)
         settled = self.ranking.stops(below[:, None], above[:, None], rule.tolerance)

@@ -11,11 +11,11 @@ that contradict each other, either may be put right. Squares of whitened columns
 blamed the wrong one of correlated columns (docs/decisions/0017-explanations.md).
 
 *Numbers* of other rows. A detector of the input has a score that is a squared length in the space
-of inputs,
-|v|^2 = sum_i v_i^2 (`training.detectors` says what v is), so v_i^2 / |v|^2 is number i's share of it, exactly, and
-its share of the flag is the sum over detectors of the two shares' products. What is left, 1 - `attributed`, belongs
-to detectors that look at no number by itself (scores of the posterior, and of features), and to those of the input
-that found *less* than is usual: terms say what a large score is made of, not what a small one lacks.
+of inputs, |v|^2 = sum_i v_i^2 (`training.detectors` says what v is), so v_i^2 / |v|^2 is number i's
+share of it, exactly, and its share of the flag is the sum over detectors of the two shares'
+products. What is left, 1 - `attributed`, belongs to detectors that look at no number by itself
+(scores of the posterior, and of features), and to those of the input that found *less* than is
+usual: terms say what a large score is made of, not what a small one lacks.
 """
 
 from dataclasses import dataclass

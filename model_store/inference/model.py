@@ -27,12 +27,10 @@ from model_store.conformal.label_shift import LabelShift, WeightedRows, shift_lo
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
-from model_store.errors import BrokenArtifact
-from model_store.inference.draws import RowsUnderDraws
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
-from model_store.inference.runtime import GraphError, Runtime
+from model_store.inference.runtime import GraphError, OutputsOf, Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
 from model_store.scores.records import take
@@ -46,14 +44,10 @@ logger = logging.getLogger("dubito")
 CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
 DRAW_S = 1e-5  # about, of a row, where encoders are compared with draws
+NO_SHARES = "expected a version with the shares of its classes, got one without"
 LARGEST = float(np.finfo(np.float32).max)
 # The last two where a version has them
-NEEDED = (
-    *GRAPHS,
-    CALIBRATION_FILE,
-    TRAINING_ROWS,
-    TOKENIZER,
-)
+NEEDED = (*GRAPHS, CALIBRATION_FILE, TRAINING_ROWS, TOKENIZER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +69,12 @@ class Model:
             BrokenArtifact: if a file is not what this version of Dubito can run; it names the file.
         """
         manifest = artifact.manifest
-
-        def broken(file: str, reason: str) -> BrokenArtifact:
-            return BrokenArtifact(manifest.name, manifest.version, file, reason)
-
+        broken = manifest.broken
         if manifest.noise.algorithm not in ALGORITHMS:
-            raise broken(
-                "manifest.json", f"noise.algorithm: expected one of {ALGORITHMS}, those known here"
-            )
+            expected = f"one of {ALGORITHMS}, those known here"
+            raise broken("manifest.json", f"noise.algorithm: expected {expected}")
+        row_size = math.prod(manifest.input.shape)
         try:
-            row_size = int(np.prod(manifest.input.shape))
             encoder = None
             if manifest.encoder is not None:
                 path, file = artifact.folder / ENCODER, manifest.files[ENCODER]
@@ -104,81 +94,35 @@ class Model:
             raise broken("network.onnx", f"expected outputs of task {manifest.task}")
         attributed = manifest.detectors.attributed
         if runtime.terms_shape != ((len(attributed), row_size) if attributed else None):
-            raise broken(
-                "network.onnx",
-                "expected terms of each detector that the manifest names, and no others",
-            )
-        try:
-            tensors = load(artifact.files[CALIBRATION_FILE])
-            calibration = Calibration.from_tensors(
-                tensors,
-                manifest.detectors.names,
-                manifest.num_labels,
-                None
-                if manifest.categories is None
-                else (manifest.categories.kind, manifest.categories.names),
-            )
-            label_shift = LabelShift.from_tensors(
-                tensors, calibration.statistic.shape[1], manifest.num_labels
-            )
-        except (SafetensorError, ValueError) as error:
-            raise broken(CALIBRATION_FILE, str(error)) from None
-        if (calibration.answers is None) != (manifest.abstention is None):
-            raise broken(
-                CALIBRATION_FILE,
-                "expected abstention.doubt if and only if the manifest has abstention",
-            )
-        if (calibration.early_stopping is None) != (
-            not stages_among(calibration.draw_counts.tolist())
-        ):
-            raise broken(
-                CALIBRATION_FILE, "expected settling.reference if and only if rows can stop early"
-            )
-        if (
-            manifest.detectors.scores_version != SCORES_VERSION
-            and calibration.early_stopping is not None
-        ):
-            logger.warning(
-                "model %s version %s was calibrated with other standard errors: its rows take all "
-                "draws, whatever "
-                "settle says, until it is calibrated anew (python -m training calibrate)",
-                manifest.name,
-                manifest.version,
-            )
-            calibration = replace(calibration, early_stopping=None)
+            expected = "terms of each detector that the manifest names, and no others"
+            raise broken("network.onnx", f"expected {expected}")
+        calibration, label_shift = _calibration(artifact)
         model = cls(manifest, runtime, calibration, label_shift)
         try:
             model.warm_up()
         except GraphError as error:
             raise broken(error.file, error.reason) from None
         except Exception:
-            raise broken(
-                "network.onnx", "it does not run on rows of the manifest's shape"
-            ) from None
-        try:
-            rows = artifact.files.get(TRAINING_ROWS)
-            training_rows = (
-                None
-                if rows is None
-                else TrainingRows.from_tensors(load(rows), model.network_row_size)
-            )
-        except (SafetensorError, ValueError) as error:
-            raise broken(TRAINING_ROWS, str(error)) from None
+            reason = "it does not run on rows of the manifest's shape"
+            raise broken("network.onnx", reason) from None
+        training_rows = None
+        if TRAINING_ROWS in artifact.files:
+            try:
+                tensors = load(artifact.files[TRAINING_ROWS])
+                training_rows = TrainingRows.from_tensors(tensors, model.network_row_size)
+            except (SafetensorError, ValueError) as error:
+                raise broken(TRAINING_ROWS, str(error)) from None
         text_encoder = None
         if manifest.input.text is not None:
-            # A library that other models do not need
-            from model_store.sources.text import (
-                TextEncoder,
-            )
+            from model_store.sources.text import TextEncoder  # other models do not need its library
 
             try:
                 text_encoder = TextEncoder(artifact.files[TOKENIZER], manifest.input.text)
             except ValueError as error:
                 raise broken(TOKENIZER, str(error)) from None
             if text_encoder.vocabulary > manifest.input.maximum + 1:
-                raise broken(
-                    TOKENIZER, f"expected ids up to {manifest.input.maximum:.0f}, got larger ones"
-                )
+                expected = f"ids up to {manifest.input.maximum:.0f}"
+                raise broken(TOKENIZER, f"expected {expected}, got larger ones")
         return replace(model, training_rows=training_rows, text_encoder=text_encoder)
 
     @cached_property
@@ -219,9 +163,8 @@ class Model:
         given, expected = outputs.shape[2], self.manifest.output_size
         if given != expected:
             what = "classes" if self.manifest.classes else "mean and log variance"
-            raise GraphError(
-                "network.onnx", f"expected {expected} outputs for each row ({what}), got {given}"
-            )
+            reason = f"expected {expected} outputs for each row ({what}), got {given}"
+            raise GraphError("network.onnx", reason)
         self.prediction(outputs, density)
 
     def predict(
@@ -245,26 +188,22 @@ class Model:
         """
         num_draws, predictive = len(outputs), self.predictive
         used = self.calibration.draws_used(num_draws)
+        sums = predictive.sums(outputs[:used])
+        tables: RankTables | WeightedRows
         if priors is not None:
             if self.label_shift is None:
-                raise ValueError(
-                    "expected a version with the shares of its classes, got one without"
-                )
+                raise ValueError(NO_SHARES)
             scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
-            calibrated_scores = predictive.scores(
-                predictive.sums(outputs[:used]), standard_errors=False
-            )
-            weighted = self.label_shift.weighted(self.calibration, used, np.array(priors))
-            return self._prediction(scores, calibrated_scores, density, used, weighted)
-        sums = predictive.sums(outputs[:used])
-        if used == num_draws:
-            scores = calibrated_scores = predictive.scores(sums)
-        else:
             calibrated_scores = predictive.scores(sums, standard_errors=False)
-            scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
-        return self._prediction(
-            scores, calibrated_scores, density, used, self.calibration.rank_tables(used)
-        )
+            tables = self.label_shift.weighted(self.calibration, used, np.array(priors))
+        else:
+            tables = self.calibration.rank_tables(used)
+            if used == num_draws:
+                scores = calibrated_scores = predictive.scores(sums)
+            else:
+                calibrated_scores = predictive.scores(sums, standard_errors=False)
+                scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
+        return self._prediction(scores, calibrated_scores, density, used, tables)
 
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
@@ -276,11 +215,9 @@ class Model:
                 of a class that has one.
         """
         if self.manifest.priors is None:
-            raise ValueError("expected a version with the shares of its classes, got one without")
-        if any(
-            share > 0 and known == 0
-            for share, known in zip(priors, self.manifest.priors, strict=True)
-        ):
+            raise ValueError(NO_SHARES)
+        pairs = zip(priors, self.manifest.priors, strict=True)
+        if any(share > 0 and known == 0 for share, known in pairs):
             raise ValueError("expected shares of classes with training rows, got others")
         ratio = np.zeros(len(priors))  # also of a class that neither have
         np.divide(priors, self.manifest.priors, out=ratio, where=np.array(priors) > 0)
@@ -290,7 +227,7 @@ class Model:
 
     def prediction_with_stopping(
         self,
-        rows: RowsUnderDraws,
+        outputs_of: OutputsOf,
         density: Float32[np.ndarray, "N M"],
         num_draws: int,
         rule: StoppingRule,
@@ -298,7 +235,7 @@ class Model:
         """Return scores and p-values of rows, each of as many draws as a rule lets it take.
 
         Args:
-            rows: asked for their outputs under draws in their order, of fewer and fewer rows.
+            outputs_of: asked for draws in their order, of fewer and fewer rows.
             density: the rows' density scores.
             num_draws: the most draws that a row takes.
             rule: when a row stops.
@@ -308,7 +245,7 @@ class Model:
         rank_tables = self.calibration.rank_tables(used, rule)
         left = np.arange(len(density))
         first_stage, *stages = [*self.calibration.stages(used), used]
-        sums = predictive.sums(rows.outputs(left, 0, first_stage))
+        sums = predictive.sums(outputs_of(left, 0, first_stage))
         parts, order = [], []
         for stage, following in pairwise([first_stage, *stages]):
             scores = predictive.scores(sums)
@@ -326,11 +263,11 @@ class Model:
                 left, density, sums = left[~stops], density[~stops], sums.take(~stops)
             if len(left) == 0:
                 break
-            sums = sums.merge(predictive.sums(rows.outputs(left, stage, following), stage))
+            sums = sums.merge(predictive.sums(outputs_of(left, stage, following), stage))
         if len(left) > 0:
             scores = calibrated_scores = predictive.scores(sums)
             if num_draws > used:
-                rest = predictive.sums(rows.outputs(left, used, num_draws), used)
+                rest = predictive.sums(outputs_of(left, used, num_draws), used)
                 scores = predictive.scores(sums.merge(rest))
             parts.append(self._prediction(scores, calibrated_scores, density, used, rank_tables))
             order.append(left)
@@ -350,23 +287,50 @@ class Model:
         surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
         statistic = flag_statistic(surprisals, self.calibration.combined)
         p_values = rank_tables.p_values(statistic, surprisals)
-        mass = (
-            mass_above(calibrated_scores.probabilities)
-            if isinstance(calibrated_scores, Scores)
-            else None
-        )
-        categories = self.calibration.categories
-        ranked = (
-            None
-            if categories is None
-            else RankedRows(
-                categories.of_rows(calibrated_scores.labels, None), statistic, surprisals
-            )
-        )
+        mass = ranked = None
+        if isinstance(calibrated_scores, Scores):
+            mass = mass_above(calibrated_scores.probabilities)
+        if (categories := self.calibration.categories) is not None:
+            of_rows = categories.of_rows(calibrated_scores.labels, None)
+            ranked = RankedRows(of_rows, statistic, surprisals)
         transform = self.manifest.transform
         return Prediction(
             scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked
         )
+
+
+def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
+    manifest, categories = artifact.manifest, artifact.manifest.categories
+    try:
+        tensors = load(artifact.files[CALIBRATION_FILE])
+        calibration = Calibration.from_tensors(
+            tensors,
+            manifest.detectors.names,
+            manifest.num_labels,
+            None if categories is None else (categories.kind, categories.names),
+        )
+        label_shift = LabelShift.from_tensors(
+            tensors, calibration.statistic.shape[1], manifest.num_labels
+        )
+    except (SafetensorError, ValueError) as error:
+        raise manifest.broken(CALIBRATION_FILE, str(error)) from None
+    if (calibration.answers is None) != (manifest.abstention is None):
+        expected = "abstention.doubt if and only if the manifest has abstention"
+        raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
+    has_stages = bool(stages_among(calibration.draw_counts.tolist()))
+    if (calibration.early_stopping is not None) != has_stages:
+        expected = "settling.reference if and only if rows can stop early"
+        raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
+    if has_stages and manifest.detectors.scores_version != SCORES_VERSION:
+        logger.warning(
+            "model %s version %s was calibrated with other standard errors: its rows take all "
+            "draws, whatever settle says, until it is calibrated again (python -m training "
+            "calibrate)",
+            manifest.name,
+            manifest.version,
+        )
+        calibration = replace(calibration, early_stopping=None)
+    return calibration, label_shift
 
 
 def detector_scores(

@@ -2,13 +2,14 @@
 
 Algorithm `philox4x64-10/linear-quantile` (its name stands in each manifest):
 
-1. A draw of D numbers takes B = ceil(D / 8) blocks. Block b = 1 .. B of draw k is Philox4x64-10 (Salmon, Moraes, Dror
-   and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter k B + b and the key
-   seed. It gives four 64-bit words; each is split in two 32-bit words, the low half first.
-2. A 32-bit word is a sign (the highest bit) and a number v of 31 bits. With f = v + 1/2 in float32 the size of the
-   normal is the upper quantile of f / 2^32, linear in f between nodes: 256 to each power of two, so
-   that the tail, where v is small, is as fine as the middle. The result is within 1e-6 of the exact
-   quantile everywhere; the largest is 6.34.
+1. A draw of D numbers takes B = ceil(D / 8) blocks. Block b = 1 .. B of draw k is Philox4x64-10
+   (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of the
+   counter k B + b and the key seed. It gives four 64-bit words; each is split in two 32-bit words,
+   the low half first.
+2. A 32-bit word is a sign (the highest bit) and a number v of 31 bits. With f = v + 1/2 in float32
+   the size of the normal is the upper quantile of f / 2^32, linear in f between nodes: 256 to each
+   power of two, so that the tail, where v is small, is as fine as the middle. The result is within
+   1e-6 of the exact quantile everywhere; the largest is 6.34.
 
 Step 2 is one rounded conversion, one addition, and a multiplication and an addition of float32 with
 numbers from a table, all exactly rounded by IEEE 754; the table is made of float32 values of the

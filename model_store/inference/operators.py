@@ -2,10 +2,9 @@
 nothing else.
 
 On the list are operators that compute numbers from numbers, the same each time: none that is
-    random, that
-chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files, sequences or
-optional values; and no functions, which give an operator another meaning. How long a graph takes,
-and how much memory, `model_store.inference.preflight` finds out.
+random, that chooses or repeats graphs (`If`, `Loop`, `Scan`), or that has to do with text, files,
+sequences or optional values; and no functions, which give an operator another meaning. How long a
+graph takes, and how much memory, `model_store.inference.preflight` finds out.
 """
 
 from collections.abc import Iterator
@@ -15,33 +14,34 @@ import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of one
 BY_FULL_NAME = """
-Abs Add BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Clip CumProd CumSum Div Erf Exp Floor Log Max
-Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sqrt Sub Sum
+Abs Add BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Clip CumProd CumSum Div Erf Exp
+Floor Log Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sqrt Sub Sum
 
 Acos Acosh Asin Asinh Atan Atanh Cos Cosh Sin Sinh Tan Tanh
 
 And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Where Xor
 
-Celu Elu Gelu HardSigmoid HardSwish Hardmax LeakyRelu LogSoftmax Mish PRelu Relu Selu Shrink Sigmoid Softmax
-Softplus Softsign Swish ThresholdedRelu
+Celu Elu Gelu HardSigmoid HardSwish Hardmax LeakyRelu LogSoftmax Mish PRelu Relu Selu Shrink
+Sigmoid Softmax Softplus Softsign Swish ThresholdedRelu
 
-ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-ReduceSumSquare TopK
+ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
+ReduceProd ReduceSum ReduceSumSquare TopK
 
 Attention Det Einsum Gemm MatMul RotaryEmbedding
 
-AffineGrid AveragePool BatchNormalization Col2Im Conv ConvTranspose DFT DeformConv GRU GlobalAveragePool
-GlobalLpPool GlobalMaxPool GridSample GroupNormalization InstanceNormalization LRN LSTM LayerNormalization
-LpNormalization LpPool MaxPool MaxUnpool MeanVarianceNormalization RMSNormalization RNN Resize STFT
+AffineGrid AveragePool BatchNormalization Col2Im Conv ConvTranspose DFT DeformConv GRU
+GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
+LRN LSTM LayerNormalization LpNormalization LpPool MaxPool MaxUnpool MeanVarianceNormalization
+RMSNormalization RNN Resize STFT
 
-CenterCropPad Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity NonZero OneHot
-Pad Reshape ReverseSequence ScatterElements ScatterND Shape Size Slice SpaceToDepth Split Squeeze Tile Transpose
-Trilu Unsqueeze
+CenterCropPad Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity
+NonZero OneHot Pad Reshape ReverseSequence ScatterElements ScatterND Shape Size Slice SpaceToDepth
+Split Squeeze Tile Transpose Trilu Unsqueeze
 
 BlackmanWindow Cast CastLike Constant ConstantOfShape EyeLike HammingWindow HannWindow Range
 
-ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear
-com.microsoft.MatMulIntegerToFloat
+ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul
+QuantizeLinear com.microsoft.MatMulIntegerToFloat
 """
 OPERATORS = frozenset(BY_FULL_NAME.split())
 

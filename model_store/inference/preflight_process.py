@@ -1,4 +1,4 @@
-"""The process of preflights, seen from outside: start it, ask it, and end it when it takes too long.
+"""The process of preflights from outside: start it, ask it, and end it when it takes too long.
 
 A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much
 memory. So it first runs in a process that can be killed: within a limit of memory that it sets

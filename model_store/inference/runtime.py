@@ -2,7 +2,7 @@
 service.
 
 Draws are taken in chunks of bounded size, which does not change a bit of any row's answer: every
-row of a matrix product is summed in the same order, however many rows stand beside it, one row
+row of a matrix product is summed in the same order, however many rows come with it, one row
 included, and however many threads share the work. That holds because the weights are constants of
 the graph, which onnxruntime packs for its blocked kernel when a session is made.
 """
@@ -29,6 +29,8 @@ logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
+# What the network says of some rows under their draws `first` to `last - 1`
+OutputsOf = Callable[[slice | np.ndarray, int, int], Float32[np.ndarray, "K n C"]]
 Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
 # Of the network
@@ -88,7 +90,7 @@ class Runtime:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process
         may use.
 
-        They are the network's: draws are made ahead, on one thread, beside what the network does.
+        They are the network's: draws are made ahead, on one thread, while the network works.
         Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With
         an `encoder` (`model_store.inference.encoder`), rows are what it takes, and the network's
         are what it gives.
@@ -100,21 +102,16 @@ class Runtime:
         self.algorithm = algorithm
         self.paired = paired
         self.encoder = encoder
-        self._sampler = _session(
-            "sampler.onnx", _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
-        )
-        outputs = [
-            {output, *BEFORE_DRAWS, *terms}
-            for output in OUTPUTS.values()
-            for terms in ((), (TERMS,))
-        ]
+        graph = _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
+        self._sampler = _session("sampler.onnx", graph)
+        needed = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
+        outputs = [names | terms for names in needed for terms in (set(), {TERMS})]
         whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
         given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
-        weights = {entry.key: entry.value for entry in whole.metadata_props}.get(
-            WEIGHTS_PER_DRAW, "0"
-        )
+        metadata = {entry.key: entry.value for entry in whole.metadata_props}
+        weights = metadata.get(WEIGHTS_PER_DRAW, "0")
         if not weights.isdecimal():
             raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
         self._weights_per_draw = int(weights)
@@ -123,16 +120,14 @@ class Runtime:
         self._outputs = _last_dimension(whole.graph.output, self.output)
         # What does not depend on draws is computed once for each row.
         after = between(whole, ("features", "theta"), (self.output,))
-        self._rows = "features" if after else "x"  # what the second graph takes in beside theta
+        self._rows = "features" if after else "x"  # what the second graph takes besides theta
         self._given = ["features", "density"] if after else ["density"]
         before = between(whole, ("x",), self._given)
         after = after or between(whole, ("x", "theta"), (self.output,))
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
-        self._before, self._after = (
-            _session("network.onnx", before),
-            _session("network.onnx", after),
-        )
+        self._before = _session("network.onnx", before)
+        self._after = _session("network.onnx", after)
         terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
@@ -140,9 +135,8 @@ class Runtime:
         self._terms_graph = terms
         self._terms_session: ort.InferenceSession | None = None
         self._making_terms = threading.Lock()
-        self.threads = (
-            1 if providers()[0] == "CUDAExecutionProvider" else threads or available_processors()
-        )
+        on_gpu = providers()[0] == "CUDAExecutionProvider"
+        self.threads = 1 if on_gpu else threads or available_processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
@@ -177,6 +171,16 @@ class Runtime:
             parts.append(self.after_draws(known, theta[:, None]))
         return np.concatenate(parts)
 
+    def shared_draws(self, known: Float32[np.ndarray, "N H"], draws: DrawSet) -> OutputsOf:
+        """Return the outputs of rows that are all under the same draws."""
+        return lambda rows, first, last: self.after_draw_set(known[rows], draws, first, last)
+
+    def own_draws(
+        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K N D"]
+    ) -> OutputsOf:
+        """Return the outputs of rows, each under draws of its own; draws must be paired."""
+        return lambda rows, first, last: self.after_draws(known[rows], theta[first:last, rows])
+
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
     ) -> tuple[Float32[np.ndarray, "K N C"], Float32[np.ndarray, "N M"]]:
@@ -197,14 +201,12 @@ class Runtime:
         """Return what `after_draws` takes in of rows, and the density detectors' scores: what no
         draw changes."""
         x = self.encoded(x)
-        parts = self._each(
-            lambda block: self._before_draws(x[block]), self._row_blocks(len(x)), len(x)
-        )
+        blocks = self._row_blocks(len(x))
+        parts = self._each(lambda block: self._before_draws(x[block]), blocks, len(x))
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate([known for known, _ in parts]), np.concatenate(
-            [density for _, density in parts]
-        )
+        known, density = zip(*parts, strict=True)
+        return np.concatenate(known), np.concatenate(density)
 
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         return x if self.encoder is None else self.encoder(x)
@@ -247,14 +249,10 @@ class Runtime:
             theta_part = theta[draws] if theta.shape[1] == 1 else theta[draws, block]
             outputs[draws, block] = self._after_draws(known[block], theta_part)
 
-        chunks = self._draw_chunks(
-            max(block.stop - block.start for block in blocks), len(theta), len(blocks)
-        )
-        self._each(
-            compute,
-            [(block, draws) for draws in chunks for block in blocks],
-            len(known) * len(theta),
-        )
+        largest = max(block.stop - block.start for block in blocks)
+        chunks = self._draw_chunks(largest, len(theta), len(blocks))
+        parts = [(block, draws) for draws in chunks for block in blocks]
+        self._each(compute, parts, len(known) * len(theta))
         return outputs
 
     def _row_blocks(self, rows: int) -> list[slice]:
@@ -264,7 +262,7 @@ class Runtime:
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
-        """Return chunks of draws for blocks of so many rows: bounded, and work for each thread."""
+        """Return chunks of draws for blocks of rows: bounded, and work for each thread."""
         # The network computes every member, whichever are asked for
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
@@ -363,9 +361,8 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Return options of a session whose operators take so many threads, which wait busily for each
-    other in a run, and burn no core after it.
-    """
+    """Return options of a session whose operators share threads, which wait busily for each other
+    in a run, and burn no core after it."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

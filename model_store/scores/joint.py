@@ -57,7 +57,7 @@ class Candidates:
 
 
 class JointScore(ABC):
-    """What rows gain beside those chosen so far: none at first."""
+    """What rows gain in addition to those chosen so far: none at first."""
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         self.candidates = candidates
@@ -76,7 +76,7 @@ class JointScore(ABC):
     @classmethod
     @abstractmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Return about how many bytes a choice of k rows takes beside its candidates."""
+        """Return about how many bytes a choice of k rows takes besides its candidates."""
 
     @property
     @abstractmethod
@@ -255,7 +255,7 @@ class MaxDet(JointScore):
         return _information(self._left(rows)[0], self.candidates.own[rows])
 
     def bounds(self, rows: Rows, level: int) -> Gains:  # noqa: ARG002
-        """Return the gains, and beside them what their rounding may be."""
+        """Return the gains, and add what their rounding may be."""
         return self.gains(rows) + ROUNDING
 
     def choose(self, row: int) -> None:

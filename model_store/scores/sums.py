@@ -135,7 +135,7 @@ class Average:
             deviation: the group's mean less the mean over draws.
         """
         # About the mean over draws it is v - r (square - v); the mean without the group lies r
-        # deviation beside that.
+        # deviation from that.
         without = (1.0 + self.odds_G) * variance[..., None]
         without -= self.odds_G * square
         without -= np.square(self.odds_G * deviation)

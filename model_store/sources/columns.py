@@ -1,10 +1,10 @@
 """Rows of named columns as rows of numbers: one encoding for training and for the service.
 
 A number becomes (value - mean) / std; a missing one becomes 0, which is the mean, and where the
-training rows miss some the column has an indicator beside it, 1 where the value is missing. A
+training rows miss some the column has an indicator next to it, 1 where the value is missing. A
 category becomes a one among zeros, with a last number that is 1 for a category that was not seen in
 training and for a missing value. A time is a number, and for each of its column's cycles a sine and
-a cosine beside it. Mean, standard deviation and categories are the training rows'
+a cosine next to it. Mean, standard deviation and categories are the training rows'
 (`training.data.tables` fits them); arithmetic is float64, rounded once.
 """
 

@@ -52,7 +52,7 @@ def open_image(
 
     Raises:
         InvalidInput: if it is not a file of one of the formats, of 8 bits a channel, has more than
-            `MAX_PIXELS`, or is cut into so many parts that it would take long to read.
+            `MAX_PIXELS`, or is cut into too many parts to be read quickly.
     """
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     scans = 1
@@ -109,7 +109,7 @@ def resized_pixels(image: Image.Image, spec: ImageSpec, field: str) -> int:
 
 
 def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
-    """Return the size (width, height) of an image whose shorter side has so many pixels, as
+    """Return the size (width, height) of an image whose shorter side has that many pixels, as
     torchvision rounds it."""
     width, height = size
     longer = int(shorter * max(size) / min(size))

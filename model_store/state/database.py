@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     done INTEGER NOT NULL DEFAULT 0,  -- of these
     worked_s REAL NOT NULL DEFAULT 0, -- that they took
     cancel INTEGER NOT NULL DEFAULT 0,
-    said TEXT                         -- JSON: the answer of one that is done, why it failed of one that has
+    said TEXT                         -- JSON: the answer of one that is done, or why it failed
 ) STRICT;
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
 CREATE TABLE IF NOT EXISTS acquired (
@@ -177,7 +177,7 @@ def _told() -> Iterator[None]:
 
 
 def of_disk(error: OSError) -> NoSpace | StateUnusable:
-    """Return an error of the disk as one of the state. It names no path: whoever asks the service
+    """Return an error of the disk as one of the state. It names no path: a client of the service
     may read it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)

@@ -7,10 +7,12 @@ returns, and the same label again changes nothing.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from sqlite3 import Connection, Row
 from typing import Any
 
 import numpy as np
@@ -124,37 +126,30 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
         NoSpace, StateUnusable: as `Database.writing` does; then none is kept.
     """
     now = time.time()
+    columns = [
+        {
+            **vars(how),
+            **vars(row),
+            "said": None if row.said is None else json.dumps(row.said),
+            "x": row.x.astype(ROW_TYPE).tobytes(),
+            "time": now,
+        }
+        for row in rows
+    ]
     with database.writing() as connection:
         connection.executemany(
             """
-            INSERT INTO acquired VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (model, id) DO UPDATE SET
-                version = excluded.version, acquisition = excluded.acquisition, seed = excluded.seed,
-                num_samples = excluded.num_samples, rank = excluded.rank, score = excluded.score,
-                control = excluded.control, said = excluded.said, row = excluded.row, format = excluded.format,
-                time = excluded.time
-            WHERE acquired.control = 0
-                AND NOT EXISTS (SELECT 1 FROM labels l WHERE l.model = acquired.model AND l.id = acquired.id)
+            INSERT INTO acquired VALUES (:model, :id, :version, :acquisition, :seed, :num_samples,
+                :rank, :score, :control, :said, :x, :format, :time)
+            ON CONFLICT (model, id) DO UPDATE SET
+                version = excluded.version, acquisition = excluded.acquisition,
+                seed = excluded.seed, num_samples = excluded.num_samples, rank = excluded.rank,
+                score = excluded.score, control = excluded.control, said = excluded.said,
+                row = excluded.row, format = excluded.format, time = excluded.time
+            WHERE acquired.control = 0 AND NOT EXISTS
+                (SELECT 1 FROM labels l WHERE l.model = acquired.model AND l.id = acquired.id)
             """,
-            [
-                (
-                    *(
-                        how.model,
-                        row.id,
-                        how.version,
-                        how.acquisition,
-                        how.seed,
-                        how.num_samples,
-                        row.rank,
-                    ),
-                    *(
-                        row.score,
-                        int(row.control),
-                        None if row.said is None else json.dumps(row.said),
-                    ),
-                    *(row.x.astype(ROW_TYPE).tobytes(), how.format, now),
-                )
-                for row in rows
-            ],
+            columns,
         )
 
 
@@ -205,73 +200,67 @@ def accept(
             label already.
         NoSpace, StateUnusable: as `Database.writing` does.
     """
-    now, counts = time.time(), {"accepted": 0, "known": 0, "replaced": 0}
+    now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:
         for n, label in enumerate(labels):
-            kept = connection.execute(
-                "SELECT row FROM acquired WHERE model = ? AND id = ?", (model, label.id)
-            ).fetchone()
-            there = connection.execute(
-                "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?",
-                (model, label.id),
-            ).fetchone()
-            row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
-            known_row = (
-                kept["row"] if kept is not None else there["row"] if there is not None else None
+            field = f"labels.{n}"
+            outcome = _accept(connection, model, row_format, label, field, replace, key, now)
+            outcomes[outcome] += 1
+    return Accepted(outcomes["accepted"], outcomes["known"], outcomes["replaced"])
+
+
+def _accept(
+    connection: Connection,
+    model: str,
+    row_format: str,
+    label: Label,
+    field: str,
+    replace: bool,
+    key: str | None,
+    now: float,
+) -> str:
+    """Keep a label; return what became of it, a field of `Accepted`."""
+    place = model, label.id
+    kept = connection.execute(
+        "SELECT row FROM acquired WHERE model = ? AND id = ?", place
+    ).fetchone()
+    there = connection.execute(
+        "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?", place
+    ).fetchone()
+    row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
+    known = kept or there
+    known_row = known["row"] if known else None
+    if known_row is None and row is None:
+        expected = "that of a row that was acquired, or an `input` beside it"
+        raise InvalidInput(f"{field}.id", expected, "another")
+    if known_row is not None and row is not None and row != known_row:
+        expected = "the row that this id was first used for"
+        raise Conflict(f"{field}.input: expected {expected}, got another")
+    value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
+    if there is None:
+        connection.execute(
+            "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, *value, None if kept else row, row_format, key, now),
+        )
+        return "accepted"
+    if (there["label"], there["target"]) == value:
+        if there["key"] is None and key is not None:  # somebody who is known says the same
+            connection.execute(
+                "UPDATE labels SET key = ? WHERE model = ? AND id = ?", (key, *place)
             )
-            if known_row is None and row is None:
-                raise InvalidInput(
-                    f"labels.{n}.id",
-                    "that of a row that was acquired, or an `input` beside it",
-                    "another",
-                )
-            if known_row is not None and row is not None and row != known_row:
-                raise Conflict(
-                    f"labels.{n}.input: expected the row that this id was first used for, got "
-                    "another"
-                )
-            text, number = (
-                (label.value, None) if isinstance(label.value, str) else (None, label.value)
-            )
-            if there is None:
-                own = None if kept is not None else row
-                connection.execute(
-                    "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (model, label.id, text, number, own, row_format, key, now),
-                )
-                counts["accepted"] += 1
-            elif (there["label"], there["target"]) == (text, number):
-                counts["known"] += 1
-                if there["key"] is None and key is not None:  # somebody who is known says the same
-                    connection.execute(
-                        "UPDATE labels SET key = ? WHERE model = ? AND id = ?",
-                        (key, model, label.id),
-                    )
-            elif not replace:
-                raise Conflict(
-                    f'labels.{n}: expected the label that this id has, or "replace": true, got '
-                    "another label"
-                )
-            else:
-                connection.execute(
-                    "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        model,
-                        label.id,
-                        there["label"],
-                        there["target"],
-                        there["key"],
-                        there["time"],
-                        now,
-                    ),
-                )
-                connection.execute(
-                    "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? "
-                    "AND id = ?",
-                    (text, number, key, now, model, label.id),
-                )
-                counts["replaced"] += 1
-    return Accepted(**counts)
+        return "known"
+    if not replace:
+        expected = 'the label that this id has, or "replace": true'
+        raise Conflict(f"{field}: expected {expected}, got another label")
+    connection.execute(
+        "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*place, there["label"], there["target"], there["key"], there["time"], now),
+    )
+    connection.execute(
+        "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
+        (*value, key, now, *place),
+    )
+    return "replaced"
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
@@ -284,8 +273,8 @@ def counts(database: Database, model: str) -> dict[str, int]:
                 (SELECT count(*) FROM acquired a WHERE model = :m AND NOT EXISTS
                     (SELECT 1 FROM labels l WHERE l.model = a.model AND l.id = a.id)) waiting,
                 (SELECT count(*) FROM labels WHERE model = :m) labels,
-                (SELECT count(*) FROM labels JOIN acquired USING (model, id) WHERE model = :m AND control)
-                    control_labels
+                (SELECT count(*) FROM labels JOIN acquired USING (model, id)
+                    WHERE model = :m AND control) control_labels
             """,
             {"m": model},
         ).fetchone()
@@ -297,9 +286,11 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
     with database.reading() as connection:
         found = connection.execute(
             """
-            SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row, coalesce(a.format, l.format) format,
-                coalesce(a.control, 0) control, coalesce(a.acquisition, :random) acquisition, l.key
-            FROM labels l LEFT JOIN acquired a USING (model, id) WHERE model = :model ORDER BY l.time, l.rowid
+            SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,
+                coalesce(a.format, l.format) format, coalesce(a.control, 0) control,
+                coalesce(a.acquisition, :random) acquisition, l.key
+            FROM labels l LEFT JOIN acquired a USING (model, id)
+            WHERE model = :model ORDER BY l.time, l.rowid
             """,
             {"model": model, "random": RANDOM},
         ).fetchall()
@@ -308,11 +299,9 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
     return LabelledRows(
         ids=[row["id"] for row in rows],
         x=x.reshape(len(rows), size),
-        values=[row["target"] if row["label"] is None else row["label"] for row in rows],
+        values=[_value(row) for row in rows],
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
-        is_chosen=np.array(
-            [row["acquisition"] != RANDOM and not row["control"] for row in rows], dtype=bool
-        ),
+        is_chosen=np.array([r["acquisition"] != RANDOM and not r["control"] for r in rows], bool),
         are_known=all(row["key"] is not None for row in rows),
         left_out=len(found) - len(rows),
     )
@@ -324,19 +313,18 @@ def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, 
     with database.reading() as connection:
         found = connection.execute(
             """
-            SELECT a.version, a.said, l.label, l.target FROM acquired a JOIN labels l USING (model, id)
+            SELECT a.version, a.said, l.label, l.target
+            FROM acquired a JOIN labels l USING (model, id)
             WHERE model = ? AND a.control AND a.said IS NOT NULL
             """,
             (model,),
         ).fetchall()
-    return [
-        (
-            row["version"],
-            json.loads(row["said"]),
-            row["target"] if row["label"] is None else row["label"],
-        )
-        for row in found
-    ]
+    return [(row["version"], json.loads(row["said"]), _value(row)) for row in found]
+
+
+def _value(row: Row) -> str | float:
+    value: str | float = row["target"] if row["label"] is None else row["label"]
+    return value
 
 
 def keep_candidate(

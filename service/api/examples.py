@@ -26,11 +26,8 @@ MOST_PIXELS = 1 << 20  # of an image that is made
 
 
 def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> dict[str, Any]:
-    rows = [
-        (manifest, row)
-        for manifest in manifests
-        if (row := example_row(manifest.input)) is not None
-    ]
+    rows = [(manifest, example_row(manifest.input)) for manifest in manifests]
+    rows = [(manifest, row) for manifest, row in rows if row is not None]
     paths = dict(document["paths"])
     for path, make in (("/predict", _predict), ("/acquire", _acquire), ("/labels", _labels)):
         made: dict[str, Any] = {}
@@ -40,10 +37,8 @@ def with_examples(document: dict[str, Any], manifests: Sequence[Manifest]) -> di
             post = paths[path]["post"]
             content = post["requestBody"]["content"]
             content = {**content, JSON: {**content[JSON], "examples": made}}
-            paths[path] = {
-                **paths[path],
-                "post": {**post, "requestBody": {**post["requestBody"], "content": content}},
-            }
+            post = {**post, "requestBody": {**post["requestBody"], "content": content}}
+            paths[path] = {**paths[path], "post": post}
     return {**document, "paths": paths}
 
 
@@ -63,9 +58,8 @@ def example_row(spec: InputSpec) -> Any:
         return None
     file = io.BytesIO()
     height, width = spec.shape[-2:]
-    Image.new(
-        spec.image.mode, (width, height), 128 if spec.image.mode == "L" else (128, 128, 128)
-    ).save(file, "PNG")
+    grey = 128 if spec.image.mode == "L" else (128, 128, 128)
+    Image.new(spec.image.mode, (width, height), grey).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -83,12 +77,8 @@ def _predict(manifest: Manifest, row: Any) -> dict[str, Any]:
     plain = {"model": name, "inputs": [row]}
     if smallest > DEFAULT_FPR:
         return {name: {**plain, "fpr": smallest}}
-    options = {
-        "num_samples": manifest.noise.default_draws,
-        "seed": 7,
-        "fpr": DEFAULT_FPR,
-        "coverage": 0.95,
-    }
+    draws = {"num_samples": manifest.noise.default_draws, "seed": 7}
+    options = {**draws, "fpr": DEFAULT_FPR, "coverage": 0.95}
     return {
         name: plain,
         f"{name}, with options": {**plain, "version": "latest", **options},
@@ -97,18 +87,11 @@ def _predict(manifest: Manifest, row: Any) -> dict[str, Any]:
 
 
 def _acquire(manifest: Manifest, row: Any) -> dict[str, Any]:
-    request = {
-        "model": manifest.name,
-        "pool": [row, row],
-        "ids": ["one", "another"],
-        "k": 1,
-        "seed": 7,
-    }
-    return {manifest.name: request}
+    pool = {"pool": [row, row], "ids": ["one", "another"]}
+    return {manifest.name: {"model": manifest.name, **pool, "k": 1, "seed": 7}}
 
 
 def _labels(manifest: Manifest, row: Any) -> dict[str, Any]:
     value = {"target": 0.0} if manifest.classes is None else {"label": manifest.classes[0]}
-    return {
-        manifest.name: {"model": manifest.name, "labels": [{"id": "one", **value, "input": row}]}
-    }
+    label = {"id": "one", **value, "input": row}
+    return {manifest.name: {"model": manifest.name, "labels": [label]}}

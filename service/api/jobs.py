@@ -150,10 +150,8 @@ async def delete_job(request: Request, job: str) -> Response:
     context = context_of(request)
     found = await _find(request, job)
     if not found.is_over:
-        raise NotDone(
-            f"job: expected one that is over (POST /jobs/{{job}}/cancel ends it), got one "
-            f"{found.state}"
-        )
+        expected = "one that is over (POST /jobs/{job}/cancel ends it)"
+        raise NotDone(f"job: expected {expected}, got one {found.state}")
     await context.threads.state(lambda: Jobs(context.state).forget(found.id))
     return _answer(context, found)
 
@@ -249,12 +247,8 @@ def _job_request(
             _write(folder / SELECTED_FILE, file.getvalue())
         race_stages(envelope.race, fields["acquisition"], served.model.manifest.task, num_samples)
         most_candidates(fields["acquisition"], served.model, pool.rows, envelope.k, num_samples)
-        fields |= {
-            "race": envelope.race,
-            "keep": envelope.keep,
-            "selected": selected,
-            "excluded": selection.excluded,
-        }
+        fields |= {"race": envelope.race, "keep": envelope.keep}
+        fields |= {"selected": selected, "excluded": selection.excluded}
     else:
         fields["format"] = envelope.format
     return JobRequest(
@@ -318,22 +312,17 @@ def _answer(
 
 
 def _job_json(context: Context, job: Job) -> dict[str, Any]:
-    request = job.request
-    is_done = job.state == "done"
+    request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
+    asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        "model": request["model"],
-        "version": request["version"],
-        "rows": request["rows"],
-        "num_samples": request["num_samples"],
-        "seed": request["seed"],
-        "read_as": request["read_as"],
+        **{name: request[name] for name in asked},
         "ignored_columns": request["ignored"],
         "progress": share,
         "worked_s": job.worked_s,

@@ -39,7 +39,7 @@ _ITEM = _item()
 
 
 class JsonRows:
-    """The rows of a JSON body, found and not parsed yet; `blocks` are where their text begins and ends."""
+    """The rows of a JSON body, not parsed yet; `blocks` are where their text begins and ends."""
 
     def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
@@ -69,7 +69,7 @@ def parse(text: bytes | bytearray) -> Any:
 def take_apart(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and the array of rows by itself, None where it is none."""
+    """Return the fields of a JSON object, and the array of rows by itself, if it is one."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "something else")
@@ -83,9 +83,8 @@ def take_apart(
                 return content, rows
             raise not_json("unexpected character, expected a field's name")
         name = parse(key[1])
-        if (
-            name == rows_field and rows is not None
-        ):  # the last one counts, but this one too must be JSON
+        # the last one counts, but this one too must be JSON
+        if name == rows_field and rows is not None:
             for _ in rows.parsed():
                 pause()
         if body[key.end() : key.end() + 1] == b"[":
@@ -154,7 +153,8 @@ def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
             "of it"
         )
     if body[end : end + 1] in (b"[", b"{"):
-        expected = f"JSON whose arrays and objects have an end, and at most {NESTED} in one another in {field[:80]}"
+        nested = f"at most {NESTED} in one another in {field[:80]}"
+        expected = f"JSON whose arrays and objects have an end, and {nested}"
         raise InvalidInput("body", expected, "something else")
     return end
 

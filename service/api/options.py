@@ -76,29 +76,20 @@ def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int
     return wanted
 
 
-def refuse_too_many_samples(
-    envelope: PredictRequest, rows: int, num_samples: int, served: Named, most: int
+def refuse_large_answers(
+    envelope: PredictRequest, rows: int, num_samples: int, served: Named, settings: Settings
 ) -> None:
-    numbers = rows * num_samples * served.model.manifest.output_size
+    """Raise TooLarge if samples or explanations would make an answer larger than it may be."""
+    model, most = served.model, settings.max_answer_numbers
+    numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > most:
         raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
-
-
-def refuse_too_many_explained(
-    envelope: PredictRequest, rows: int, served: Named, settings: Settings
-) -> None:
-    """Raise TooLarge if a request wants more rows explained, or more numbers of their maps, than it
-    may."""
-    if envelope.explain and rows > settings.max_explained_rows:
-        raise TooLarge(
-            f"explain: expected at most {settings.max_explained_rows} rows to explain, got {rows}"
-        )
-    numbers = rows * served.model.row_size
-    if envelope.explain and numbers > settings.max_answer_numbers:
-        raise TooLarge(
-            f"explain: expected at most {settings.max_answer_numbers} numbers of maps, got "
-            f"{numbers}"
-        )
+    if envelope.explain:
+        most_rows, numbers = settings.max_explained_rows, rows * model.row_size
+        if rows > most_rows:
+            raise TooLarge(f"explain: expected at most {most_rows} rows to explain, got {rows}")
+        if numbers > most:
+            raise TooLarge(f"explain: expected at most {most} numbers of maps, got {numbers}")
 
 
 def decision_options(
@@ -198,11 +189,13 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
     """Return when rows stop drawing; a request for every draw's samples that does not say has them
     all."""
     if "settle" in envelope.model_fields_set:
-        if envelope.settle is not None and envelope.return_samples:
+        settle = envelope.settle
+        if settle is not None and envelope.return_samples:
             expected = "none beside return_samples, whose rows have as many draws each"
             raise InvalidInput("settle", expected, "both")
-        return None if envelope.settle is None else StoppingRule(fpr, envelope.settle)
-    return None if settle is None or envelope.return_samples else StoppingRule(fpr, settle)
+    elif envelope.return_samples:
+        settle = None
+    return None if settle is None else StoppingRule(fpr, settle)
 
 
 def _risk(

@@ -92,9 +92,6 @@ def _answer(request: Request, path: str) -> Response:
     if found.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(
-            found.packed,
-            headers={**headers, "Content-Encoding": "gzip"},
-            media_type=found.media_type,
-        )
+        headers["Content-Encoding"] = "gzip"
+        return Response(found.packed, headers=headers, media_type=found.media_type)
     return Response(found.content, headers=headers, media_type=found.media_type)

@@ -1,5 +1,5 @@
-"""`POST /acquire/preview`: rows of a file as the service reads them; and files of rows that requests
-name, in the operator's folder of pools."""
+"""`POST /acquire/preview`: rows of a file as the service reads them; and files of rows in the
+operator's folder of pools, which requests name."""
 
 import base64
 from collections.abc import Sequence

@@ -27,8 +27,7 @@ from service.api.options import (
     decision_options,
     groups_of,
     num_samples_of,
-    refuse_too_many_explained,
-    refuse_too_many_samples,
+    refuse_large_answers,
 )
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
@@ -110,8 +109,7 @@ async def post_predict(request: Request) -> Response:
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
-    """Return the result of work that reads so many bytes: few at once, many away from the event
-    loop."""
+    """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)
@@ -131,8 +129,7 @@ async def predict(
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples, settings.settle)
     groups = groups_of(envelope, num_rows, served)
-    refuse_too_many_samples(envelope, num_rows, num_samples, served, settings.max_answer_numbers)
-    refuse_too_many_explained(envelope, num_rows, served, settings)
+    refuse_large_answers(envelope, num_rows, num_samples, served, settings)
     more = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
     with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):

@@ -61,9 +61,8 @@ def install(app: FastAPI) -> None:
 
 
 def domain_error(request: Request, error: Exception) -> Response:
-    clear_frames(
-        error.__traceback__
-    )  # they hold the body, in cycles through the future that the error came by
+    # They hold the body, in cycles through the future that the error came by
+    clear_frames(error.__traceback__)
     record_of(request.scope).reason = _reason(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None

@@ -22,7 +22,8 @@ MEDIA_TYPES = {
 }
 # Whatever is in a page of the store, it runs nothing, loads nothing, and is of no origin.
 CONFINED = {
-    "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
+    "style-src 'unsafe-inline'",
     "X-Content-Type-Options": "nosniff",
 }
 OTHER = "application/octet-stream"
@@ -79,9 +80,7 @@ def report_links(models: Models, name: str, version: str | None) -> dict[str, An
     }
     try:
         orjson.dumps(links)
-    except (
-        TypeError
-    ):  # integers beyond 64 bits, lone surrogates, arrays in arrays: nothing that we wrote
+    except TypeError:  # integers beyond 64 bits, lone surrogates: nothing that we wrote
         return None
     return links
 

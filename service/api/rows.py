@@ -247,12 +247,10 @@ def _block(
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
         raise InvalidInput(path(i, len(lengths)), "a number", kind_of(level[i]))
     if spec.takes_ids:
-        _check_ids(
-            np.array(level, dtype=np.float64).reshape(len(rows), size), spec, field, first_row
-        )
-    numbers = array(
-        "f", level
-    )  # in half of numpy's time, and too large ones become infinite without a warning
+        ids = np.array(level, dtype=np.float64).reshape(len(rows), size)
+        _check_ids(ids, spec, field, first_row)
+    # In half of numpy's time, and too large ones become infinite without a warning
+    numbers = array("f", level)
     flat = np.frombuffer(numbers, dtype=np.float32).reshape(len(rows), size)
     if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
         _check_finite(flat, field, first_row)

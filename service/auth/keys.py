@@ -217,11 +217,8 @@ def parse_keys(text: str) -> Keys:
         keys = [entry.as_key() for entry in KeyFile.model_validate(content).keys]
     except ValidationError as error:
         raise _describe(error) from None
-    for what, count in (
-        ("names", len({key.name for key in keys})),
-        ("keys", len({key.digest for key in keys})),
-    ):
-        if count < len(keys):
+    for what, values in (("names", {k.name for k in keys}), ("keys", {k.digest for k in keys})):
+        if len(values) < len(keys):
             raise InvalidInput(FILE_VARIABLE, f"different {what}", "some that are the same")
     return Keys(keys, api_is_open=False, has_administration=True)
 
@@ -288,25 +285,17 @@ class KeyRing:
 
 def print_new_key(arguments: list[str]) -> None:
     """`python -m service key`: print a new key on standard error, its entry on standard output."""
-    parser = argparse.ArgumentParser(
-        prog="python -m service key", description="Make a key for DUBITO_KEYS_FILE."
-    )
+    about = "Make a key for DUBITO_KEYS_FILE."
+    parser = argparse.ArgumentParser(prog="python -m service key", description=about)
     parser.add_argument("name", metavar="NAME", help="what the log calls the key")
-    parser.add_argument(
-        "--scopes", required=True, help=f"what it may do: some of {','.join(SCOPES)}"
-    )
-    parser.add_argument(
-        "--expires",
-        metavar="SPAN",
-        help="how long it is valid, such as 90d or 12h; else without end",
-    )
+    help = f"what it may do: some of {','.join(SCOPES)}"
+    parser.add_argument("--scopes", required=True, help=help)
+    help = "how long it is valid, such as 90d or 12h; else without end"
+    parser.add_argument("--expires", metavar="SPAN", help=help)
     options = parser.parse_args(arguments)
     key, entry = new_key(options.name, options.scopes, options.expires)
-    print(
-        f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n",
-        file=sys.stderr,
-        flush=True,
-    )
+    told = f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n"
+    print(told, file=sys.stderr, flush=True)
     print(entry)
 
 

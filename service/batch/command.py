@@ -8,15 +8,13 @@ where it is started again.
 import argparse
 import hashlib
 import json
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from model_store.acquisition.choice import most_candidates
 from model_store.artifacts.place import is_url, open_store, whole_path
@@ -46,17 +44,12 @@ REPORT_S = 0.5  # between lines on a terminal, where each takes the place of the
 REPORT_SELDOM_S = 10.0  # elsewhere
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
+    """A model, as options of requests take it."""
+
     model: Model
-
-    @property
-    def name(self) -> str:
-        return self.model.manifest.name
-
-    @property
-    def version(self) -> str:
-        return self.model.manifest.version
+    name: str
+    version: str
 
 
 def run(command: str, arguments: list[str], settings: Settings) -> int:
@@ -80,27 +73,21 @@ def _parser(command: str) -> argparse.ArgumentParser:
     about = {"score": "Predict", "acquire": "Rank"}[command]
     parser = argparse.ArgumentParser(
         prog=f"python -m service {command}",
-        description=f"{about} a data set of Parquet files: see docs/data-sets.md. Started again, it goes on.",
+        description=f"{about} a data set of Parquet files: see docs/data-sets.md. "
+        "Started again, it goes on.",
     )
 
     def add(name: str, metavar: str, about: str, **options: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=about, **options)
 
     add("source", "SRC", "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix")
-    add(
-        "--out",
-        "DST",
-        "a folder or a bucket's URL, empty or of this job",
-        required=command == "score",
-    )
+    out = "a folder or a bucket's URL, empty or of this job"
+    add("--out", "DST", out, required=command == "score")
     add("--model", "NAME", "a published model; may be left out where there is one")
     add("--version", "V", "a number or an alias (latest)", default="latest")
     add("--num-samples", "N", "posterior draws; by default the model's own number", type=int)
     add(
-        "--seed",
-        "S",
-        "of the draws; by default one that nobody can foresee, kept in DST",
-        type=int,
+        "--seed", "S", "of the draws; by default one that nobody can foresee, kept in DST", type=int
     )
     add("--priors", "JSON", "shares of all classes, an object keyed by class")
     if command == "score":
@@ -111,9 +98,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
         add("--risk", "P", "abstain where a label is wrong with a larger probability", type=float)
         add("--settle", "T", "tolerance at which a row stops drawing", type=float)
     else:
-        parser.add_argument(
-            "-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)"
-        )
+        rows = "how many rows to rank (1000)"
+        parser.add_argument("-k", "--k", type=int, default=1000, metavar="N", help=rows)
         add("--acquisition", "NAME", "what to choose rows by: as /acquire has it (bald)")
         beta = "of power_bald: rows are taken by chance, BALD^B their weights (1)"
         add("--beta", "B", beta, type=float)
@@ -173,11 +159,12 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
     if name is None:
         names = store.names()
         if len(names) != 1:
-            raise InvalidInput(
-                "model", "one of the published models", f"none, and there are {len(names)}"
-            )
+            got = f"none, and there are {len(names)}"
+            raise InvalidInput("model", "one of the published models", got)
         (name,) = names
-    return Loaded(Model.load(store.open(name, store.resolve(name, options.version), wanted=NEEDED)))
+    version = store.resolve(name, options.version)
+    model = Model.load(store.open(name, version, wanted=NEEDED))
+    return Loaded(model, model.manifest.name, model.manifest.version)
 
 
 def _request(
@@ -209,10 +196,8 @@ def _request(
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:
-            expected = (
-                "none of a data set, whose rows are not decided together (p_value is in the parts)"
-            )
-            raise InvalidInput("fdr", expected, "one")
+            expected = "none of a data set, whose rows are not decided together"
+            raise InvalidInput("fdr", f"{expected} (p_value is in the parts)", "one")
         return DataSetRequest(kind="score", **fields)
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
     return DataSetRequest(kind="acquire", **fields, exclude=exclude)
@@ -231,9 +216,8 @@ def _excluded(file: Path | None) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
-        raise InvalidInput(
-            "exclude", "a file of ids in UTF-8, one a line", f"{file}, which is none"
-        ) from None
+        expected = "a file of ids in UTF-8, one a line"
+        raise InvalidInput("exclude", expected, f"{file}, which is none") from None
     return sorted({line.removesuffix("\r") for line in lines} - {""})
 
 
@@ -250,14 +234,11 @@ def _output(options: argparse.Namespace) -> Iterator[str]:
     """Yield where the output goes: by default a temporary folder."""
     if options.out is not None:
         yield options.out
-        return
-    if options.ray not in (None, "local"):
+    elif options.ray not in (None, "local"):
         raise InvalidInput(OUT, "a place that all nodes of the cluster see", "none")
-    folder = tempfile.mkdtemp(prefix="dubito-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        with TemporaryDirectory(prefix="dubito-", ignore_cleanup_errors=True) as folder:
+            yield folder
 
 
 def _work(
@@ -278,7 +259,14 @@ def _work(
             rejected += len(lines)
             reasons += [json.loads(line)["reason"] for line in lines[:1]]
     progress = Progress(plan, done, rejected, options.quiet)
-    _check_rejects(progress, reasons, plan, options)
+
+    def check_rejects() -> None:
+        if progress.rejected > options.max_rejects * plan.rows:
+            expected = f"at most {options.max_rejects:g} of {plan.rows} rows that cannot be read"
+            got = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
+            raise Stopped(f"source: expected {expected}, got {got}")
+
+    check_rejects()
     if not todo:
         return progress
     running: Generator[ShardResult | RowsDone, None, None]
@@ -297,20 +285,9 @@ def _work(
                 raise Stopped(result.error)
             progress.done(result.shard, result.rejected, result.row_draws, result.cpu_s)
             reasons += result.reasons
-            _check_rejects(progress, reasons, plan, options)
+            check_rejects()
         progress.end()
     return progress
-
-
-def _check_rejects(
-    progress: "Progress", reasons: list[str], plan: Plan, options: argparse.Namespace
-) -> None:
-    if progress.rejected > options.max_rejects * plan.rows:
-        got = f"{progress.rejected} so far ({'; '.join(reasons[:3])})"
-        raise Stopped(
-            f"source: expected at most {options.max_rejects:g} of {plan.rows} rows that cannot be "
-            f"read, got {got}"
-        )
 
 
 def _print_end(options: argparse.Namespace, plan: Plan, progress: "Progress") -> None:
@@ -377,11 +354,9 @@ class Progress:
             sys.stderr.flush()
 
     def _print(self) -> None:
-        is_terminal = sys.stderr.isatty()
-        now = time.monotonic()
-        if self._quiet or now - max(self._printed, self._began) < (
-            REPORT_S if is_terminal else REPORT_SELDOM_S
-        ):
+        is_terminal, now = sys.stderr.isatty(), time.monotonic()
+        pause_s = REPORT_S if is_terminal else REPORT_SELDOM_S
+        if self._quiet or now - max(self._printed, self._began) < pause_s:
             return
         self._printed = now
         sys.stderr.write(f"\r\x1b[K{self.line()}" if is_terminal else f"{self.line()}\n")

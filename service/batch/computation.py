@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from model_store.acquisition.choice import checked_acquisition, checked_beta
 from model_store.acquisition.scoring import pool_candidates
 from model_store.conformal.mondrian import UNKNOWN
-from model_store.inference.draws import SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.inference.runtime import DrawSet
@@ -170,5 +169,5 @@ def prediction_of(
     if options.rule is None:
         return model.prediction(*model.runtime.run_set(x, draws), options.priors)
     known, density = model.runtime.before_draws(x)
-    rows = SharedDraws(model.runtime, known, draws)
-    return model.prediction_with_stopping(rows, density, draws.num_draws, options.rule)
+    outputs_of = model.runtime.shared_draws(known, draws)
+    return model.prediction_with_stopping(outputs_of, density, draws.num_draws, options.rule)

@@ -6,7 +6,7 @@ else and never changes. So a later start does the same, or says what differs.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,9 +96,8 @@ class Plan:
         try:
             read = json.loads(content)
             if read["format"] != FORMAT:
-                raise InvalidInput(
-                    OUT, f"an output of format {FORMAT}", f"one of format {read['format']!r}"[:80]
-                )
+                got = f"one of format {read['format']!r}"[:80]
+                raise InvalidInput(OUT, f"an output of format {FORMAT}", got)
             files = tuple(Listed(*file) for file in read["files"])
             request = DataSetRequest.from_json(read["asked"])
             return cls(request, files, tuple(_with_places(read["shards"])))
@@ -218,8 +217,7 @@ def _changed(there: tuple[Listed, ...], now: tuple[Listed, ...]) -> Iterator[str
     before, after = {file.name: file for file in there}, {file.name: file for file in now}
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            what = "has changed" if name in before and name in after else "is new"
-            what = what if name in after else "is gone"
+            what = "is gone" if name not in after else "has changed" if name in before else "is new"
             yield f"of the source {name[:100]} {what}"
 
 
@@ -237,15 +235,9 @@ class Rows:
         return Rows(self.places[chosen], ids, self.x[chosen])
 
 
-@dataclass(eq=False)
-class Rejects:
-    """Rows that could not be read or computed, each a line of JSON."""
-
-    lines: list[bytes] = field(default_factory=list)
-
-    def add(self, place: int, name: str | None, reason: str) -> None:
-        content = {"row": place, "id": name, "reason": reason[:500]}
-        self.lines.append(json.dumps(content).encode() + b"\n")
+def reject_line(place: int, name: str | None, reason: str) -> bytes:
+    """Return what is written of a row that could not be read or computed."""
+    return json.dumps({"row": place, "id": name, "reason": reason[:500]}).encode() + b"\n"
 
 
 class Reader:
@@ -257,7 +249,7 @@ class Reader:
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
-        self, shard: Shard, rejects: Rejects, wanted: Callable[[str], bool] | None = None
+        self, shard: Shard, rejects: list[bytes], wanted: Callable[[str], bool] | None = None
     ) -> Iterator[Rows]:
         """Yield the rows of a shard, in parts; those alone whose ids are wanted.
 
@@ -267,11 +259,10 @@ class Reader:
         table = self._table(shard)
         for first, batch in table.batches(shard.first, shard.rows):
             for rows in self._read(table, batch, first, shard.place - shard.first, rejects):
-                kept = rows
                 if wanted is not None:
-                    kept = rows.take(np.array([wanted(name) for name in rows.ids], dtype=bool))
-                if len(kept.ids):
-                    yield kept
+                    rows = rows.take(np.array([wanted(name) for name in rows.ids], dtype=bool))
+                if rows.ids:
+                    yield rows
 
     def close(self) -> None:
         if self._open is not None:
@@ -284,12 +275,8 @@ class Reader:
         if self._open is None or self._open[0] != shard.file:
             self.close()
             copy = self._source.open(listed)
-            table = ParquetFile(
-                copy.path,
-                self._model.manifest.input,
-                f"{SOURCE}: {listed.name}",
-                listed.of_folders,
-            )
+            spec, field = self._model.manifest.input, f"{SOURCE}: {listed.name}"
+            table = ParquetFile(copy.path, spec, field, listed.of_folders)
             self._open = shard.file, copy, table
         _, copy, table = self._open
         ends = np.cumsum(table.groups)
@@ -299,7 +286,7 @@ class Reader:
         return table
 
     def _read(
-        self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: Rejects
+        self, table: ParquetFile, batch: Any, first: int, offset: int, rejects: list[bytes]
     ) -> Iterator[Rows]:
         """Yield a batch's rows; one that cannot be read is halved, until the rows are found that
         cannot be.
@@ -318,7 +305,8 @@ class Reader:
             x = rows_array(part, spec, table.field, MOST_PIXELS, self._call, encoder, first)
         except DubitoError as error:
             if n == 1:
-                rejects.add(first + offset, named[0] if named else None, str(error))
+                name = named[0] if named else None
+                rejects.append(reject_line(first + offset, name, str(error)))
                 return
             for begin, size in ((0, n // 2), (n // 2, n - n // 2)):
                 half = batch.slice(begin, size)

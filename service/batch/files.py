@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
-from model_store.artifacts.disk import make_folder, sync_folder
+from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.place import is_url
 from model_store.errors import DubitoError, InvalidInput
@@ -66,9 +66,8 @@ class Copy:
 
 
 def _is_data(name: str) -> bool:
-    return name.endswith(ENDING) and not any(
-        part.startswith((".", "_")) for part in name.split("/")
-    )
+    is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
+    return name.endswith(ENDING) and not is_hidden
 
 
 class LocalFiles:
@@ -84,11 +83,8 @@ class LocalFiles:
         if self.root.is_file():
             return [self._listed(self.root, self.root.name)]
         if not self.root.is_dir():
-            raise InvalidInput(
-                self.field,
-                f"a {ENDING} file, or a folder of such",
-                f"{self.root}, which is not there",
-            )
+            expected = f"a {ENDING} file, or a folder of such"
+            raise InvalidInput(self.field, expected, f"{self.root}, which is not there")
         found = {
             str(path.relative_to(self.root)): path
             for path in self.root.rglob(f"*{ENDING}")
@@ -112,9 +108,8 @@ class LocalFiles:
         try:
             make_folder(self.root)
         except OSError as error:
-            raise InvalidInput(
-                self.field, "a folder that can be written to", f"{self.root}: {error.strerror}"
-            ) from None
+            got = f"{self.root}: {error.strerror}"
+            raise InvalidInput(self.field, "a folder that can be written to", got) from None
 
     def names(self) -> set[str]:
         below = (path for path in self.root.rglob("*") if path.is_file())
@@ -135,18 +130,14 @@ class LocalFiles:
         draft = target.parent / f"{DRAFT}{uuid.uuid4().hex}"
         try:
             make_folder(target.parent)
-            with draft.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(draft, content)
             os.link(draft, target)
             sync_folder(target.parent)
         except OSError as error:
             if target.exists():  # another was first, and may have cleared the draft away
                 return False
-            raise Stopped(
-                f"{self.field}: cannot create {name} in {self.root}: {error.strerror}"
-            ) from None
+            reason = f"cannot create {name} in {self.root}: {error.strerror}"
+            raise Stopped(f"{self.field}: {reason}") from None
         finally:
             with suppress(OSError):
                 draft.unlink()

@@ -11,14 +11,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from model_store.acquisition.choice import Copies, copies_among, most_candidates, row_digests
 from model_store.acquisition.ranking import (
@@ -119,9 +119,8 @@ class JobRows:
         request = self.request
         path = self.folder / request.path  # a whole path takes the place of the folder
         if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
-            raise InvalidInput(
-                request.field, "the file as it was when the job was asked for", "another, or none"
-            )
+            expected = "the file as it was when the job was asked for"
+            raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self.model.manifest.input, request.field)
 
     @property
@@ -182,6 +181,34 @@ class JobRows:
         if not self._report(self.work, self.done):
             raise Cancelled
 
+    def fill(
+        self,
+        name: str,
+        parts_from: Callable[[int], RowParts],
+        num_draws: int,
+        columns_of: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
+        is_counted: Bool[np.ndarray, "N"] | None = None,
+    ) -> ColumnFiles:
+        """Return what is computed of rows as columns, taken up where an earlier process left them.
+
+        Args:
+            parts_from: the rows from the one of that number on.
+            columns_of: computes some rows, given the number of the first.
+            is_counted: rows whose unknown categories are counted; None: all.
+        """
+        columns = ColumnFiles(self.folder / name)
+        self.done += columns.rows * num_draws
+        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
+        for _, x in self.computation.runs(parts_from(columns.rows), num_draws):
+            here = slice(columns.rows, columns.rows + len(x))
+            columns.append(columns_of(columns.rows, x))
+            counted = x if is_counted is None else x[is_counted[here]]
+            count_unknown(unknown, counted, self.model.manifest.input.columns)
+            self.advance(len(x) * num_draws, columns)
+        columns.sync()
+        columns.close()
+        return columns
+
     def write(self, name: str, write: Callable[[Path], Any]) -> str:
         """Write the answer whole, or not at all; return the name of its file."""
         draft = self.folder / f"{name}.draft"
@@ -200,18 +227,15 @@ def predict(job: JobRows) -> str:
     ids = job.ids() if job.has_ids else None
     groups = _groups(job) if computation.is_grouped else None
     draws = computation.draws()
-    columns = ColumnFiles(job.folder / "columns")
-    job.done = columns.rows * request.num_samples
-    unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-    for first, x in computation.runs(job.all_from(columns.rows)):
+
+    def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
         here = None if groups is None else groups[first : first + len(x)]
         arrays, computed = computation.predict(x, draws, here)
         check_computed(np.where(computed, 0.0, np.nan), request.field, first)
-        columns.append(arrays)
-        count_unknown(unknown, x, job.model.manifest.input.columns)
-        job.advance(len(x) * request.num_samples, columns)
-    columns.sync()
-    about = computation.about(unknown)
+        return arrays
+
+    columns = job.fill("columns", job.all_from, request.num_samples, columns_of)
+    about = computation.about(columns.note[UNKNOWN_CATEGORIES])
     of_rows = {name: columns.column(name) for name in columns.names}
     if request.options.fdr is not None:  # all rows are decided together
         of_rows["flag"] = benjamini_hochberg(np.array(of_rows["p_value"]), request.options.fdr)
@@ -221,12 +245,10 @@ def predict(job: JobRows) -> str:
             named = {} if ids is None else {"ids": np.array(ids)}
             write_npz(path, {**about, **named, **of_rows})
         else:
-            groups = (_table(job, ids, of_rows, i) for i in range(0, columns.rows, TABLE_ROWS))
-            write_parquet(path, groups, table_metadata(about))
+            tables = (_table(job, ids, of_rows, i) for i in range(0, columns.rows, TABLE_ROWS))
+            write_parquet(path, tables, table_metadata(about))
 
-    answer = job.write(f"predictions.{request.format}", write)
-    columns.close()
-    return answer
+    return job.write(f"predictions.{request.format}", write)
 
 
 def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
@@ -254,14 +276,9 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
     ranked_rows, control = _selected(job.folder, request)
-    choice = Choice(
-        manifest.task,
-        request.acquisition,
-        request.k - len(control),
-        request.num_samples,
-        request.race,
-        request.beta,
-    )
+    k = request.k - len(control)
+    asked = request.acquisition, k, request.num_samples, request.race, request.beta
+    choice = Choice(manifest.task, *asked)
     names = [ids[i] for i in ranked_rows.tolist()] if request.selected else ids
     pool = JobPool(job, ranked_rows, names, choice)
     ranked: Ranked = rank_now(pool, choice)
@@ -309,14 +326,8 @@ def _keep_rows(
         predictions += control_said(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
-    how = Acquisition(
-        request.model,
-        request.version,
-        row_format(model.manifest),
-        request.acquisition,
-        request.seed,
-        request.num_samples,
-    )
+    of_model = request.model, request.version, row_format(model.manifest)
+    how = Acquisition(*of_model, request.acquisition, request.seed, request.num_samples)
     keep(how, acquired_rows(pool, ranked, predictions))
 
 
@@ -341,52 +352,44 @@ class JobPool(Pool):
     def _all_rows(self) -> ColumnFiles:
         if self._columns is not None:
             return self._columns
-        job, request, computation = self._job, self._job.request, self._job.computation
-        draws = computation.draws()
-        columns = self._columns = ColumnFiles(job.folder / "scores")
-        job.done += columns.rows * request.num_samples
-        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
+        job, request = self._job, self._job.request
+        draws = job.computation.draws()
         is_ranked = np.zeros(request.rows, dtype=bool)
         is_ranked[self._rows] = True
-        for first, x in computation.runs(job.all_from(columns.rows)):
+
+        def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             scores = pool_scores(job.model, x, draws, request.acquisition, request.priors)
             check_computed(scores, request.field, first)
-            columns.append({"score": scores, "digest": row_digests(x)})
-            ranked = x[is_ranked[first : first + len(x)]]
-            count_unknown(unknown, ranked, job.model.manifest.input.columns)
-            job.advance(len(x) * request.num_samples, columns)
-        columns.sync()
-        columns.close()
-        self.unknown = unknown
+            return {"score": scores, "digest": row_digests(x)}
+
+        columns = job.fill("scores", job.all_from, request.num_samples, columns_of, is_ranked)
+        self._columns, self.unknown = columns, columns.note[UNKNOWN_CATEGORIES]
         return columns
 
     async def lap(self, lap: Lap) -> Scored:
         """Return the scores of some rows, under the first draws with their standard errors."""
-        job, request, computation = self._job, self._job.request, self._job.computation
+        job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
-        draws, is_last = computation.draws(num_draws), num_draws == request.num_samples
-        columns = ColumnFiles(job.folder / f"lap {self._laps}")
+        draws, is_last = job.computation.draws(num_draws), num_draws == request.num_samples
         if self._laps == 0:
             self._least_work = int(TIMES_FIRST_LAP * len(rows) * num_draws)
         self._laps += 1
         self._lap_work += len(rows) * num_draws
         job.work = max(self._lap_work, self._least_work)  # so that progress does not fall
-        job.done += columns.rows * num_draws
-        unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        for _, x in computation.runs(job.some(rows[columns.rows :]), num_draws):
+
+        def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
             wanted = job.model, x, draws, request.acquisition, request.priors
             if is_last:
-                of_rows = {"score": pool_scores(*wanted)}
+                columns = {"score": pool_scores(*wanted)}
             else:
-                of_rows = dict(zip(("score", "error"), race_scores(*wanted), strict=True))
-            here = rows[columns.rows : columns.rows + len(x)]
-            check_scores_of(of_rows["score"], here, request.field)
-            columns.append(of_rows)
-            count_unknown(unknown, x, job.model.manifest.input.columns)
-            job.advance(len(x) * num_draws, columns)
-        columns.sync()
-        columns.close()
-        self.unknown = self.unknown or unknown  # of the first lap, which has all rows
+                columns = dict(zip(("score", "error"), race_scores(*wanted), strict=True))
+            check_scores_of(columns["score"], rows[first : first + len(x)], request.field)
+            return columns
+
+        columns = job.fill(
+            f"lap {self._laps - 1}", lambda first: job.some(rows[first:]), num_draws, columns_of
+        )
+        self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # the first has all rows
         errors = None if is_last else np.array(columns.column("error"))
         return np.array(columns.column("score")), errors
 

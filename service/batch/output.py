@@ -113,19 +113,17 @@ def write_parquet(
 ) -> None:
     """Write a table, given the columns of each row group; the same bytes for the same columns."""
     import pyarrow
-    import pyarrow.parquet
 
-    writer = None
-    for columns in groups:
+    from model_store.sources.parquet import write_tables
+
+    def table(columns: Mapping[str, Any]) -> Any:
         arrays = {
             name: pyarrow.array(column, pyarrow.string() if isinstance(column, list) else None)
             for name, column in columns.items()
         }
-        table = pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
-        writer = writer or pyarrow.parquet.ParquetWriter(sink, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+        return pyarrow.table(arrays).replace_schema_metadata(dict(metadata))
+
+    write_tables(sink, map(table, groups))
 
 
 def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:

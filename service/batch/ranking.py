@@ -7,12 +7,11 @@ same: rows are looked at in bins of their digests, and copies are in one bin.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt64
+from jaxtyping import Int64
 
 from model_store.acquisition.choice import (
     Copies,
@@ -28,7 +27,7 @@ from model_store.scores.joint import Candidates
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import Computation
-from service.batch.data_set import OUT, Plan, Reader, Rejects
+from service.batch.data_set import OUT, Plan, Reader
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
 from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, needs_all_rows
@@ -39,30 +38,10 @@ BIN_ROWS = 1 << 22  # about, that are looked at together: 60 bytes each while th
 Ranked = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, eq=False)
-class PartRows:
-    """Rows of parts, in the order of the data set."""
-
-    place: Int64[np.ndarray, "n"]
-    score: Float64[np.ndarray, "n"]
-    hash: UInt64[np.ndarray, "n"]
-    digest: UInt64[np.ndarray, "n 2"]
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["PartRows"]) -> "PartRows":
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-    def take(self, rows: np.ndarray) -> "PartRows":
-        return PartRows(self.place[rows], self.score[rows], self.hash[rows], self.digest[rows])
-
-
-NO_ROWS = PartRows(
-    np.empty(0, dtype=np.int64),
-    np.empty(0),
-    np.empty(0, dtype=np.uint64),
-    np.empty((0, 2), dtype=np.uint64),
-)
+# A row of a part: its place in the data set, and two numbers of its digest
+ROW = np.dtype([("place", "i8"), ("score", "f8"), ("hash", "u8"), ("digest", "u8", (2,))])
+PartRows = np.ndarray  # of `ROW`, in the order of the data set
+NO_ROWS = np.empty(0, dtype=ROW)
 
 
 class RankedParts:
@@ -87,19 +66,20 @@ class RankedParts:
             rows = self._candidate_rows()
         else:
             rows = self._first_of_copies() if is_batch else self._best()
-        if len(rows.place) == 0:
+        if len(rows) == 0:
             return []
-        rows = rows.take(np.argsort(rows.place))
-        ids = self._ids(rows.place)
+        rows = np.sort(rows, order="place")
+        ids = self._ids(rows["place"])
         if request.acquisition in self._model.predictive.joint_scores:
             task = self._model.manifest.task
             choice = Choice(task, request.acquisition, request.k, request.num_samples)
             ranked = rank_now(CandidatePool(self, rows, ids, request.seed), choice).rows
         else:
-            copies = copies_among(rows.digest) if is_batch else None
-            ranked = ranking(rows.score, ids, request.seed, request.k, copies)
+            copies = copies_among(rows["digest"]) if is_batch else None
+            ranked = ranking(rows["score"], ids, request.seed, request.k, copies)
         check_ids([row["id"] for row in ranked], len(ranked))
-        return [{**row, "index": int(rows.place[row["index"]]), "control": False} for row in ranked]
+        places = rows["place"].tolist()
+        return [{**row, "index": places[row["index"]], "control": False} for row in ranked]
 
     def answer(self, ranked: Ranked) -> dict[str, Any]:
         return self._computation.acquire_answer(
@@ -125,7 +105,7 @@ class RankedParts:
                 low, high = np.searchsorted(order, [shard.place, shard.place + shard.rows])
                 if low == high:
                     continue
-                for rows in self._reader.rows(shard, Rejects()):
+                for rows in self._reader.rows(shard, []):
                     x = rows.x[np.isin(rows.places, order[low:high])]
                     yield from (part for _, part in self._computation.runs([(0, x)]))
 
@@ -138,19 +118,20 @@ class RankedParts:
         """Return the rows of the largest scores, ties by hash."""
         best, k = NO_ROWS, self._plan.request.k
         for rows in self._parts():
-            best = PartRows.concatenate([best, rows])
-            if len(best.place):
-                best = best.take(np.sort(top(best.score, best.hash, k)))
+            best = np.concatenate([best, rows])
+            if len(best):
+                best = best[np.sort(top(best["score"], best["hash"], k))]
         return best
 
     def _first_of_copies(self) -> PartRows:
         """Return the rows of the largest scores, of copies the first by hash before all others."""
         best, again = NO_ROWS, np.empty(0, dtype=bool)
         for rows in self._bins():
-            again = np.concatenate([again, is_again(copies_among(rows.digest), rows.hash)])
-            best = PartRows.concatenate([best, rows])
-            order = np.lexsort((best.place, best.hash, -best.score, again))[: self._plan.request.k]
-            best, again = best.take(order), again[order]
+            again = np.concatenate([again, is_again(copies_among(rows["digest"]), rows["hash"])])
+            best = np.concatenate([best, rows])
+            order = np.lexsort((best["place"], best["hash"], -best["score"], again))
+            order = order[: self._plan.request.k]
+            best, again = best[order], again[order]
         return best
 
     def _candidate_rows(self) -> PartRows:
@@ -161,17 +142,16 @@ class RankedParts:
         )
         best = NO_ROWS
         for rows in self._bins():
-            first = rows.take(copies_among(rows.digest).first)
-            best = PartRows.concatenate([best, first])
-            best = best.take(np.lexsort((best.digest[:, 1], best.digest[:, 0], -best.score))[:most])
-        wanted, kept = _keys(best.digest), []
+            best = np.concatenate([best, rows[copies_among(rows["digest"]).first]])
+            best = best[np.lexsort((*best["digest"].T[::-1], -best["score"]))[:most]]
+        wanted, kept = _keys(best), []
         for rows in self._bins():
-            rows = rows.take(np.isin(_keys(rows.digest), wanted))
-            group = copies_among(rows.digest).group
-            order = np.lexsort((rows.hash, group))
+            rows = rows[np.isin(_keys(rows), wanted)]
+            group = copies_among(rows["digest"]).group
+            order = np.lexsort((rows["hash"], group))
             rank = np.arange(len(order)) - np.searchsorted(group[order], group[order])
-            kept.append(rows.take(order[rank < request.k]))
-        return PartRows.concatenate(kept)
+            kept.append(rows[order[rank < request.k]])
+        return np.concatenate(kept)
 
     def _ids(self, places: Int64[np.ndarray, "M"]) -> list[str]:
         found: list[str] = []
@@ -187,24 +167,26 @@ class RankedParts:
 
     def _bins(self) -> Iterator[PartRows]:
         """Yield all rows, those of equal digests together."""
-        bins = -(-self._plan.rows // BIN_ROWS)
-        for number in range(bins):
-            yield PartRows.concatenate(
-                [rows.take(rows.digest[:, 0] % np.uint64(bins) == number) for rows in self._parts()]
-            )
+        bins = np.uint64(-(-self._plan.rows // BIN_ROWS))
+        for number in range(int(bins)):
+            in_bin = (rows[rows["digest"][:, 0] % bins == number] for rows in self._parts())
+            yield np.concatenate([*in_bin])
 
     def _parts(self) -> Iterator[PartRows]:
         """Yield the rows of each part."""
         self.excluded, self.unknown = 0, Counter()
         is_batch = needs_all_rows(self._plan.request.acquisition, self._model)
-        names = ["place", "score", "hash", *(("digest.0", "digest.1") if is_batch else ())]
+        names, digest = ["place", "score", "hash"], ["digest.0", "digest.1"] if is_batch else []
         for shard in self._plan.shards:
-            columns = self._columns(shard.number, names)
+            columns = self._columns(shard.number, [*names, *digest])
             self.excluded += int(columns.schema.metadata[EXCLUDED_KEY])
             self.unknown.update(json.loads(columns.schema.metadata.get(UNKNOWN_KEY, b"{}")))
-            place, score, hashes, *digest = (columns[name].to_numpy() for name in names)
-            none = np.zeros((len(place), 2), dtype=np.uint64)
-            yield PartRows(place, score, hashes, np.stack(digest, axis=1) if is_batch else none)
+            rows = np.zeros(columns.num_rows, dtype=ROW)
+            for name in names:
+                rows[name] = columns[name].to_numpy()
+            for i, name in enumerate(digest):
+                rows["digest"][:, i] = columns[name].to_numpy()
+            yield rows
 
     def _columns(self, number: int, names: list[str]) -> Any:
         import pyarrow
@@ -231,12 +213,12 @@ class CandidatePool(Pool):
         self._parts, self._rows = parts, rows
 
     async def copies(self) -> Copies:
-        return copies_among(self._rows.digest)
+        return copies_among(self._rows["digest"])
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        found = self._parts.candidates(self._rows.place[copies.first])
+        found = self._parts.candidates(self._rows["place"][copies.first])
         return np.arange(len(copies.first)), found
 
 
-def _keys(digest: UInt64[np.ndarray, "n 2"]) -> np.ndarray:
-    return np.ascontiguousarray(digest).view("V16")[:, 0]
+def _keys(rows: PartRows) -> np.ndarray:
+    return np.ascontiguousarray(rows["digest"]).view("V16")[:, 0]

@@ -43,7 +43,7 @@ from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation
-from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rejects, Rows, Shard
+from service.batch.data_set import OUT, PLAN, SOURCE, Plan, Reader, Rows, Shard, reject_line
 from service.batch.files import Stopped, files_at
 from service.batch.output import parquet_bytes, table_columns, table_metadata
 from service.server.process import keep_heaps_whole
@@ -142,20 +142,20 @@ class Worker:
         self._is_ready = True
 
     def _do(self, shard: Shard, report: Report) -> ShardResult:
-        begun, rejects = time.process_time(), Rejects()
+        begun, rejects = time.process_time(), list[bytes]()
         compute = self._score if self.plan.request.kind == "score" else self._rank
         content, row_draws = compute(shard, rejects, report)
-        if rejects.lines:
-            self.out.create(self.plan.rejects(shard.number), b"".join(rejects.lines))
+        if rejects:
+            self.out.create(self.plan.rejects(shard.number), b"".join(rejects))
         self.out.create(self.plan.part(shard.number), content)
-        reasons = tuple(json.loads(line)["reason"] for line in rejects.lines[:REASONS])
+        reasons = tuple(json.loads(line)["reason"] for line in rejects[:REASONS])
         cpu_s = time.process_time() - begun
-        return ShardResult(shard.number, len(rejects.lines), reasons, row_draws, cpu_s)
+        return ShardResult(shard.number, len(rejects), reasons, row_draws, cpu_s)
 
     def _runs(
         self,
         shard: Shard,
-        rejects: Rejects,
+        rejects: list[bytes],
         report: Report,
         wanted: Callable[[str], bool] | None = None,
     ) -> Iterator[Rows]:
@@ -168,7 +168,7 @@ class Worker:
                 done += len(x)
                 report(done)
 
-    def _score(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
+    def _score(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
         computation, manifest = self.computation, self.model.manifest
         ids: list[str] = []
         parts: list[dict[str, np.ndarray]] = []
@@ -189,7 +189,7 @@ class Worker:
         columns = {ID: ids, **table_columns(manifest, of_rows)}
         return parquet_bytes(columns, table_metadata(computation.about(unknown))), row_draws
 
-    def _rank(self, shard: Shard, rejects: Rejects, report: Report) -> tuple[bytes, int]:
+    def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
         """Return a table of the rows that may be ranked, the k best, or all where copies are looked
         for among them, and how many draws of rows were taken."""
         request, model = self.plan.request, self.model
@@ -249,9 +249,11 @@ class Worker:
         return np.where(np.isfinite(scores), powers, np.nan)
 
 
-def _computed(rows: Rows, computed: np.ndarray, rejects: Rejects) -> Rows:
-    for i in np.flatnonzero(~computed):
-        rejects.add(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
+def _computed(rows: Rows, computed: np.ndarray, rejects: list[bytes]) -> Rows:
+    rejects += [
+        reject_line(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
+        for i in np.flatnonzero(~computed)
+    ]
     return rows if computed.all() else rows.take(computed)
 
 

@@ -34,7 +34,7 @@ class Admission:
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
-        self._sizes: Counter[int] = Counter()  # how many requests in work have so many rows x draws
+        self._sizes: Counter[int] = Counter()  # requests in work, by their rows x draws
         self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
         self._limit = settings.max_queued_row_draws

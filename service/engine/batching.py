@@ -18,7 +18,6 @@ from jaxtyping import Float32
 
 from model_store.acquisition.choice import MOST_JOINTLY
 from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
-from model_store.inference.draws import OwnDraws, RowsUnderDraws, SharedDraws
 from model_store.inference.model import Model
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
@@ -280,17 +279,17 @@ def _predicted(
     job = batch[0].job
     model = job.served.model
     known, density = model.runtime.before_draws(x)
-    rows: RowsUnderDraws
     if all(draws is sets[0] for draws in sets):
-        rows = SharedDraws(model.runtime, known, sets[0])
+        outputs_of = model.runtime.shared_draws(known, sets[0])
     else:
-        rows = OwnDraws(model.runtime, known, _theta_of_rows(sets, [len(part) for part in parts]))
+        theta = _theta_of_rows(sets, [len(part) for part in parts])
+        outputs_of = model.runtime.own_draws(known, theta)
     outputs = None
     if job.rule is None:
-        outputs = rows.outputs(slice(None), 0, job.num_samples)
+        outputs = outputs_of(slice(None), 0, job.num_samples)
         prediction = model.prediction(outputs, density, job.priors)
     else:
-        prediction = model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
+        prediction = model.prediction_with_stopping(outputs_of, density, job.num_samples, job.rule)
     micro_batch, computed, start = MicroBatch(prediction), [], 0
     for progress, part in zip(batch, parts, strict=True):
         here = slice(start, start + len(part))

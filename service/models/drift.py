@@ -5,10 +5,10 @@ Processes that serve as one, workers or replicas, bring their rows to one urn (`
 martingale of each would not do: an urn that has seen fewer rows is not the urn of all, so that
 given the others' rows none of them is a martingale any more, and neither is their mean.
 
-One client alone raises no alarm. Next to M_t there is a martingale for each group of clients, of all
-rows but theirs, and once two groups have sent enough rows an alarm needs all of these too. Which
-rows are left out depends on who sent them and not on their p-values, so each is a martingale; and
-since an alarm needs M_t as well, its probability stays what it is.
+One client alone raises no alarm. Next to M_t there is a martingale for each group of clients, of
+all rows but theirs, and once two groups have sent enough rows an alarm needs all of these too.
+Which rows are left out depends on who sent them and not on their p-values, so each is a martingale;
+and since an alarm needs M_t as well, its probability stays what it is.
 """
 
 import copy
@@ -43,7 +43,7 @@ class DriftReport:
     """What was seen of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far.
 
     `one_client` says that there was evidence enough, but that it comes from the rows of one client
-        alone: no alarm.
+    alone: no alarm.
     """
 
     calibration_rows: int
@@ -150,8 +150,7 @@ class Drift:
 
     def report(self) -> DriftReport:
         with self._lock:
-            if self._waiting:
-                self._take_in()
+            self._take_in()
             rows, late = int(self._all.seen.sum()), self._all.late
             of_several = self._is_of_several()
             return DriftReport(
@@ -175,8 +174,7 @@ class Drift:
     def state(self) -> dict[str, np.ndarray]:
         """Return all that was seen as arrays, for `restore`."""
         with self._lock:
-            if self._waiting:
-                self._take_in()
+            self._take_in()
             groups = sorted(self._without)
             every = [self._all, *(self._without[group] for group in groups)]
             return {
@@ -199,9 +197,7 @@ class Drift:
                     setattr(martingale, name, float(value) if value.ndim == 0 else value.copy())
             self._all, self._without = every[0], dict(zip(groups, every[1:], strict=True))
             self._rows = Counter(dict(zip(groups, state["rows"].tolist(), strict=True)))
-            self._groups = {
-                client: number for number, client in enumerate(state["clients"].tolist())
-            }
+            self._groups = {client: n for n, client in enumerate(state["clients"].tolist())}
             self._recent = OrderedDict.fromkeys(state["recent"].tolist())
             self._p_value_sum = float(state["p_value_sum"][0])
             self._alarmed = bool(state["alarmed"][0])
@@ -222,6 +218,8 @@ class Drift:
         return is_new
 
     def _take_in(self) -> None:
+        if not self._waiting:
+            return
         p_values, groups = np.concatenate(self._waiting), np.array(self._waiting_groups)
         self._waiting, self._waiting_groups = [], []
         bins = EDGES.searchsorted(p_values)
@@ -251,11 +249,9 @@ class Drift:
 
 
 def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
-    return (
-        slice(None)
-        if rows <= ROWS_OF_A_REQUEST
-        else np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST
-    )
+    if rows <= ROWS_OF_A_REQUEST:
+        return slice(None)
+    return np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST
 
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
@@ -268,9 +264,8 @@ def live_rows(
 ) -> LiveRows:
     """Return those rows of a client's request that are watched, given `row_digests`."""
     p_values = p_values[watched_rows(len(p_values))]
-    return LiveRows(
-        p_values, digests, np.full(len(p_values), _client_digest(client), dtype=np.uint64)
-    )
+    clients = np.full(len(p_values), _client_digest(client), dtype=np.uint64)
+    return LiveRows(p_values, digests, clients)
 
 
 @lru_cache(maxsize=4096)
@@ -340,16 +335,16 @@ class SharedDrift:
                     self._waiting.insert(0, rows)
             raise
 
+    def own_report(self) -> DriftReport:
+        return self._own.report()
+
     def report(self) -> DriftReport:
-        """Return what all have seen; what this process has seen where the others cannot be reached."""
+        """Return what all have seen; what this process has seen where others cannot be reached."""
         try:
             self.bring()
             return self._evidence.report(self.watched)
         except OSError:
             return replace(self._own.report(), of_all=False)
-
-    def own_report(self) -> DriftReport:
-        return self._own.report()
 
     def reset(self) -> None:
         """Forget all rows, of all processes.
@@ -368,12 +363,9 @@ AnyDrift = Drift | SharedDrift
 
 def drift_content(report: DriftReport) -> dict[str, Any]:
     """Return what `GET /models/{name}` says of drift."""
+    shown = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
     return {
-        "rows": report.rows,
-        "flag_rate": report.flag_rate,
-        "expected_flag_rate": report.expected_flag_rate,
-        "evidence": report.evidence,
-        "largest_evidence": report.largest_evidence,
+        **{name: getattr(report, name) for name in shown},
         "alarm_at": ALARM_AT,
         "alarm": report.alarm,
         "one_client": report.one_client,

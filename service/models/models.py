@@ -22,13 +22,7 @@ from model_store.artifacts.store import LATEST
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import (
-    BrokenArtifact,
-    InvalidInput,
-    NotFound,
-    StoreError,
-    StoreUnreachable,
-)
+from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
@@ -176,9 +170,8 @@ class Models:
             return self.store.resolve(name, version)
         except NotFound:  # the store's own text repeats what came
             known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
-            raise NotFound(
-                f"version: expected one of {known} of model {name}, got another"
-            ) from None
+            expected = f"one of {known} of model {name}"
+            raise NotFound(f"version: expected {expected}, got another") from None
 
     def preflight_of(self, name: str | None, version: str) -> "Future[Failure | None] | None":
         """Return the preflight that must be over before `get` loads what a request means, if any.
@@ -290,9 +283,8 @@ class Models:
             raise
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
-                raise NotFound(
-                    f"version: expected one that is published of model {name}, got another"
-                ) from None
+                expected = f"one that is published of model {name}"
+                raise NotFound(f"version: expected {expected}, got another") from None
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
@@ -302,16 +294,15 @@ class Models:
         with self._noting_what_is_broken(name, version):
             artifact = self.store.open(name, version, wanted=NEEDED)
             if artifact.manifest.digest != manifest.digest:
-                raise BrokenArtifact(
-                    name, version, "manifest.json", "it is another than a moment ago"
-                )
+                raise manifest.broken("manifest.json", "it is another than a moment ago")
             model = Model.load(artifact, self.settings.worker_threads)
         settle = self.settings.settle
         rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws, rule)
         watched = Watched.of_ranking(tables.statistic, *key)
         with self._lock:
-            drift = self._drifts.setdefault(key, self._watch(watched))
+            shared = None if self._evidence is None else SharedDrift(watched, self._evidence)
+            drift = self._drifts.setdefault(key, shared or Drift(watched))
         return Served(model, Reservoir(model, 0, self.idle), drift, rule)
 
     # Memory
@@ -341,10 +332,8 @@ class Models:
         name = self.name(name)
         number = self._number(name, version)
         if self.serves(name).get(LATEST) == number:
-            raise InUse(
-                "version: expected one that latest does not serve, got the one that it does: "
-                f"{number}"
-            )
+            expected = "one that latest does not serve"
+            raise InUse(f"version: expected {expected}, got the one that it does: {number}")
         return number, self._unload(name, number)
 
     def _number(self, name: str, version: str) -> str:
@@ -420,9 +409,6 @@ class Models:
     def drift(self, manifest: Manifest) -> AnyDrift | None:
         return self._drifts.get((manifest.name, manifest.version))
 
-    def _watch(self, watched: Watched) -> AnyDrift:
-        return Drift(watched) if self._evidence is None else SharedDrift(watched, self._evidence)
-
     def bring_drift(self) -> None:
         """Bring what this process saw of live rows to the evidence of all, where there are several.
 
@@ -450,7 +436,6 @@ class Models:
             try:
                 drift.reset()
             except OSError:
-                raise NotReady(
-                    "the evidence of all processes cannot be reached; try again"
-                ) from None
+                reason = "the evidence of all processes cannot be reached; try again"
+                raise NotReady(reason) from None
         return number, drift is not None

@@ -89,7 +89,6 @@ class Reservoir:
                 self._idle.wait(PATIENCE_S)
             if self._closed:
                 return
-            pieces.append(
-                self.model.runtime.draw(seed, first, min(PIECE_DRAWS, self.num_draws - first))
-            )
+            draws = min(PIECE_DRAWS, self.num_draws - first)
+            pieces.append(self.model.runtime.draw(seed, first, draws))
         self._ready.append(DrawSet(seed, self.num_draws, np.concatenate(pieces)))

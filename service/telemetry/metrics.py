@@ -144,12 +144,7 @@ class Metrics(Collector):
     def count_request(
         self, route: str, status: int | None, reason: str | None, seconds: float
     ) -> None:
-        """Count a request.
-
-        Args:
-            status: of the answer; None where the client disconnected before one.
-            reason: why it failed, if so.
-        """
+        """Count a request. Without an answer, the status is None."""
         requests, request_seconds = self._of_route(route, "none" if status is None else str(status))
         requests.inc()
         request_seconds.observe(seconds)

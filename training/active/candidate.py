@@ -3,8 +3,7 @@ promoted.
 
 A candidate begins at the weights of what `latest` names, and is fitted on that version's training
 rows and on all labelled rows that were not set aside; each counts as one row. Validation,
-calibration and test rows stay what they were. It is published under the alias `candidate`, whatever
-comes of it.
+calibration and test rows stay what they were. It is always published under the alias `candidate`.
 
 `latest` moves to it if it is no worse than what that named, beyond chance, on the test rows and,
 where there are enough, on labelled control rows, which no fit sees; and if every label came with a

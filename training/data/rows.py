@@ -114,7 +114,7 @@ class Splits:
     validation: Rows  # chooses the best checkpoint
     reference: Rows  # fits the detectors
     ranking: Rows  # ranks the flag's statistic
-    test: Rows  # measures, and is used for nothing else
+    test: Rows  # only measures
 
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:

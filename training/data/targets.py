@@ -96,8 +96,8 @@ def _rank(train: Float64[np.ndarray, "N"], least: float | None) -> RankTransform
     equally far apart.
 
     The least and the largest target have the scores of the ranks 1/2 and N - 1/2 of N. Between two
-    quantiles are at least so many rows: the pieces at the ends, which go on beyond, would else have
-    the slope of two rows' distance. Of many equal targets the scores of all their ranks are
+    quantiles are at least that many rows: the pieces at the ends, which go on beyond, would else
+    have the slope of two rows' distance. Of many equal targets the scores of all their ranks are
     averaged.
     """
     rows = len(train)

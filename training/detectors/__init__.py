@@ -1,4 +1,4 @@
-"""Density detectors: how unlike the training data a row is, whatever the model says of it.
+"""Density detectors: how unlike the training data a row is, by the row alone.
 
 A detector is a module from rows of a space to one score a row; it is fitted on the training rows
 and exported into the network's graph, so that it costs no further pass and runs wherever the

@@ -176,6 +176,6 @@ def _mean_squares(rows: Folded) -> Float[Tensor, "F"]:
 
 
 def square_norms(rows: Folded) -> Float[Tensor, "N"]:
-    """Return each row's squared length, summed in an order that does not depend on the rows beside
-    it."""
+    """Return each row's squared length, summed in an order that does not depend on other
+    rows."""
     return matmul(rows.square(), torch.ones(rows.shape[1], 1, dtype=rows.dtype))[:, 0]

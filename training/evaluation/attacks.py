@@ -16,7 +16,7 @@ p(y | x, theta_k).
   statistic (selective projected gradient descent: Bryniarski et al., "Evading adversarial example
   detection defenses with orthogonal projected gradient descent", 2022).
 
-The draws behind gradients, and random starts, are those of the seeds given; nothing else is random.
+The draws behind gradients, and random starts, are those of the seeds given.
 """
 
 import math

@@ -22,17 +22,8 @@ from model_store.scores.records import concatenate
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training.data import Rows
+from training.evaluation import evidence
 from training.evaluation.detection import by_class, class_probabilities, detection
-from training.evaluation.evidence import (
-    AttackMeasures,
-    ClassMeasures,
-    ErrorDetection,
-    Interval,
-    PartMeasures,
-    RegressionMeasures,
-    SetMeasures,
-    SpreadBin,
-)
 from training.evaluation.figures import (
     Ends,
     Figure,
@@ -134,7 +125,7 @@ def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Value
 
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
-) -> ClassMeasures | RegressionMeasures:
+) -> evidence.ClassMeasures | evidence.RegressionMeasures:
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
@@ -152,7 +143,7 @@ def measure_test(
             "error_detection": error_detection(predicted, loss),
             "confidence_intervals": intervals(figures, resamples) | ends,
         }
-        return ClassMeasures.model_validate(content)
+        return evidence.ClassMeasures.model_validate(content)
     measures, scores = target_measures(predictor, test), scores.in_units
     found = {nominal: predicted.prediction.intervals(nominal) for nominal in COVERAGES}
     held = {nominal: of for nominal, of in found.items() if of is not None}
@@ -170,7 +161,7 @@ def measure_test(
         | intervals(pinball, resamples, "pinball.")
         | ends,
     }
-    return RegressionMeasures.model_validate(content)
+    return evidence.RegressionMeasures.model_validate(content)
 
 
 def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
@@ -188,12 +179,12 @@ def losses(scores: AnyScores, y: np.ndarray) -> Values:
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(predicted: ServedPrediction, loss: Values) -> ErrorDetection | None:
+def error_detection(predicted: ServedPrediction, loss: Values) -> evidence.ErrorDetection | None:
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
     wrong = Share(is_wrong)
-    return ErrorDetection(
+    return evidence.ErrorDetection(
         rows=int(is_wrong.sum()),
         base_rate=float(is_wrong.mean()),
         scores={
@@ -204,9 +195,9 @@ def error_detection(predicted: ServedPrediction, loss: Values) -> ErrorDetection
     )
 
 
-def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasures:
+def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> evidence.SetMeasures:
     n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
-    return SetMeasures(
+    return evidence.SetMeasures(
         rows=m,
         base_rate=m / (m + n),
         flagged=outliers.flagged,
@@ -219,7 +210,7 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> SetMeasur
 
 def measure_attack(
     test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
-) -> AttackMeasures:
+) -> evidence.AttackMeasures:
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
@@ -229,7 +220,7 @@ def measure_attack(
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
     resamples = Resamples.of(len(y), seed)
     own = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
-    return AttackMeasures(
+    return evidence.AttackMeasures(
         rows=of_set.rows,
         base_rate=of_set.base_rate,
         flagged=of_set.flagged,
@@ -247,7 +238,7 @@ def measure_parts(
     classes: tuple[str, ...],
     groups: tuple[str, ...],
     seed: int,
-) -> list[PartMeasures]:
+) -> list[evidence.PartMeasures]:
     """Measure each class, each label and each group that has test rows.
 
     Coverage and rates of all rows say little of one of these, unless a version is calibrated by
@@ -274,7 +265,7 @@ def measure_parts(
             **values(figures),
             "confidence_intervals": intervals(figures, Resamples.of(len(rows), seed)),
         }
-        measured.append(PartMeasures.model_validate(content))
+        measured.append(evidence.PartMeasures.model_validate(content))
     return measured
 
 
@@ -303,11 +294,13 @@ def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
     return is_within(ends, y)
 
 
-def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples) -> Interval:
+def _interval(
+    coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
+) -> evidence.Interval:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.of_rows).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
-    return Interval(
+    return evidence.Interval(
         nominal=coverage,
         covered=covered.value,
         width=width.value if is_finite else None,
@@ -315,7 +308,9 @@ def _interval(coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
     )
 
 
-def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) -> list[SpreadBin]:
+def _by_spread(
+    scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int
+) -> list[evidence.SpreadBin]:
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
@@ -324,7 +319,9 @@ def _by_spread(scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int) ->
             "covered": Share(is_within(ends, y)[rows]),
         }
         ends_of = intervals(figures, Resamples.of(len(rows), seed))
-        measured.append(SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of))
+        measured.append(
+            evidence.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of)
+        )
     return measured
 
 

@@ -17,15 +17,7 @@ from model_store.inference.noise import MAX_SEED
 from training import log
 from training.calibration.calibrate import groups_known
 from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
-from training.evaluation import attacks, plots
-from training.evaluation.evidence import (
-    Attack,
-    ClassMeasures,
-    Detectors,
-    RegressionMeasures,
-    Report,
-    SetMeasures,
-)
+from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise, some
 from training.evaluation.quality import (
@@ -106,7 +98,7 @@ def evaluate_version(
         if slices is not None:
             given["worst_slices"] = slices
     figures, intervals = _summary(measured, outliers)
-    report = Report(
+    report = evidence.Report(
         model=manifest.name,
         version=manifest.version,
         task=manifest.task,
@@ -119,7 +111,7 @@ def evaluate_version(
         rows_per_request=REQUEST_ROWS,
         confidence_level=LEVEL,
         resamples=RESAMPLES,
-        detectors=Detectors(
+        detectors=evidence.Detectors(
             all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
         ),
         **given,
@@ -212,7 +204,7 @@ def _attack(
     predicted: ServedPrediction,
     test: Rows,
     done: Callable[[str], None],
-) -> dict[str, Attack]:
+) -> dict[str, evidence.Attack]:
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
     network = fit_detectors(model, train, version.recipe, spec.shape)
@@ -223,13 +215,14 @@ def _attack(
     for made in attacks.attacks(attacked, test, statistic, predictor.seed):
         after = predictor(made.name, made.x)
         measures = measure_attack(predicted, after, test.y[made.index], predictor.seed)
-        measured[made.name] = Attack(settings=made.settings, measures=measures)
+        measured[made.name] = evidence.Attack(settings=made.settings, measures=measures)
         done(made.name)
     return measured
 
 
 def _summary(
-    test: ClassMeasures | RegressionMeasures, outliers: dict[str, SetMeasures]
+    test: evidence.ClassMeasures | evidence.RegressionMeasures,
+    outliers: dict[str, evidence.SetMeasures],
 ) -> tuple[dict[str, float], dict[str, Ends]]:
     """Return the main figures, flat, and their intervals: what `GET /models/{name}` shows."""
     own = test.confidence_intervals
@@ -247,10 +240,10 @@ def _summary(
 
 
 def _plots(
-    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: Report
+    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: evidence.Report
 ) -> dict[str, bytes]:
     measured, names = report.test, []
-    if isinstance(measured, ClassMeasures):
+    if isinstance(measured, evidence.ClassMeasures):
         main, label = "entropy", "error of the rows answered"
         names = [one.name for one in measured.by_class]
         files = {

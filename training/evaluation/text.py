@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from training.evaluation.evidence import (
-    AttackMeasures,
-    ClassMeasures,
-    PartMeasures,
-    RegressionMeasures,
-    Report,
-    SetMeasures,
-    Slices,
-)
+from training.evaluation import evidence
 from training.evaluation.figures import Ends
 
 MEASURES = {
@@ -136,7 +128,7 @@ def page(title: str, parts: list[Block], files: Mapping[str, bytes]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def blocks(report: Report, plots: list[str]) -> list[Block]:
+def blocks(report: evidence.Report, plots: list[str]) -> list[Block]:
     """Return a report's text, tables, and plots by name. Shares are given times 100, intervals in
     brackets."""
     test, own = report.test, report.test.confidence_intervals
@@ -160,8 +152,8 @@ def blocks(report: Report, plots: list[str]) -> list[Block]:
         Table(["", ""], figures),
         _flag_rates({"test rows": test, **report.outliers, **attacked}),
     ]
-    is_regression = isinstance(test, RegressionMeasures)
-    if isinstance(test, RegressionMeasures):
+    is_regression = isinstance(test, evidence.RegressionMeasures)
+    if isinstance(test, evidence.RegressionMeasures):
         parts += ["## Intervals", *_intervals(test)]
     else:
         parts += ["## Classes", *_classes(test)]
@@ -197,7 +189,7 @@ def _convergence(fit: dict[str, Any] | None) -> list[Block]:
     return [f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{k_hat}."]
 
 
-def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
+def _detection(sets: Mapping[str, evidence.SetMeasures], measure: str) -> Table:
     names = list(next(iter(sets.values())).scores)
     rows = [
         [name, *(_share(entry.scores[score], measure) for score in names)]
@@ -206,7 +198,7 @@ def _detection(sets: Mapping[str, SetMeasures], measure: str) -> Table:
     return Table(["set", *names], rows)
 
 
-def _intervals(test: RegressionMeasures) -> list[Block]:
+def _intervals(test: evidence.RegressionMeasures) -> list[Block]:
     own = test.confidence_intervals
     held = [
         [_percent(e.nominal), _share(e, "covered"), _number(e, "width")] for e in test.intervals
@@ -229,7 +221,7 @@ def _intervals(test: RegressionMeasures) -> list[Block]:
     ]
 
 
-def _classes(test: ClassMeasures) -> list[Block]:
+def _classes(test: evidence.ClassMeasures) -> list[Block]:
     header = ["class", "rows", "recall", "precision"]
     rows = [
         [one.name, str(one.rows), _share(one, "recall"), _share(one, "precision")]
@@ -243,7 +235,7 @@ def _classes(test: ClassMeasures) -> list[Block]:
     return ["Last columns: rows of the class that were given each label.", Table(header, rows)]
 
 
-def _parts(measured: list[PartMeasures]) -> list[Block]:
+def _parts(measured: list[evidence.PartMeasures]) -> list[Block]:
     key, title = ("accuracy", "accuracy (%)") if measured[0].rmse is None else ("rmse", "RMSE")
     show = _share if key == "accuracy" else _number
     rows = []
@@ -257,7 +249,7 @@ def _parts(measured: list[PartMeasures]) -> list[Block]:
     ]
 
 
-def _class_probabilities(test: ClassMeasures) -> list[Block]:
+def _class_probabilities(test: evidence.ClassMeasures) -> list[Block]:
     names = ("calibration_error", "average_precision")
     rows = [
         [one.name, str(one.rows), *(_share(one, name) for name in names)]
@@ -269,7 +261,7 @@ def _class_probabilities(test: ClassMeasures) -> list[Block]:
     ]
 
 
-def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
+def _worst_slices(found: evidence.Slices, is_regression: bool) -> list[Block]:
     loss, show = ("RMSE", _plain) if is_regression else ("wrong labels", _percent)
     rows = []
     for one in found.slices:
@@ -285,18 +277,22 @@ def _worst_slices(found: Slices, is_regression: bool) -> list[Block]:
     ]
 
 
-def _flag_rates(measured: Mapping[str, ClassMeasures | RegressionMeasures | SetMeasures]) -> Table:
+def _flag_rates(
+    measured: Mapping[
+        str, evidence.ClassMeasures | evidence.RegressionMeasures | evidence.SetMeasures
+    ],
+) -> Table:
     fprs = list(measured["test rows"].flagged)
     rows = [[name, *(_flag_rate(entry, fpr) for fpr in fprs)] for name, entry in measured.items()]
     return Table(["rows flagged (%) at fpr", *fprs], rows)
 
 
-def _errors(test: ClassMeasures | RegressionMeasures) -> list[Block]:
+def _errors(test: evidence.ClassMeasures | evidence.RegressionMeasures) -> list[Block]:
     own = test.confidence_intervals
     header = ["score", "AURC"]
     rows = [[name, _plain(area, own[f"aurc.{name}"])] for name, area in test.aurc.items()]
     found: list[Block] = []
-    if isinstance(test, ClassMeasures) and (detected := test.error_detection):
+    if isinstance(test, evidence.ClassMeasures) and (detected := test.error_detection):
         share = _share(detected, "base_rate")
         found = [f"{detected.rows} of {test.rows} test rows are misclassified, {share} %."]
         header += ["AUROC", "PR+", "PR-", "FPR at 95 %"]
@@ -306,7 +302,7 @@ def _errors(test: ClassMeasures | RegressionMeasures) -> list[Block]:
     return [*found, about, Table(header, rows)]
 
 
-def _attacks(attacks: dict[str, AttackMeasures]) -> Table:
+def _attacks(attacks: dict[str, evidence.AttackMeasures]) -> Table:
     rows = [
         [name, _share(entry, "accuracy"), _flag_rate(entry, "0.05"), _share(entry, "hits")]
         for name, entry in attacks.items()

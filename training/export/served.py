@@ -91,10 +91,8 @@ class ServedNetwork(nn.Module):
         self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
     ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Float[Tensor, "N M"]]:
         outputs, features = self.network(x, theta)
-        rows = {
-            space: self.rows_in(space, x)
-            for space in dict.fromkeys(KINDS[name].space for name in self.density)
-        }
+        spaces = dict.fromkeys(KINDS[name].space for name in self.density)
+        rows = {space: self.rows_in(space, x) for space in spaces}
         density = [detector(rows[KINDS[name].space]) for name, detector in self.density.items()]
         scores = torch.stack(density, dim=1) if density else x[:, :0]
         return self.likelihood(outputs), features, scores

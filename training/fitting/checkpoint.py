@@ -40,28 +40,21 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {})["facts"])
     except (SafetensorError, ValueError, KeyError):
-        raise InvalidInput(
-            str(path), "a checkpoint (delete it to begin again)", "a file that is not one"
-        ) from None
+        expected = "a checkpoint (delete it to begin again)"
+        raise InvalidInput(str(path), expected, "a file that is not one") from None
 
 
 def module_tensors(module: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """Return a copy of a module's parameters and buffers, their names prefixed."""
-    return {
-        f"{prefix}.{name}": tensor.detach().clone() for name, tensor in module.state_dict().items()
-    }
+    return {f"{prefix}.{name}": t.detach().clone() for name, t in module.state_dict().items()}
 
 
 def load_module(module: nn.Module, tensors: dict[str, Tensor], prefix: str) -> None:
-    """Load what `module_tensors` gave; every name and shape must match."""
     start = f"{prefix}."
-    module.load_state_dict(
-        {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-    )
+    own = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    module.load_state_dict(own)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state, one tensor for each parameter and quantity."""
     state = optimizer.state_dict()["state"]
     return {
         f"optimizer.{i}.{name}": tensor
@@ -71,7 +64,6 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` gave."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith("optimizer."):

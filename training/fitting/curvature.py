@@ -276,7 +276,6 @@ def _chunks(
     x: Tensor,
     y: Tensor,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows and targets, as many at a time as take bounded memory."""
     _, seen, is_last = _run(network, posterior, layers, x[:1])
     numbers = [a.numel() + value.numel() for a, value in seen]
     # what is kept for derivatives is of all layers behind the first: about as much again
@@ -344,7 +343,6 @@ def _by_slot(by_group: Float[Tensor, "G i o"]) -> Float[Tensor, "i O"]:
 
 @contextmanager
 def _constants(model: BayesianModel) -> Iterator[None]:
-    """Take no derivatives by parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

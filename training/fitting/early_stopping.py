@@ -21,12 +21,10 @@ LEVEL_NATS = 0.01  # a row: the held-out likelihood's rise over the window below
 
 
 def patience_of(told: int | None, epoch_steps: int) -> int:
-    """Return over how many epochs things must have levelled off."""
     return told or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
 
 
 def cooling_epochs(epochs: int, patience: int) -> int:
-    """Return over how many epochs the rates decay after `epochs` at the first rates."""
     return max(patience, math.ceil(COOLING * epochs))
 
 

@@ -220,11 +220,8 @@ class CachedEncoder:
         if not found:
             return self._read(digests)
         if not quiet:
-            log.info(
-                "%d rows are kept in memory: files of encoded rows have %d bytes",
-                len(found),
-                self.most_bytes,
-            )
+            why = f"files of encoded rows have {self.most_bytes} bytes"
+            log.info("%d rows are kept in memory: %s", len(found), why)
         records = self._records()
         kept = records["encoded"]
         return np.stack(
@@ -246,7 +243,6 @@ class CachedEncoder:
         return np.memmap(self.path, dtype=self.record, mode="c", shape=(count,))
 
     def _append(self, digests: list[bytes], encoded: Float32[np.ndarray, "n F"]) -> bool:
-        """Write rows at the end of the file; False if there is no room for them."""
         records = np.empty(len(encoded), dtype=self.record)
         records["encoded"] = encoded
         records["crc"] = [zlib.crc32(row.tobytes()) for row in encoded]

@@ -154,7 +154,6 @@ class Run:
     def _begin(
         self, rows: Tensor, num_classes: int, class_weights: Float64[np.ndarray, "C"] | None
     ) -> None:
-        """Set the first weights, by rows of a first batch or a parent's."""
         recipe, parent, likelihood = self.recipe, self.parent, self.model.likelihood
         if parent is None:
             initialise(self.model, rows, recipe.network.is_standardised)
@@ -384,7 +383,6 @@ class Run:
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
     def _validate(self) -> Float64[Tensor, "N 3"]:
-        """Return score, log-likelihood and error of each validation row."""
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))

@@ -126,12 +126,10 @@ def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:
 
 
 def full_kl_weight(settings: TrainingSection, rows: int) -> float:
-    """Return the KL's weight in the loss of one of `rows` training rows, after its ramp."""
     return 1.0 / rows if settings.kl_weight is None else settings.kl_weight
 
 
 def kl_weight(settings: TrainingSection, rows: int, epoch_steps: int, step: int) -> float:
-    """Return the KL's weight in a step."""
     ramp = settings.kl_ramp_epochs * epoch_steps
     weight = full_kl_weight(settings, rows)
     if settings.kl_weighting == "geometric":
@@ -175,13 +173,11 @@ def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]
     if section is None:
         return
     if len(shape) not in (2, 3):
-        raise InvalidInput(
-            "augmentation", "none, since rows are no images", f"rows of shape {tuple(shape)}"
-        )
-    if section.shift >= min(shape[-2:]):
-        raise InvalidInput(
-            "augmentation.shift", f"less than {min(shape[-2:])} pixels", str(section.shift)
-        )
+        expected = "none, since rows are no images"
+        raise InvalidInput("augmentation", expected, f"rows of shape {tuple(shape)}")
+    side = min(shape[-2:])
+    if section.shift >= side:
+        raise InvalidInput("augmentation.shift", f"less than {side} pixels", str(section.shift))
 
 
 def augment(
@@ -209,6 +205,5 @@ def augment(
     maps = torch.cat([torch.diag_embed(sign * kept), place[:, :, None]], dim=2)
     images = x.reshape(len(x), -1, height, width)
     grid = functional.affine_grid(maps, list(images.shape), align_corners=False).to(x.device)
-    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False).reshape(
-        x.shape
-    )
+    moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return moved.reshape(x.shape)

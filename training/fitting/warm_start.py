@@ -79,8 +79,8 @@ def begin_at(model: BayesianModel, parent: BayesianModel, x: Float[Tensor, "N I"
     a first batch."""
     initialise(model, x, standardise=False)
     model.network.mean, model.network.std = parent.network.mean, parent.network.std
-    kept = dict(model.likelihood.named_parameters()) | dict(model.likelihood.named_buffers())  # type: ignore[attr-defined]
-    for name, old in parent.likelihood.state_dict().items():  # type: ignore[attr-defined]
+    kept = model.likelihood.state_dict()
+    for name, old in parent.likelihood.state_dict().items():
         if name != "log_weights":  # of the new data
             kept[name].copy_(old)
     model.likelihood.temperature.fill_(1.0)

@@ -24,24 +24,12 @@ def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
     """Return the CNN of Krueger et al. 2017: four 3x3 convolutions, 2x2 pooling after two and four,
     a dense layer."""
     channels, height, width = shape
-    return nn.Sequential(
-        *(
-            nn.Conv2d(channels, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.ReLU(),
-        ),
-        nn.MaxPool2d(2),
-        *(
-            nn.Conv2d(64, 128, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(128, 128, 3, padding=1),
-            nn.ReLU(),
-        ),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        *(nn.Linear(128 * (height // 4) * (width // 4), 512), nn.ReLU(), nn.Linear(512, outputs)),
-    )
+    layers: list[nn.Module] = []
+    for taken, given in ((channels, 64), (64, 128)):
+        layers += [nn.Conv2d(taken, given, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(given, given, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    units = 128 * (height // 4) * (width // 4)
+    return nn.Sequential(*layers, nn.Flatten(), *mlp(units, [512], outputs))
 
 
 def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
@@ -49,24 +37,14 @@ def gal_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:
     two dropouts."""
     channels, height, width = shape
     units = 32 * ((height - 6) // 2) * ((width - 6) // 2)
-    return nn.Sequential(
-        *(
-            nn.Conv2d(channels, 32, 4),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 4),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Dropout(0.25),
-        ),
-        nn.Flatten(),
-        *(nn.Linear(units, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
-    )
+    convolutions = [nn.Conv2d(channels, 32, 4), nn.ReLU(), nn.Conv2d(32, 32, 4), nn.ReLU()]
+    dense = [nn.Linear(units, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)]
+    return nn.Sequential(*convolutions, nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten(), *dense)
 
 
 def gal_cnn_without_dropout(shape: Sequence[int], outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        *(layer for layer in gal_cnn(shape, outputs) if not isinstance(layer, nn.Dropout))
-    )
+    layers = gal_cnn(shape, outputs)
+    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Dropout)))
 
 
 ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
@@ -86,21 +64,17 @@ def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
     try:
         factory: Callable[..., object] = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise InvalidInput(
-            "network.factory", "an importable `package.module:factory`", str(error)
-        ) from None
+        expected = "an importable `package.module:factory`"
+        raise InvalidInput("network.factory", expected, str(error)) from None
     try:
         made = factory(tuple(shape), outputs)
     except Exception as error:
-        raise InvalidInput(
-            "network.factory",
-            f"{path}({tuple(shape)}, {outputs}) to return a module",
-            f"{type(error).__name__}: {one_line(error)}",
-        ) from error
+        expected = f"{path}({tuple(shape)}, {outputs}) to return a module"
+        got = f"{type(error).__name__}: {one_line(error)}"
+        raise InvalidInput("network.factory", expected, got) from error
     if not isinstance(made, nn.Module):
-        raise InvalidInput(
-            "network.factory", f"{path} to return a torch.nn.Module", f"a {type(made).__name__}"
-        )
+        expected = f"{path} to return a torch.nn.Module"
+        raise InvalidInput("network.factory", expected, f"a {type(made).__name__}")
     return made
 
 
@@ -114,9 +88,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InvalidInput(
-            "network.weights", f"a safetensors file at {path}", one_line(error)
-        ) from None
+        expected = f"a safetensors file at {path}"
+        raise InvalidInput("network.weights", expected, one_line(error)) from None
     wanted = module.state_dict()
     expected = "the tensors of the network's state_dict"
     for name, tensor in wanted.items():
@@ -127,9 +100,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
             raise InvalidInput("network.weights", f"{name} of shape {shapes[0]}", f"{shapes[1]}")
     left_over = [name for name in tensors if name not in wanted]
     if left_over:
-        raise InvalidInput(
-            "network.weights", expected, f"also {left_over[0]}, which it does not have"
-        )
+        got = f"also {left_over[0]}, which it does not have"
+        raise InvalidInput("network.weights", expected, got)
     module.load_state_dict(tensors)
 
 

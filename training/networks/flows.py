@@ -8,6 +8,7 @@ I) - log |det dtheta/deps|).
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -38,16 +39,14 @@ class WeightNormLinear(nn.Module):
         mask: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.direction = nn.Parameter(
-            torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
-        )
+        direction = torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)
+        self.direction = nn.Parameter(direction)
         self.scale = nn.Parameter(torch.full((outputs,), scale))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.register_buffer("mask", mask, persistent=False)
         self.folded = False
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
-        """Return g (x . V / |V|) + b."""
         if self.folded:
             return functional.linear(x, self.direction, self.bias)
         product, norm = product_and_norm(x, self._masked())
@@ -81,11 +80,10 @@ class Conditioner(nn.Module):
         masks: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        hidden_mask, output_mask = (
-            (None, None) if masks is None else (masks[0], masks[1].repeat(2, 1))
-        )
-        self.hidden = WeightNormLinear(inputs, hidden, generator, 1.0, hidden_mask)
-        self.output = WeightNormLinear(hidden, 2 * outputs, generator, NEAR_IDENTITY, output_mask)
+        into, out = masks or (None, None)
+        out = None if out is None else out.repeat(2, 1)
+        self.hidden = WeightNormLinear(inputs, hidden, generator, 1.0, into)
+        self.output = WeightNormLinear(hidden, 2 * outputs, generator, NEAR_IDENTITY, out)
 
     def forward(
         self, z: Float[Tensor, "*batch in"]
@@ -140,11 +138,9 @@ class Autoregressive(nn.Module):
         degree_in = degree_in.flip(0) if flipped else degree_in
         highest = max(dimension - 1, 1)
         degree_hidden = highest - torch.arange(hidden) * (highest - 1) // max(hidden - 1, 1)
-        hidden_mask = (degree_hidden[:, None] >= degree_in[None, :]).float()
-        output_mask = (degree_in[:, None] > degree_hidden[None, :]).float()
-        self.conditioner = Conditioner(
-            dimension, dimension, hidden, generator, (hidden_mask, output_mask)
-        )
+        into = (degree_hidden[:, None] >= degree_in[None, :]).float()
+        out = (degree_in[:, None] > degree_hidden[None, :]).float()
+        self.conditioner = Conditioner(dimension, dimension, hidden, generator, (into, out))
 
     def forward(
         self, z: Float[Tensor, "*batch D"]
@@ -186,21 +182,19 @@ class Composition(nn.Module):
 # moves no data.
 
 
-def realnvp(
-    dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator
+def flow(
+    kind: type[Coupling | Autoregressive],
+    dimension: int,
+    couplings: int,
+    hidden: int,
+    log_scale: float,
+    generator: torch.Generator,
 ) -> Composition:
-    """Return a RealNVP of any number of couplings (0: elementwise affine alone), elementwise affine
-    last."""
-    steps = [Coupling(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
-    return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
-
-
-def iaf(
-    dimension: int, couplings: int, hidden: int, log_scale: float, generator: torch.Generator
-) -> Composition:
-    """Return an inverse autoregressive flow of any number of steps (0: elementwise affine alone),
+    """Return a flow of any number of steps of a kind (0: elementwise affine alone), elementwise
     affine last."""
-    steps = [
-        Autoregressive(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)
-    ]
+    steps = [kind(dimension, hidden, generator, flipped=i % 2 == 1) for i in range(couplings)]
     return Composition([*steps, ElementwiseAffine(dimension, log_scale)])
+
+
+realnvp = partial(flow, Coupling)
+iaf = partial(flow, Autoregressive)

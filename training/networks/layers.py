@@ -83,11 +83,9 @@ class Position:
         return self.current.theta[self.slot.name]
 
     def weight(self) -> Tensor:
-        """Return the layer's part of an unpaired theta as a matrix a draw, (K, inputs, outputs)."""
         return self.theta()[:, 0].unflatten(-1, self.slot.shape)
 
     def arrive(self, h: Tensor) -> None:
-        """Note, in a trial, whether the input depends on the draw."""
         if self.current.trial_rows:
             self.shared = len(h) == self.current.trial_rows
 
@@ -157,7 +155,6 @@ class ScaledLayer(nn.Module):
         return units[(..., *[None] * (h.ndim - 2), slice(None))] if self.place.folded else units
 
     def _start(self, product: Tensor, norm: Tensor) -> Tensor:
-        """Set biases, and note scales, so that values have mean 0 and variance 1 over the batch."""
         axis = product.ndim - 1 if self.convolution is None else 1
         product = product.movedim(axis, -1) / norm
         std, mean = torch.std_mean(product.flatten(0, -2), dim=0)

@@ -6,7 +6,7 @@ same order.
 """
 
 import math
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,15 +16,13 @@ from torch.nn import functional
 from model_store.types import Task
 
 Noise = Literal["homoscedastic", "heteroscedastic"]
-LOG_VARIANCE_LIMIT = (
-    16.0  # of a standardised target: standard deviations of 3e-4 to 3e3 times the target's
-)
+# of a standardised target: standard deviations of 3e-4 to 3e3 times the target's
+LOG_VARIANCE_LIMIT = 16.0
 SPEED = 10.0  # a lone parameter has to go as far as the outputs of many
 
 
-@runtime_checkable
-class Likelihood(Protocol):
-    """What every task gives. All are `torch.nn.Module`s."""
+class Likelihood(nn.Module):
+    """What every task gives."""
 
     task: Task
     metric: str  # the name of what `errors` comes to
@@ -35,35 +33,45 @@ class Likelihood(Protocol):
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
         """Return what is served: see `model_store.inference.runtime.OUTPUTS`."""
+        served: Tensor = super().__call__(outputs)
+        return served
 
     def log_likelihood(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "K N"]:
         """Return log p(y | x, theta) of each draw and row, in nats."""
+        raise NotImplementedError
 
     def weighted_log_likelihood(
         self, served: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
         """Return what training maximises of each draw and row: the same, or where rows are weighted
         w log p_w(y)."""
-
-    def tempered(
-        self, served: Float[Tensor, "K N C"], temperature: float
-    ) -> Float[Tensor, "K N C"]:
-        """Return what would be served at T = `temperature`, given what is at T = 1."""
+        return self.log_likelihood(served, y)
 
     def mixture_log_likelihood(
         self, served: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "N"]:
         """Return log mean_k p(y | x, theta_k) of each row, in nats."""
+        log_likelihood = self.log_likelihood(served.double(), y)
+        return torch.logsumexp(log_likelihood, dim=0) - math.log(len(served))
+
+    def tempered(
+        self, served: Float[Tensor, "K N C"], temperature: float
+    ) -> Float[Tensor, "K N C"]:
+        """Return what would be served at T = `temperature`, given what is at T = 1."""
+        raise NotImplementedError
 
     def errors(self, served: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
         """Return what a row adds to the metric, given what one draw or all say of it."""
+        raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
         """Return the metric, given the mean of `errors`."""
+        return mean_error
 
     def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N 3"]:
         """Return of each row a proper score to choose a checkpoint by (less is better),
         log-likelihood and error."""
+        raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
         """Start from the training targets."""
@@ -71,9 +79,10 @@ class Likelihood(Protocol):
     def guess(self, train: Tensor, y: Tensor) -> float:
         """Return the metric of the best answer to `y` that is the same for all rows, given the
         training targets."""
+        raise NotImplementedError
 
 
-class Categorical(nn.Module):
+class Categorical(Likelihood):
     """Classes by softmax: outputs are logits, one a class.
 
     Where rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is
@@ -84,7 +93,6 @@ class Categorical(nn.Module):
     task: Task = "classification"
     metric = "accuracy"
     score = "brier"
-    temperature: Tensor
     log_weights: Tensor | None
 
     def __init__(self, classes: int, is_weighted: bool = False) -> None:
@@ -98,11 +106,14 @@ class Categorical(nn.Module):
         logits = outputs if self.log_weights is None else outputs - self.log_weights
         return functional.log_softmax(logits / self.temperature, dim=-1)
 
+    def log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        return log_probs.gather(2, y.expand(len(log_probs), -1)[:, :, None])[:, :, 0]
+
     def weighted_log_likelihood(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
     ) -> Float[Tensor, "K N"]:
-        """Return w_y log p_w(y | x, theta); it is log p(y | x, theta) where rows are not
-        weighted."""
         if self.log_weights is None:
             return self.log_likelihood(log_probs, y)
         weighted = functional.log_softmax(log_probs + self.log_weights, dim=-1)
@@ -115,51 +126,30 @@ class Categorical(nn.Module):
         networks", 2017)."""
         return functional.log_softmax(log_probs / temperature, dim=-1)
 
-    def mixture_log_likelihood(
-        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
-    ) -> Float[Tensor, "N"]:
-        return torch.logsumexp(self.log_likelihood(log_probs, y).double(), dim=0) - math.log(
-            len(log_probs)
-        )
-
-    def log_likelihood(
-        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
-    ) -> Float[Tensor, "K N"]:
-        return log_probs.gather(2, y.expand(len(log_probs), -1)[:, :, None])[:, :, 0]
-
     def errors(self, log_probs: Float[Tensor, "N C"], y: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         return (log_probs.argmax(1) == y).double()
-
-    def to_metric(self, mean_error: float) -> float:
-        return mean_error
 
     def validation(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
     ) -> Float[Tensor, "N 3"]:
-        """Return Brier score, log-likelihood and whether the label is right, of the mean over
-        draws."""
         probs = log_probs.exp().mean(0).double()
         true_probs = probs.gather(1, y[:, None])[:, 0]
-        brier = (
-            probs.square().sum(1) - 2.0 * true_probs + 1.0
-        )  # sum over classes of (p - [class is true])^2
-        return torch.stack(
-            [brier, self.mixture_log_likelihood(log_probs, y), self.errors(probs, y)], dim=1
-        )
-
-    def start(self, y: Tensor) -> None:
-        """Do nothing: classes start alike."""
+        # sum over classes of (p - [class is true])^2
+        brier = probs.square().sum(1) - 2.0 * true_probs + 1.0
+        log_likelihood = self.mixture_log_likelihood(log_probs, y)
+        return torch.stack([brier, log_likelihood, self.errors(probs, y)], dim=1)
 
     def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
         return (y == torch.mode(train).values).double().mean().item()
 
 
-class Gaussian(nn.Module):
+class Gaussian(Likelihood):
     """A real target with Gaussian noise that is learned.
 
     Outputs are of the target standardised by mean and standard deviation of the training rows, or
-    of the target itself (`is_in_units`): its mean and, where the noise is heteroscedastic (differs
-    by row), its log variance. Homoscedastic noise is one parameter.
+    of the target itself (`is_in_units`), as of a network that was trained elsewhere: its mean and,
+    where the noise is heteroscedastic (differs by row), its log variance. Homoscedastic noise is
+    one parameter. At temperature T the variance is T times what was learned.
     """
 
     task: Task = "regression"
@@ -167,11 +157,8 @@ class Gaussian(nn.Module):
     score = "crps"
     target_mean: Tensor
     target_std: Tensor
-    temperature: Tensor  # T: the variance is T times what was learned
 
     def __init__(self, noise: Noise, is_in_units: bool = False) -> None:
-        """Make one; `is_in_units` of a network that was trained elsewhere, whose outputs are of the
-        target itself."""
         super().__init__()
         self.is_in_units = is_in_units
         self.outputs = 2 if noise == "heteroscedastic" else 1
@@ -183,24 +170,25 @@ class Gaussian(nn.Module):
 
     def forward(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N 2"]:
         """Return mean and log variance of the target, in its units."""
-        mean = (
-            outputs[..., :1]
-            if self.is_in_units
-            else outputs[..., :1] * self.target_std + self.target_mean
-        )
-        if self.log_variance is None:
-            log_variance = (
-                outputs[..., 1:] - 2.0 * self.target_std.log()
-                if self.is_in_units
-                else outputs[..., 1:]
-            )
-        else:
+        mean = outputs[..., :1]
+        if not self.is_in_units:
+            mean = mean * self.target_std + self.target_mean
+        if self.log_variance is not None:
             log_variance = (SPEED * self.log_variance).expand(mean.shape)
-        log_variance = (
-            log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT)
-            + 2.0 * self.target_std.log()
-        )
+        else:
+            log_variance = outputs[..., 1:]
+            if self.is_in_units:
+                log_variance = log_variance - 2.0 * self.target_std.log()
+        log_variance = log_variance.clamp(-LOG_VARIANCE_LIMIT, LOG_VARIANCE_LIMIT)
+        log_variance = log_variance + 2.0 * self.target_std.log()
         return torch.cat([mean, log_variance + self.temperature.log()], dim=-1)
+
+    def log_likelihood(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
+    ) -> Float[Tensor, "K N"]:
+        mean, log_variance = moments.unbind(-1)
+        square = (y - mean).square() * (-log_variance).exp()
+        return -0.5 * (math.log(2.0 * math.pi) + log_variance + square)
 
     def tempered(
         self, moments: Float[Tensor, "K N 2"], temperature: float
@@ -209,26 +197,6 @@ class Gaussian(nn.Module):
         T s^2)."""
         mean, log_variance = moments.unbind(-1)
         return torch.stack([mean, log_variance + math.log(temperature)], dim=-1)
-
-    def mixture_log_likelihood(
-        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
-    ) -> Float[Tensor, "N"]:
-        return torch.logsumexp(self.log_likelihood(moments.double(), y), dim=0) - math.log(
-            len(moments)
-        )
-
-    def log_likelihood(
-        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
-    ) -> Float[Tensor, "K N"]:
-        mean, log_variance = moments.unbind(-1)
-        return -0.5 * (
-            math.log(2.0 * math.pi) + log_variance + (y - mean).square() * (-log_variance).exp()
-        )
-
-    def weighted_log_likelihood(
-        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
-    ) -> Float[Tensor, "K N"]:
-        return self.log_likelihood(moments, y)
 
     def errors(self, moments: Float[Tensor, "N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
         return (moments[:, 0] - y).double().square()
@@ -239,16 +207,10 @@ class Gaussian(nn.Module):
     def validation(
         self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]
     ) -> Float[Tensor, "N 3"]:
-        """Return CRPS, log-likelihood and squared error of the mixture over draws."""
         moments = moments.double()
-        return torch.stack(
-            [
-                crps(moments, y),
-                self.mixture_log_likelihood(moments, y),
-                self.errors(moments.mean(0), y),
-            ],
-            dim=1,
-        )
+        log_likelihood = self.mixture_log_likelihood(moments, y)
+        errors = self.errors(moments.mean(0), y)
+        return torch.stack([crps(moments, y), log_likelihood, errors], dim=1)
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:

@@ -111,7 +111,6 @@ class Standardised(nn.Module):
         raise NotImplementedError
 
     def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
-        """Return rows as the module takes them."""
         if self.takes_ids:
             return x.unflatten(1, self.shape).long()
         return (x.unflatten(1, self.shape) - self.mean) / self.std
@@ -232,7 +231,6 @@ class DrawnNetwork(Standardised):
         return self._run(x, mean[None, None])[0]
 
     def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
-        """Return what the last layer takes in under one draw."""
         # onnxruntime multiplies few rows with the drawn weights of a lone draw in another order
         # than many
         draws = theta if self.is_paired else theta.expand(2, -1, -1)
@@ -408,7 +406,6 @@ class MemberNetwork(Standardised):
         trained: Sequence[str] | None = None,
         examples: Num[Tensor, "R ..."] | None = None,
     ) -> None:
-        """Take modules of rows of `shape`; `trained` and `examples` are as of a drawn network."""
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         self.members = nn.ModuleList(members)
@@ -455,7 +452,6 @@ def last_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
 
 
 def _outermost(module: nn.Module) -> list[nn.Module]:
-    """Return a module's layers with weights, not looking inside those that are made of others."""
     if isinstance(module, WEIGHTED):
         return [module]
     return [layer for child in module.children() for layer in _outermost(child)]

@@ -161,11 +161,9 @@ def check_calls(
         calls[name] += 1
         running.append(name)
 
-    owners = {
-        id(parameter): name
-        for name, layer in drawn.items()
-        for parameter in layer.parameters(recurse=False)
-    }
+    owners: dict[int, str] = {}
+    for name, layer in drawn.items():
+        owners |= {id(parameter): name for parameter in layer.parameters(recurse=False)}
     with (
         watch(drawn, lambda name, _: begin(name)),
         watch(drawn, lambda name, _: running.remove(name), of_outputs=True),

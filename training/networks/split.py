@@ -91,17 +91,15 @@ def split(
         graph = _Tracer(stays).trace(module)
         traced = fx.GraphModule(module, graph)
     except Exception as error:
-        raise NotSplit(
-            f"its forward cannot be followed: {type(error).__name__}: {one_line(error)}"[:300]
-        ) from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise NotSplit(f"its forward cannot be followed: {reason}"[:300]) from error
     (placeholder,) = [node for node in graph.nodes if node.op == "placeholder"][:1]
     of_x: set[fx.Node] = {placeholder}
     in_head: set[fx.Node] = set()
     for node in graph.nodes:
         needs = set(node.all_input_nodes)
-        stays_here = node.op == "call_module" and any(
-            is_within(name, str(node.target)) for name in stays
-        )
+        is_layer = node.op == "call_module"
+        stays_here = is_layer and any(is_within(name, str(node.target)) for name in stays)
         if node.op == "output" or stays_here or needs & in_head:
             in_head.add(node)
         elif needs & of_x:
@@ -140,7 +138,6 @@ class _Recorder(fx.Interpreter):
 
 
 def _values_at(traced: fx.GraphModule, cut: list[fx.Node], examples: Tensor) -> list[_Value]:
-    """Return what the values at the cut are, by running the module on fewer and more rows."""
     runs = []
     for rows in TRIED_ROWS:
         recorder = _Recorder(traced, cut)
@@ -224,16 +221,14 @@ def _as_sequence(head: fx.GraphModule) -> nn.Module:
     nodes = list(head.graph.nodes)
     layers = nodes[1:-1]
     targets = [str(node.target) for node in layers]
-    is_sequence = (
-        bool(layers)
-        and all(
-            node.args == (before,) and not node.kwargs
-            for before, node in zip(nodes, layers, strict=False)
-        )
-        and all(node.op == "call_module" and "." not in str(node.target) for node in layers)
-        and len(set(targets)) == len(targets)
-        and nodes[-1].args == (layers[-1],)
+    is_sequence = all(
+        node.op == "call_module"
+        and "." not in str(node.target)
+        and node.args == (before,)
+        and not node.kwargs
+        for before, node in zip(nodes, layers, strict=False)
     )
-    if not is_sequence:
+    ends = bool(layers) and nodes[-1].args == (layers[-1],)
+    if not is_sequence or not ends or len(set(targets)) < len(targets):
         return head
     return nn.Sequential(OrderedDict((name, head.get_submodule(name)) for name in targets))

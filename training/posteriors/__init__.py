@@ -3,25 +3,13 @@
 import importlib
 import pkgutil
 
-from training.posteriors.base import (
-    METHODS,
-    FactorialGaussian,
-    LocationScale,
-    Method,
-    Posterior,
-    noise,
-    step_noise,
-)
-
-__all__ = [
-    "METHODS",
-    "FactorialGaussian",
-    "LocationScale",
-    "Method",
-    "Posterior",
-    "noise",
-    "step_noise",
-]
+from training.posteriors.base import METHODS as METHODS
+from training.posteriors.base import FactorialGaussian as FactorialGaussian
+from training.posteriors.base import LocationScale as LocationScale
+from training.posteriors.base import Method as Method
+from training.posteriors.base import Posterior as Posterior
+from training.posteriors.base import noise as noise
+from training.posteriors.base import step_noise as step_noise
 
 for found in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{found.name}")

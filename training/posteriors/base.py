@@ -53,8 +53,7 @@ class FactorialGaussian(Protocol):
     """A posterior under which weights are independent and normal: a layer's value can be drawn in
     place of them."""
 
-    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-        """Return mean and standard deviation of each weight."""
+    def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
         """Return what `sample` says of KL(q || p); an analytic one does not look at the noise."""

@@ -37,11 +37,9 @@ class MaskPosterior(Posterior):
         return self._masks(eps) if self.max_draws is None else torch.ones_like(eps)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return masks, and 0: the KL depends on the network's weights, and is their decay."""
         return self._masks(eps), eps.new_zeros(len(eps))
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return 1, the mean."""
         return torch.ones(self.theta_dimension)
 
     def _masks(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:

@@ -1,7 +1,7 @@
 """Gaussians over weights: factorial (Bayes by Backprop), and matrix-variate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -88,9 +88,8 @@ class GaussianPosterior(Posterior):
         self.prior = prior
         self.trains_without_noise = prior.has_analytic_kl
         self.mu = nn.Parameter(torch.zeros(dimension))
-        self.rho = nn.Parameter(
-            torch.full((dimension,), math.log(math.expm1(math.exp(initial_log_std))))
-        )
+        rho = math.log(math.expm1(math.exp(initial_log_std)))
+        self.rho = nn.Parameter(torch.full((dimension,), rho))
 
     @property
     def sigma(self) -> Float[Tensor, "D"]:
@@ -100,8 +99,6 @@ class GaussianPosterior(Posterior):
         return self.mu + self.sigma * eps
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return draws of theta, and the KL: of a Gaussian prior itself, of a mixture an estimate
-        from each draw."""
         sigma = self.sigma
         theta = self.mu + sigma * eps
         return theta, self.prior.kl(theta, self.mu, sigma)
@@ -110,13 +107,11 @@ class GaussianPosterior(Posterior):
         return self.mu, self.sigma
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Return the KL of `sample`; a Gaussian prior's does not look at the noise."""
         sigma = self.sigma
         theta = self.mu.expand(len(eps), -1) if self.trains_without_noise else self.mu + sigma * eps
         return self.prior.kl(theta, self.mu, sigma)
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return rho, which is nearly log sigma where that is small."""
         return [self.rho]
 
     def location(self) -> Float[Tensor, "D"]:
@@ -145,48 +140,37 @@ class MatrixNormalPosterior(Posterior):
 
     def __init__(self, slots: Sequence[Slot], initial_log_std: float, prior_std: float) -> None:
         super().__init__()
-        self.shapes = [slot.shape for slot in slots]
+        shapes = [slot.shape for slot in slots]
         self.noise_dimension = self.theta_dimension = sum(slot.size for slot in slots)
         self.prior_std = prior_std
-        self.means = nn.ParameterList(torch.zeros(shape) for shape in self.shapes)
+        self.means = nn.ParameterList(torch.zeros(shape) for shape in shapes)
         # of standard deviations: half the logarithms of A and B
-        self.log_rows = nn.ParameterList(
-            torch.full((rows,), initial_log_std) for rows, _ in self.shapes
-        )
-        self.log_columns = nn.ParameterList(torch.zeros(columns) for _, columns in self.shapes)
+        rows = (torch.full((rows,), initial_log_std) for rows, _ in shapes)
+        self.log_rows = nn.ParameterList(rows)
+        self.log_columns = nn.ParameterList(torch.zeros(columns) for _, columns in shapes)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        drawn = []
-        for part, mean, log_row, log_column, shape in zip(
-            eps.split([mean.numel() for mean in self.means], dim=1),
-            self.means,
-            self.log_rows,
-            self.log_columns,
-            self.shapes,
-            strict=True,
-        ):
-            std = torch.exp(log_row)[:, None] * torch.exp(log_column)
-            drawn.append((mean + std * part.unflatten(1, shape)).flatten(1))
+        parts = eps.split([mean.numel() for mean in self.means], dim=1)
+        drawn = [
+            (mean + std * part.unflatten(1, mean.shape)).flatten(1)
+            for part, mean, std in zip(parts, self.means, self._stds(), strict=True)
+        ]
         return torch.cat(drawn, dim=1)
 
+    def _stds(self) -> Iterator[Float[Tensor, "i o"]]:
+        for log_row, log_column in zip(self.log_rows, self.log_columns, strict=True):
+            yield torch.exp(log_row)[:, None] * torch.exp(log_column)
+
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return draws of theta, and the KL, the same for each."""
         return self(eps), self.kl().expand(len(eps))
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]:
-        pairs = zip(self.log_rows, self.log_columns, strict=True)
-        stds = [
-            (torch.exp(log_row)[:, None] * torch.exp(log_column)).flatten()
-            for log_row, log_column in pairs
-        ]
-        return self.location(), torch.cat(stds)
+        return self.location(), torch.cat([std.flatten() for std in self._stds()])
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Return the KL, the same for each draw."""
         return self.kl().expand(len(eps))
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return the standard deviations' logarithms: half those of A and B."""
         return [*self.log_rows, *self.log_columns]
 
     def location(self) -> Float[Tensor, "D"]:
@@ -240,7 +224,6 @@ class MixtureSection(Section):
 def by_backprop(
     section: GaussianSection | MixtureSection, network: DrawnNetwork, _: torch.Generator
 ) -> GaussianPosterior:
-    """Return a posterior over a network's weights."""
     prior: GaussianPrior | ScaleMixturePrior
     if isinstance(section, GaussianSection):
         prior = GaussianPrior(section.prior_std)

@@ -31,7 +31,6 @@ class HypernetworkPosterior(Posterior):
     def __init__(
         self, flow: Composition, dimension: int, prior_std: float, lift: "Subspace | None" = None
     ) -> None:
-        """Take a flow over `dimension` numbers: theta's, or those of the lift's subspace."""
         super().__init__()
         self.flow = flow
         self.lift = lift
@@ -44,13 +43,11 @@ class HypernetworkPosterior(Posterior):
         return z if self.lift is None else self.lift(z)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return draws of theta, and of each log q - log p, whose mean is the KL, in nats."""
         z, log_det = self.flow(eps)
         log_ratio = log_normal(eps, 1.0) - log_det - log_normal(z, self.prior_std)
         return z if self.lift is None else self.lift(z), log_ratio
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return the log-scale of the flow's last layer."""
         return [self.output.log_scale]
 
     def location(self) -> Float[Tensor, "D"] | None:
@@ -58,17 +55,14 @@ class HypernetworkPosterior(Posterior):
         return self.output.shift if self.lift is None else None
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
-        """Return log p(theta) of a posterior over all of theta."""
         return log_normal(theta, self.prior_std)
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the mean of `CENTRE_DRAWS` draws."""
         return self(standard_noise(CENTRE_DRAWS, self.noise_dimension, 0)).mean(0)
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
-        """Move the flow's last shift, or the subspace's centre."""
         (self.output.shift if self.lift is None else self.lift.centre).copy_(theta)
 
     @property
@@ -118,7 +112,6 @@ def hypernetwork(
     network: DrawnNetwork,
     generator: torch.Generator,
 ) -> HypernetworkPosterior:
-    """Return a posterior over a network's theta."""
     dimension = network.theta_dimension
     inner = section.noise_dimension if isinstance(section, IAFSection) else None
     lift = None if inner is None else Subspace(inner, dimension, generator)
@@ -131,7 +124,6 @@ def hypernetwork(
 def weight_hypernetwork(
     section: WeightFlowSection, network: DrawnNetwork, generator: torch.Generator
 ) -> HypernetworkPosterior:
-    """Return a posterior over every weight, by the flow that the section names."""
     return hypernetwork(realnvp if section.flow == "realnvp" else iaf, section, network, generator)
 
 
@@ -161,11 +153,9 @@ class NoisePosterior(Posterior):
         return eps * 1.0  # a graph needs an operator between its input and its output
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return the noise, and 0: the KL depends on the input."""
         return eps, eps.new_zeros(len(eps))
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return 0, the mean."""
         return torch.zeros(self.theta_dimension)
 
 

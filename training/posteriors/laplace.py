@@ -155,8 +155,6 @@ class LaplacePosterior(Posterior):
         return self.mean + torch.cat([spread(part) for spread, part in parts], dim=1)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return the mean for each row of noise, which may have no numbers, and -log p(mean), up to
-        a constant."""
         decay = self.mean.new_zeros(())
         if self.prior_std:
             decay = self.mean.square().sum() / (2.0 * self.prior_std**2)
@@ -164,7 +162,6 @@ class LaplacePosterior(Posterior):
 
     @torch.no_grad()
     def widen(self, eigens: Sequence[Eigen], precision: float) -> None:
-        """Take the covariance (H + precision I)^-1, given each layer's H."""
         for spread, eigen in zip(self.spreads, eigens, strict=True):
             assert isinstance(spread, Diagonal | Full | Kronecker)
             spread.widen(eigen, precision)

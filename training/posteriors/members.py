@@ -28,11 +28,9 @@ class MemberPosterior(Posterior):
         return eps * 1.0  # a graph needs an operator between its input and its output
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return the members' numbers, and 0: what regularises them is their weight decay."""
         return eps, eps.new_zeros(len(eps))
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return the first member's number: numbers have no mean."""
         return torch.zeros(1)
 
 

@@ -57,9 +57,8 @@ def prune_version(
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
-        raise InvalidInput(
-            "model", "a version without an encoder", f"{parent.label}, which has one"
-        )
+        expected = "a version without an encoder"
+        raise InvalidInput("model", expected, f"{parent.label}, which has one")
     model = parent.model().eval()
     ratio, weights = signal_to_noise(model), is_weight(model)
     kept = strongest(model, fraction)
@@ -164,11 +163,10 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
-    if reference_rows + ranking_rows >= len(rows):
+    taken = reference_rows + ranking_rows
+    if taken >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
-        raise InvalidInput(
-            "--reference-rows + --ranking-rows", expected, f"{reference_rows + ranking_rows}"
-        )
+        raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{taken}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
     shares = class_shares(y, len(data.classes)) if data.classes else None

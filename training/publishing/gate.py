@@ -17,7 +17,7 @@ from model_store.inference.model import NEEDED, Model
 from training import log
 from training.data import Rows, load
 from training.evaluation.figures import LEVEL, Figure, Resamples
-from training.evaluation.pairs import Worsening, worse_by, worsening
+from training.evaluation.pairs import worse_by, worsening
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.publishing.stages import Draft
@@ -91,21 +91,17 @@ def worse_beyond_chance(
             failed.append(_incomparable(metric, left, right, label))
             continue
         found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
-        line = f"  {metric}: {_said(mine, its, found, label, rows)}, allowed {allowed:g}"
+        low, high = found.interval
+        line = (
+            f"  {metric}: {mine.value:.6g} against {its.value:.6g} of {label} on the same "
+            f"{mine.rows} {rows}, worse by {found.value:.6g} ({100 * LEVEL:g} % interval {low:.4g} "
+            f"to {high:.4g}), p = {found.p_value:.2g} ({TESTS[found.test]}), allowed {allowed:g}"
+        )
         if found.p_value <= gate.level and found.value > allowed + ROUNDING:
             failed.append(line)
         else:
             log.info("gate: %s", line.strip())
     return failed
-
-
-def _said(mine: Figure, its: Figure, found: Worsening, label: str, rows: str) -> str:
-    low, high = found.interval
-    return (
-        f"{mine.value:.6g} against {its.value:.6g} of {label} on the same {mine.rows} {rows}, "
-        f"worse by {found.value:.6g} ({100 * LEVEL:g} % interval {low:.4g} to {high:.4g}), "
-        f"p = {found.p_value:.2g} ({TESTS[found.test]})"
-    )
 
 
 def _worse_as_recorded(
@@ -118,10 +114,8 @@ def _worse_as_recorded(
         if mine is None or its is None:
             failed.append(_incomparable(metric, mine, its, label))
         elif (worse := worse_by(metric, mine, its)) > allowed + ROUNDING:
-            failed.append(
-                f"  {metric}: {mine:.6g} against {its:.6g} of {label}, worse by {worse:.6g}, "
-                f"allowed {allowed:g}"
-            )
+            against = f"{mine:.6g} against {its:.6g} of {label}"
+            failed.append(f"  {metric}: {against}, worse by {worse:.6g}, allowed {allowed:g}")
     return failed
 
 
@@ -144,7 +138,6 @@ def rows_as_taken_by(
 
 
 def _reads_text_alike(manifest: Manifest, draft: Draft) -> bool:
-    """Return whether two versions make the same ids of text, or neither takes text."""
     text = manifest.input.text
     if text is None or text != draft.description.input.text:
         return text == draft.description.input.text

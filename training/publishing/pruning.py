@@ -38,9 +38,8 @@ def signal_to_noise(model: BayesianModel) -> Float[Tensor, "D"]:
     """Return |mu| / sigma of every weight and bias, in theta's order."""
     posterior = model.posterior
     if not isinstance(posterior, GaussianPosterior):
-        raise InvalidInput(
-            "method", "bbb-gaussian or bbb-mixture, whose weights have a mu and a sigma", "another"
-        )
+        expected = "bbb-gaussian or bbb-mixture, whose weights have a mu and a sigma"
+        raise InvalidInput("method", expected, "another")
     return (posterior.mu.abs() / posterior.sigma).detach()
 
 
@@ -65,12 +64,9 @@ def strongest(model: BayesianModel, fraction: float) -> Bool[Tensor, "D"]:
     kept[order[:removed]] = False
     for layer, part in zip(_layers(model), _matrices(model, kept), strict=True):
         if not part.any():
-            name = layer.place.slot.name
-            raise InvalidInput(
-                "--fraction",
-                "one that leaves weights in every layer",
-                f"{fraction}: none in {name}",
-            )
+            expected = "one that leaves weights in every layer"
+            got = f"{fraction}: none in {layer.place.slot.name}"
+            raise InvalidInput("--fraction", expected, got)
     return kept
 
 
@@ -97,9 +93,8 @@ def prune(model: BayesianModel, kept: Bool[Tensor, "D"]) -> BayesianModel:
         places.append((torch.cat([matrix, biases]) & live).flatten())
         layer.keep(matrix[used][:, live])
     if not inputs[0].all():
-        network.module = nn.Sequential(
-            InputUnits(inputs[0].nonzero()[:, 0]), *network.module.children()
-        )
+        first = InputUnits(inputs[0].nonzero()[:, 0])
+        network.module = nn.Sequential(first, *network.module.children())
     index = torch.cat(places).nonzero()[:, 0]
     network.slots = [layer.place.slot for layer in layers]
     network.theta_dimension = len(index)

@@ -91,10 +91,8 @@ def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest |
 
 
 def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
-    extent = data.minimum, data.maximum
-    return MeasuredRows(
-        splits.test, extent, data.classes, recipe.seed, data.group_names, data.input
-    )
+    extent, groups = (data.minimum, data.maximum), data.group_names
+    return MeasuredRows(splits.test, extent, data.classes, recipe.seed, groups, data.input)
 
 
 def assemble(fitted: "Fitted") -> Draft:
@@ -160,9 +158,7 @@ def _export(fitted: "Fitted") -> Exported:
         else:
             log.info("integers move probabilities by more than Monte Carlo does: keeping float32")
     draws = min(recipe.serving.draws, posterior.max_draws or recipe.serving.draws)
-    more: dict[str, bytes | Path] = nearest_rows(
-        splits.train, data, recipe, is_encoded=encoding is not None
-    )
+    more = nearest_rows(splits.train, data, recipe, is_encoded=encoding is not None)
     if encoding is not None:
         runtime.encoder = encoding.encoder
         more[ENCODER] = encoding.path

@@ -90,21 +90,14 @@ class Measurable:
         """
         draws = int(self.calibration.draw_counts[-1])
         share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
+        seed, noise_seed = (
+            hash_key(rows.seed, stream) for stream in (ServedRows.TEST, ServedRows.NOISE)
+        )
         scores, densities, likelihoods = scores_and_likelihoods(
-            self.runtime,
-            rows.test,
-            draws,
-            hash_key(rows.seed, ServedRows.TEST),
-            share,
-            self.transform,
+            self.runtime, rows.test, draws, seed, share, self.transform
         )
         (noise_scores,), noise_densities = served_scores(
-            self.runtime,
-            rows.noise,
-            [draws],
-            hash_key(rows.seed, ServedRows.NOISE),
-            share,
-            self.transform,
+            self.runtime, rows.noise, [draws], noise_seed, share, self.transform
         )
         flagged: dict[str, Figure] = {}
         groups = groups_known(self.calibration, rows.test, rows.groups)
@@ -116,15 +109,13 @@ class Measurable:
             p_values = self.calibration.p_values(detected, scored.labels, draws, of_rows)
             flagged[key] = Share(p_values.p_value <= 0.05)
         if isinstance(scores, Scores):
-            measured = class_figures(
-                self._probabilities_of(scores.probabilities, rows.classes), rows.test.y
-            )
+            probs = self._probabilities_of(scores.probabilities, rows.classes)
+            measured = class_figures(probs, rows.test.y)
         else:
             tables = self.calibration.rank_tables(draws)
             intervals = tables.intervals(scores.mean, scores.std, 0.95, categories=groups)
-            intervals = (
-                intervals if self.transform is None else to_target(self.transform, intervals)
-            )
+            if self.transform is not None:
+                intervals = to_target(self.transform, intervals)
             measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
         return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
 

@@ -88,7 +88,6 @@ class Exported:
 
     @classmethod
     def of_version(cls, artifact: Artifact) -> "Exported":
-        """Return the graphs and weights of a published version, byte for byte."""
         manifest, detectors = artifact.manifest, artifact.manifest.detectors
         encoder = {} if manifest.encoder is None else {ENCODER: artifact.folder / ENCODER}
         return cls(
@@ -217,9 +216,6 @@ def _abstention_spec(calibration: Calibration, risk: float | None) -> Abstention
     draws = int(calibration.draw_counts[-1])
     smallest = calibration.rank_tables(draws).smallest_risk(DEFAULT_FPR)
     if risk is not None and risk < smallest:
-        log.info(
-            "serving.risk %g cannot be certified, only %g: every row will be left undecided",
-            risk,
-            smallest,
-        )
+        certain = f"serving.risk {risk:g} cannot be certified, only {smallest:g}"
+        log.info("%s: every row will be left undecided", certain)
     return AbstentionSpec(confidence=CONFIDENCE, smallest_risk=smallest, risk=risk)

@@ -8,14 +8,14 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from benchmarks.peers.posterior import served
+from benchmarks.peers.posterior import load_predictor
 
 
 class Request(BaseModel):
     inputs: list[list[float]]
 
 
-predict = served()
+predict = load_predictor()
 worker = ThreadPoolExecutor(max_workers=1)
 app = FastAPI()
 

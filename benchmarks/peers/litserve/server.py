@@ -5,12 +5,12 @@ from typing import Any
 
 import litserve as ls
 
-from benchmarks.peers.posterior import served
+from benchmarks.peers.posterior import load_predictor
 
 
 class Classifier(ls.LitAPI):
     def setup(self, device: str) -> None:  # noqa: ARG002
-        self.model = served()
+        self.model = load_predictor()
 
     def decode_request(self, request: dict[str, Any]) -> list[float]:
         return request["inputs"][0]

@@ -5,12 +5,12 @@ from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
-from benchmarks.peers.posterior import served
+from benchmarks.peers.posterior import load_predictor
 
 
 class Classifier(MLModel):
     async def load(self) -> bool:
-        self.model = served()
+        self.model = load_predictor()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

@@ -7,13 +7,13 @@ import ray
 from ray import serve
 from starlette.requests import Request
 
-from benchmarks.peers.posterior import served
+from benchmarks.peers.posterior import load_predictor
 
 
 @serve.deployment(num_replicas=1, max_ongoing_requests=1024, ray_actor_options={"num_cpus": 1})
 class Classifier:
     def __init__(self) -> None:
-        self.model = served()
+        self.model = load_predictor()
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002)
     async def predict(self, rows: list[list[float]]) -> list[list[float]]:

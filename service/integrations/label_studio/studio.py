@@ -15,15 +15,12 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from model_store.errors import DubitoError, InvalidInput
 from service.auth.keys import read_key_file
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 PAGE = 100  # tasks asked for, and predicted, at a time
 DOUBT = "dubito_doubt"  # of a task's data: 0 to 1
@@ -156,29 +153,20 @@ def _origin(url: str) -> tuple[str, str, int]:
 def run(arguments: list[str], settings: Settings) -> None:
     """Do what the arguments ask for."""
     parser = argparse.ArgumentParser(prog="python -m service label-studio", description=__doc__)
-    parser.add_argument("model", metavar="NAME", help="a published model")
-    parser.add_argument(
-        "--project", type=int, required=True, metavar="N", help="the project's number"
-    )
-    parser.add_argument(
-        "--service", default=f"http://127.0.0.1:{settings.port}", metavar="URL", help="the service"
-    )
-    parser.add_argument(
-        "--key-file",
-        type=Path,
-        metavar="FILE",
-        help="a key of the service: read, predict and label",
-    )
-    parser.add_argument("--watch", action="store_true", help="again and again")
-    parser.add_argument(
-        "--interval-s", type=float, default=60.0, metavar="S", help="between times, with --watch"
-    )
+    add, here = parser.add_argument, f"http://127.0.0.1:{settings.port}"
+    add("model", metavar="NAME", help="a published model")
+    add("--project", type=int, required=True, metavar="N", help="the project's number")
+    add("--service", default=here, metavar="URL", help="the service")
+    help = "a key of the service: read, predict and label"
+    add("--key-file", type=Path, metavar="FILE", help=help)
+    add("--watch", action="store_true", help="again and again")
+    help = "between times, with --watch"
+    add("--interval-s", type=float, default=60.0, metavar="S", help=help)
     options = parser.parse_args(arguments)
     if settings.label_studio_url is None:
         raise InvalidInput("DUBITO_LABEL_STUDIO_URL", "the URL of Label Studio", "none")
-    key = (
-        None if options.key_file is None else read_key_file("--key-file", options.key_file).strip()
-    )
+    file = options.key_file
+    key = None if file is None else read_key_file("--key-file", file).strip()
     service = Backend(f"{options.service.rstrip('/')}/label-studio/{quote(options.model)}", key)
     studio = LabelStudio(settings.label_studio_url, settings.label_studio_secret())
     for look in count(1):
@@ -257,11 +245,7 @@ def _pages(studio: LabelStudio, number: int) -> Iterator[list[dict[str, Any]]]:
 def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the annotation that was changed last, of those that were not skipped."""
     made = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
-    return max(
-        made,
-        key=lambda annotation: (str(annotation.get("updated_at")), annotation["id"]),
-        default=None,
-    )
+    return max(made, key=lambda one: (str(one.get("updated_at")), one["id"]), default=None)
 
 
 def _predict(
@@ -277,11 +261,9 @@ def _predict(
     scores: dict[int, float] = {}
     missing = []
     for task in tasks:
-        known = [
-            p["score"] for p in task.get("predictions") or [] if p.get("model_version") == version
-        ]
-        if known and known[0] is not None:
-            scores[task["id"]] = known[0]
+        made = [p for p in task.get("predictions") or [] if p.get("model_version") == version]
+        if made and made[0]["score"] is not None:
+            scores[task["id"]] = made[0]["score"]
         else:
             missing.append(task)
     if missing:
@@ -293,7 +275,6 @@ def _predict(
     for task in tasks:
         doubt = round(1.0 - scores[task["id"]], 6)
         if task["data"].get(DOUBT) != doubt:
-            studio.json(
-                "PATCH", f"api/tasks/{task['id']}/", {"data": {**task["data"], DOUBT: doubt}}
-            )
+            content = {"data": {**task["data"], DOUBT: doubt}}
+            studio.json("PATCH", f"api/tasks/{task['id']}/", content)
     return len(missing)

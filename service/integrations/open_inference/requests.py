@@ -55,7 +55,7 @@ TIMEOUT, BINARY_OUTPUT = "timeout", "binary_data_output"
 SAMPLES = "samples"
 INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
 GROUPS = "groups"  # of a model that is calibrated by group: the group of each row
-CELL_BYTES = 40  # of a cell of a table, beside its tensor
+CELL_BYTES = 40  # of a cell of a table, without its tensor
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 

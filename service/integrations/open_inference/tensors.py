@@ -28,7 +28,7 @@ NUMPY = {
 }
 DATATYPES = (*NUMPY, BYTES)
 OF_NUMPY = {np.dtype(name): datatype for datatype, name in NUMPY.items()}
-ELEMENT_BYTES = 80  # of an element of BYTES in memory, beside its content
+ELEMENT_BYTES = 80  # of an element of BYTES in memory, without its content
 ARRAY_BYTES = 5  # of a number: as float32, and whether it is finite
 LENGTH = struct.Struct("<I")
 ELEMENTS_AT_ONCE = 4096

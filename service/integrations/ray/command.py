@@ -69,10 +69,8 @@ def run(arguments: list[str], settings: Settings) -> int:
         serve.run(target, name=APP, route_prefix="/", logging_config=quiet_serve)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         why = str(error).strip().splitlines() or [type(error).__name__]
-        print(
-            f"error: cannot serve on Ray at {options.ray or 'this machine'}: {why[-1].strip()}",
-            file=sys.stderr,
-        )
+        where = options.ray or "this machine"
+        print(f"error: cannot serve on Ray at {where}: {why[-1].strip()}", file=sys.stderr)
         return 3
     logger.info(
         "%s replicas of %s threads: http://%s:%s/", options.replicas, threads, settings.host, port
@@ -94,7 +92,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     help = f"replicas, at least ({REPLICAS})"
     add("--replicas", type=int, default=REPLICAS, metavar="N", help=help)
-    help = "replicas, at most: so many as there is work (--replicas)"
+    help = "replicas, at most: as many as there is work for (--replicas)"
     add("--most", type=int, metavar="N", help=help)
     help = "listen on the head node alone, and not on each with a replica"
     add("--one-proxy", action="store_true", help=help)

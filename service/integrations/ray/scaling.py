@@ -60,8 +60,4 @@ class ByModel(FIFOMixin, RequestRouter):  # type: ignore[misc]
             if wanted and wanted in replica.routing_stats.get(MODELS, ())
         ]
         others = [replica for replica in candidate_replicas if replica not in ready]
-        return [_choose_two(replicas) for replicas in (ready, others) if replicas]
-
-
-def _choose_two(replicas: list[RunningReplica]) -> list[RunningReplica]:
-    return random.sample(replicas, min(2, len(replicas)))
+        return [random.sample(some, min(2, len(some))) for some in (ready, others) if some]

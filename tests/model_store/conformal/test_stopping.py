@@ -22,7 +22,6 @@ from model_store.conformal.stopping import (
     stages_among,
     student_quantile,
 )
-from model_store.inference.draws import SharedDraws
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import (
     Scores,
@@ -438,5 +437,5 @@ def calibrated(reference, ranking):
 def settled(model, x, draws, rule):
     """What a model says of rows under one draw set and a rule."""
     known, density = model.runtime.before_draws(x)
-    rows = SharedDraws(model.runtime, known, draws)
+    rows = model.runtime.shared_draws(known, draws)
     return model.prediction_with_stopping(rows, density, draws.num_draws, rule)

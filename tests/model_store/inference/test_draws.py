@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from model_store.inference.draws import OwnDraws, SharedDraws
 from tests.support import tiny
 
 ROWS = 7
@@ -23,9 +22,9 @@ def whole(tmp_path):
 @pytest.mark.parametrize(("first", "last"), [(0, tiny.DRAWS), (5, 10)])
 def test_each_row_is_under_its_own_draws_or_all_under_the_same(whole, rows, first, last):
     model, x, known, theta = whole
-    own = OwnDraws(model.runtime, known, theta).outputs(rows, first, last)
+    own = model.runtime.own_draws(known, theta)(rows, first, last)
     assert own.tolist() == model.runtime.run(x, theta)[0][first:last, rows].tolist()
     draws = model.runtime.draw_set(3, tiny.DRAWS)
-    shared = SharedDraws(model.runtime, known, draws).outputs(rows, first, last)
+    shared = model.runtime.shared_draws(known, draws)(rows, first, last)
     assert shared.tolist() == model.runtime.run_set(x, draws)[0][first:last, rows].tolist()
     assert own.tolist() != shared.tolist()

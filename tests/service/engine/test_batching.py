@@ -28,7 +28,7 @@ from service.engine.batching import (
     kept_bytes,
     part_rows,
 )
-from service.engine.jobs import Job
+from service.engine.jobs import Job, Progress
 from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
 from service.models.models import Served
@@ -422,6 +422,26 @@ def test_another_clients_small_request_is_computed_before_the_next_part_of_many_
     assert order[0] is small
     queued = engine.metrics.of_version(served.key).histogram("batch_rows")
     assert sum(queued.counts) > 10
+
+
+def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
+    engine, served, digits_rows
+):
+    def waiting(client):
+        asked = replace(job(served, digits_rows[:1]), call=Call(client=client))
+        return Progress(asked, asyncio.get_running_loop().create_future())
+
+    async def ask():
+        ahead, behind, part = (waiting(client) for client in ("greedy", "other", "greedy"))
+        with engine._something:
+            engine._queue.put(part, "greedy", part_rows(served.model, DRAWS) * DRAWS)
+            engine._queue.put(ahead, "greedy", DRAWS)
+            engine._queue.put(behind, "other", DRAWS)
+            engine._queue.take([p for p in engine._queue.turns() if p.work is part])
+            assert engine._next() == [behind]
+            assert engine._next() == [ahead]
+
+    asyncio.run(ask())
 
 
 def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from model_store.conformal.stopping import StoppingRule
-from model_store.inference.draws import SharedDraws
 from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, part_rows
@@ -126,7 +125,7 @@ class Requests:
         if job.rule is None:
             return self.model.prediction(*self.model.runtime.run_set(job.x, draws))
         known, density = self.model.runtime.before_draws(job.x)
-        rows = SharedDraws(self.model.runtime, known, draws)
+        rows = self.model.runtime.shared_draws(known, draws)
         return self.model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
 
     def _begin(self, job):

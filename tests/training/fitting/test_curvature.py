@@ -193,7 +193,7 @@ def test_kronecker_factors_are_sums_over_rows_columns_and_places():
         layer.register_forward_hook(
             lambda _, took, gave, name=name: noted(seen, name, took[0], gave)
         )
-    outputs = plain(model.network.standardised(x))
+    outputs = plain(model.network.scale(x))
     probs = torch.softmax(outputs, 1).detach()
     values = [seen[name][1] for name in layers]
     slopes = []
