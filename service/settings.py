@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     is served; 0: versions are served without a preflight, for stores that one trusts"""
 
     trial_bytes: int = Field(WORKING_BYTES, ge=1 << 20)
-    """most memory of that process, in bytes, beside what it begins with and six times the files"""
+    """most memory of that process, in bytes, besides what it begins with and six times the files"""
 
     ready_draw_sets: int = Field(64, ge=0)
     """fresh draw sets kept ready for each version with an alias, of 64 MB at most"""
@@ -207,7 +207,7 @@ class Settings(BaseSettings):
         """Return the token of Label Studio, of the setting or the file."""
         given, file = self.label_studio_token, self.label_studio_token_file
         if given is not None and file is not None:
-            expected = "none beside DUBITO_LABEL_STUDIO_TOKEN"
+            expected = "none with DUBITO_LABEL_STUDIO_TOKEN"
             raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "both")
         if file is None:
             return None if given is None else given.get_secret_value()

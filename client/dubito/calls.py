@@ -314,7 +314,7 @@ def _post(
             raise InvalidInput(field, f"rows, or a {named}", "none")
         return lambda left_s: json_request("POST", path, with_deadline(options, left_s))
     if options.get(named) is not None:
-        raise InvalidInput(named, f"none beside {field}", "both")
+        raise InvalidInput(named, f"none with {field}", "both")
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:

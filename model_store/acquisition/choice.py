@@ -63,7 +63,7 @@ def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
     sampled = PREDICTIVES[task].sampled
     if acquisition not in sampled:
         expected = (
-            f"the acquisition {sampled[0]} beside it" if sampled else f"none of a model of {task}"
+            f"the acquisition {sampled[0]} with it" if sampled else f"none of a model of {task}"
         )
         raise InvalidInput("beta", expected, repr(acquisition))
     if not LEAST_BETA <= beta <= MOST_BETA:

@@ -162,7 +162,7 @@ def race_stages(
         return ()
     raced = PREDICTIVES[task].raced
     if name not in raced:
-        raise InvalidInput("race", f"one of the acquisitions {list(raced)} beside it", repr(name))
+        raise InvalidInput("race", f"one of the acquisitions {list(raced)} with it", repr(name))
     return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= FEWEST_RACED)
 
 

@@ -62,7 +62,7 @@ class ImageSpec(Record):
     def _is_resized_one_way(self) -> "ImageSpec":
         is_cropped = self.fit == "crop"
         if is_cropped != (self.shorter is not None) or (is_cropped and not self.resize):
-            expected = "a number of pixels beside resize and fit = crop, or neither"
+            expected = "a number of pixels with resize and fit = crop, or neither"
             raise ValueError(f"shorter: expected {expected}")
         return self
 

@@ -63,7 +63,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
             file, reason = error.file, error.reason
         if is_of_memory(error):
             reason = (
-                f"expected to be loaded and to predict in {working_bytes} bytes beside its files, "
+                f"expected to be loaded and to predict in {working_bytes} bytes besides its files, "
                 "got more"
             )
         return {"file": file or "network.onnx", "reason": reason, "is_read": is_read}

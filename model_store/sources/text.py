@@ -41,7 +41,7 @@ class TextEncoder:
 
         Raises:
             ValueError: if it is none, gives text different ids by chance, has no room for text
-                beside its special tokens, or fails on words that it does not know.
+                besides its special tokens, or fails on words that it does not know.
         """
         self.spec = spec
         self.tokenizer = _read(content)
@@ -53,7 +53,7 @@ class TextEncoder:
         special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= spec.max_tokens:
             raise ValueError(
-                f"expected room for text beside {special} special tokens, got {spec.max_tokens} "
+                f"expected room for text besides {special} special tokens, got {spec.max_tokens} "
                 "in all"
             )
         self.tokenizer.enable_truncation(spec.max_tokens, direction=spec.truncation)

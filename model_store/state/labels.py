@@ -231,7 +231,7 @@ def _accept(
     known = kept or there
     known_row = known["row"] if known else None
     if known_row is None and row is None:
-        expected = "that of a row that was acquired, or an `input` beside it"
+        expected = "that of a row that was acquired, or an `input` with it"
         raise InvalidInput(f"{field}.id", expected, "another")
     if known_row is not None and row is not None and row != known_row:
         expected = "the row that this id was first used for"

@@ -99,7 +99,7 @@ def decision_options(
     smallest = served.model.calibration.smallest_fpr
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
-        raise InvalidInput("fdr", "none beside fpr, since either decides the flag", "both")
+        raise InvalidInput("fdr", "none with fpr, since either decides the flag", "both")
     field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
     if rate < smallest:
         expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
@@ -109,7 +109,7 @@ def decision_options(
     if priors is not None:
         for name in NOT_UNDER_PRIORS:
             if getattr(envelope, name) is not None:
-                raise InvalidInput(name, "none beside priors, under which it is not kept", "both")
+                raise InvalidInput(name, "none with priors, under which it is not kept", "both")
         return DecisionOptions(fpr, None, envelope.coverage, None, None, None, priors)
     rule = _rule(envelope, fpr, settle)
     risk = _risk(envelope.risk, served, num_samples, fpr, rule)
@@ -191,7 +191,7 @@ def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> Stoppin
     if "settle" in envelope.model_fields_set:
         settle = envelope.settle
         if settle is not None and envelope.return_samples:
-            expected = "none beside return_samples, whose rows have as many draws each"
+            expected = "none with return_samples, whose rows have as many draws each"
             raise InvalidInput("settle", expected, "both")
     elif envelope.return_samples:
         settle = None

@@ -134,7 +134,7 @@ async def read_rows(
     call.record.read = time.perf_counter()
     if file_field is not None and getattr(envelope, file_field) is not None:
         if len(rows) > 0:
-            raise InvalidInput(file_field, f"none beside {rows_field}", "both")
+            raise InvalidInput(file_field, f"none with {rows_field}", "both")
         return envelope, rows
     if len(rows) == 0:
         raise InvalidInput(rows_field, "at least one row", "none")
@@ -238,7 +238,7 @@ def envelope_of_query(
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
     envelope = validate(kind, fields)
     if getattr(envelope, file_field) is not None:
-        raise InvalidInput(file_field, "none beside a body that is a file", "both")
+        raise InvalidInput(file_field, "none with a body that is a file", "both")
     return envelope
 
 
@@ -280,7 +280,7 @@ def text_fields(
             fields.setdefault(name, []).append(text)
             continue
         if name == rows_field or name in fields:
-            raise InvalidInput(f"{where}: {name[:80]}", "once, beside the rows", "it again")
+            raise InvalidInput(f"{where}: {name[:80]}", "once, next to the rows", "it again")
         fields[name] = text
         if any(json_type in annotation for json_type in ("int", "float", "bool", "list")):
             try:

@@ -151,7 +151,7 @@ def list_keys(settings: Settings) -> Keys:
 def _read_digests(name: str, given: SecretStr | None, file: Path | None) -> list[bytes]:
     variable = PREFIX + name
     if given is not None and file is not None:
-        raise InvalidInput(f"{variable}_FILE", f"none beside {variable}", "both")
+        raise InvalidInput(f"{variable}_FILE", f"none with {variable}", "both")
     if given is not None:
         text = given.get_secret_value()
     elif file is not None:
@@ -245,7 +245,7 @@ class KeyRing:
         else:
             for name in LISTS:
                 if getattr(settings, name) is not None:
-                    raise InvalidInput(FILE_VARIABLE, f"none beside {PREFIX}{name.upper()}", "both")
+                    raise InvalidInput(FILE_VARIABLE, f"none with {PREFIX}{name.upper()}", "both")
             self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s

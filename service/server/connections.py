@@ -36,7 +36,7 @@ EVENTS_AT_ONCE = 250  # of the parser: a body in chunks of a byte lets others ha
 REFUSALS = {  # texts for requests that have not come whole, where their protocol has a text
     400: "body: expected one that is framed as RFC 9112 has it, got another",
     408: "body: expected it whole in time, got a part of it",
-    431: "body: expected less beside its data, got more",
+    431: "body: expected less than this besides its data, got more",
     500: "an error that Dubito did not expect",
     503: "the service has no memory left for this request; try again in 1 s",
 }

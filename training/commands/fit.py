@@ -132,7 +132,7 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
     for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise InvalidInput(option, "none beside a recipe, which says it", "one")
+            raise InvalidInput(option, "none with a recipe, which says it", "one")
     return recipes.override(
         recipes.load(options.recipe),
         name=options.name,

@@ -66,7 +66,7 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         multiplications = _plan_layers(found, content, reasons)
     if found.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}
-        reasons["likelihood.noise"] = "a row's noise is learned beside its mean"
+        reasons["likelihood.noise"] = "a row's noise is learned with its mean"
         why = _why_transform(found.targets)
         if why is not None:
             content["data"]["target_transform"] = "auto"

@@ -177,7 +177,7 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
     used = [name for name in names if name != target and name not in keyed]
     features = [name for name in used if section.columns.get(name) != "ignored"]
     if not features:
-        raise InvalidInput("data.source", "a column beside the target", "none")
+        raise InvalidInput("data.source", "a column besides the target", "none")
     return features
 
 

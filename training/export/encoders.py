@@ -98,7 +98,7 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
     derived = {name: value for name, value in given.items() if _plain(name) in (MASK, KINDS)}
     mains = [value for name, value in given.items() if name not in derived]
     if len(mains) != 1:
-        expected = f"one input, beside {MASK} and {KINDS}"
+        expected = f"one input, besides {MASK} and {KINDS}"
         raise InvalidInput(FIELD, expected, f"{[_plain(value.name) for value in mains][:SHOWN]}")
     taken = _output(model, output)
     nodes, tensors, source = _prefix(mains[0], rows)

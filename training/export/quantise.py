@@ -42,7 +42,7 @@ FUSED = "com.microsoft"
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """How far integers move mean probabilities, beside how far a fresh draw set does (root mean
+    """How far integers move mean probabilities, and how far a fresh draw set does (root mean
     squares)."""
 
     int8_probabilities: float
@@ -220,7 +220,7 @@ def _with_nodes(
 def quantisation_error(
     exact: Runtime, quantised: Runtime, rows: Rows, num_draws: int
 ) -> QuantisationError:
-    """Return the error over rows of mean probabilities of the same seed, beside the Monte Carlo
+    """Return the error over rows of mean probabilities of the same seed, and the Monte Carlo
     error."""
     x = rows.x[:CHECKED_ROWS].astype(np.float32)
     expected = _scores(exact, x, exact.draw(0, 0, num_draws))

@@ -26,7 +26,7 @@ OF_VECTORS = (Residual, Mahalanobis, Neighbours)
 
 
 class ServedNetwork(nn.Module):
-    """The primary network, and beside it the density detectors."""
+    """The primary network with the density detectors."""
 
     centre: Tensor
 
@@ -107,7 +107,7 @@ def served_network(
     names: Sequence[str] | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> ServedNetwork:
-    """Return a model's network beside named detectors (by default all that its rows can have),
+    """Return a model's network with named detectors (by default all that its rows can have),
     fitted on training rows and on their classes if there are. `shape` is a row's, where the network
     takes it flat.
     """
@@ -137,7 +137,7 @@ def served_network(
 def fit_detectors(
     model: BayesianModel, train: Rows, recipe: Recipe, shape: tuple[int, ...]
 ) -> ServedNetwork:
-    """Return a model's network beside its recipe's detectors, fitted on training rows of a shape,
+    """Return a model's network with its recipe's detectors, fitted on training rows of a shape,
     the same for the same recipe.
 
     A density that the flag does not combine is left out: it would take its time of every request.

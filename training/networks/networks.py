@@ -382,7 +382,7 @@ class DrawnNetwork(Standardised):
         for other in (one_by_one, alone):
             is_like = outputs.ndim == 3 and outputs.shape == other.shape
             if not is_like or not torch.allclose(outputs, other, atol=1e-3):
-                expected = "one output row for each input row, whatever stands beside it"
+                expected = "one output row for each input row, whatever the other rows are"
                 raise InvalidInput("network", expected, "a module that mixes rows")
 
     def _run_shared(self, x: Tensor, theta: Tensor) -> Tensor | None:

@@ -90,7 +90,7 @@ def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:
 
 
 def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
-    """Check that a module says the same of the same rows again, whatever stands beside each."""
+    """Check that a module says the same of the same rows again, whatever the other rows are."""
     rows = examples[:REPEATED_ROWS]
     layers = {name: layer for name, layer in module.named_modules() if name}  # inner ones end first
     first, ran = _run_with_seed(module, layers, rows, 1)
@@ -111,7 +111,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         raise InvalidInput("network", expected, f"others the second time, {where}")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
     if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
-        expected = "one output row for each input row, whatever stands beside it"
+        expected = "one output row for each input row, whatever the other rows are"
         # a layer that takes steps along its first axis, where rows are
         steps_first = (
             f" (layer {name}: {type(layer).__name__} has batch_first=False)"

@@ -86,7 +86,7 @@ class Kronecker(nn.Module):
     A and B are those of Ritter, Botev and Barber (2018), "A scalable Laplace approximation for
     neural networks". The prior is added in the eigenbasis of A x B, not to the factors, which would
     add products of them and it. A convolution has a pair of factors for each of its groups, whose
-    outputs stand beside one another.
+    outputs are concatenated.
     """
 
     of_inputs: Tensor

@@ -41,7 +41,7 @@ async def get_version() -> Response:
 
 @router.post("/invocations")
 async def post_invocations(request: Request) -> Response:
-    """Predict rows; `predictions` are those of `POST /predict`, and so is what stands beside
+    """Predict rows; `predictions` are those of `POST /predict`, and so is what stands with
     them."""
     context = context_of(request)
     call = context.begin(request)

@@ -252,7 +252,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
             expected = "microseconds, at most those of a day"
             raise InvalidInput(f"parameters.{TIMEOUT}", expected, "another")
         if "deadline_s" in fields:
-            raise InvalidInput(f"parameters.{TIMEOUT}", "none beside deadline_s", "both")
+            raise InvalidInput(f"parameters.{TIMEOUT}", "none with deadline_s", "both")
         if microseconds:  # 0: none
             fields["deadline_s"] = microseconds / 1e6
     return fields, binary_output

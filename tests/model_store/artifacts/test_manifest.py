@@ -61,14 +61,14 @@ def test_rows_that_are_described_alike_in_all_parts_are_accepted(spec):
             {**GREY, "image": {**CROP, "shorter": 5}},
             "image.shorter: expected at least the longer side",
         ),
-        ({**GREY, "image": CROP}, "shorter: expected a number of pixels beside"),
+        ({**GREY, "image": CROP}, "shorter: expected a number of pixels with"),
         (
             {**GREY, "image": {**CROP, "shorter": 6, "resize": False}},
-            "shorter: expected a number of pixels beside",
+            "shorter: expected a number of pixels with",
         ),
         (
             {**GREY, "image": {"mode": "L", "resize": True, "shorter": 6}},
-            "shorter: expected a number of pixels beside",
+            "shorter: expected a number of pixels with",
         ),
         (
             {

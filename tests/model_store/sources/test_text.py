@@ -144,7 +144,7 @@ def test_a_file_that_is_no_such_tokenizer_is_refused(content, says):
 
 def test_a_row_has_room_for_text_and_a_padding_token_is_known():
     with pytest.raises(
-        ValueError, match="expected room for text beside 1 special tokens, got 1 in all"
+        ValueError, match="expected room for text besides 1 special tokens, got 1 in all"
     ):
         TextEncoder(FILE, spec(1))
     for content, token in (

@@ -173,7 +173,7 @@ def test_power_bald_takes_rows_by_chance_and_more_often_those_of_more_bald(clien
         ({"beta": 0.0, "acquisition": "power_bald"}, "beta: "),
         ({"beta": 1e7, "acquisition": "power_bald"}, "beta: "),
         ({"beta": "2", "acquisition": "power_bald"}, "beta: "),
-        ({"beta": 2.0}, "beta: expected the acquisition power_bald beside it, got 'bald'"),
+        ({"beta": 2.0}, "beta: expected the acquisition power_bald with it, got 'bald'"),
     ],
 )
 def test_beta_is_of_power_bald_alone(client, digits_rows, asked, expected):

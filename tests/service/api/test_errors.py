@@ -221,7 +221,7 @@ def test_a_bad_field_is_refused_by_its_name(client, path, field, value, words):
 def test_a_flag_is_decided_by_one_rate(client):
     request = {"inputs": [ROW], "fpr": 0.05, "fdr": 0.05}
     assert_problem(
-        client.post("/predict", json=request), 422, "fdr: expected none beside fpr", "got both"
+        client.post("/predict", json=request), 422, "fdr: expected none with fpr", "got both"
     )
 
 

@@ -240,7 +240,7 @@ def test_events_end_where_the_job_is_deleted(digits_store, pools, tmp_path):
         (
             {"pool_file": "rows.npz", "pool": [[0] * 64]},
             422,
-            "pool_file: expected none beside pool, got both",
+            "pool_file: expected none with pool, got both",
         ),
         ({"pool_file": "../rows.npz"}, 422, "a path that leads out of it"),
         ({"pool_file": "no.npz"}, 422, "one that is not there"),

@@ -277,7 +277,7 @@ def test_the_file_takes_the_place_of_lists(tmp_path):
     (tmp_path / "keys.toml").write_text(FILE)
     for name in ("api_keys", "admin_key"):
         with pytest.raises(
-            InvalidInput, match=f"^{FILE_VARIABLE}: expected none beside DUBITO_{name.upper()}"
+            InvalidInput, match=f"^{FILE_VARIABLE}: expected none with DUBITO_{name.upper()}"
         ):
             KeyRing(Settings(keys_file=tmp_path / "keys.toml", **{name: SECRET}))
 

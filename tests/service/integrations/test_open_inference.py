@@ -499,7 +499,7 @@ def changed(**fields):
         ),
         (
             {"inputs": [ROW], "parameters": {"timeout": 5, "deadline_s": 1}},
-            "parameters.timeout: expected none beside deadline_s",
+            "parameters.timeout: expected none with deadline_s",
         ),
         (
             {"inputs": [ROW], "parameters": {"binary_data_output": 1}},

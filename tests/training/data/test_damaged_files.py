@@ -186,7 +186,7 @@ REFUSED = {
     "either way.csv": (table(day=[f"0{1 + i % 9}/0{1 + i % 5}/2024" for i in range(ROWS)]), {}, "column day: exp"),
     "parquet.csv": (packed({"x": X, "y": Y}), {}, "data.source: expected"),
     "text.parquet": (table(), {}, "data.source: expected a readable Parquet file"),
-    "lists.parquet": (packed({"x": [[1, 2]] * ROWS, "y": Y}), {}, "a column beside the target, got none"),
+    "lists.parquet": (packed({"x": [[1, 2]] * ROWS, "y": Y}), {}, "a column besides the target, got none"),
     "cut.parquet": (packed({"x": X, "y": Y})[:-50], {}, "data.source: expected a readable Parquet file"),
     "cut.npz": (arrays(x=np.zeros((60, 4)), y=Y)[:-30], {}, "cut.npz: expected an npz file"),
     "objects.npz": (arrays(x=np.array([{}] * 60), y=Y), {}, "objects.npz: expected an npz file of arrays"),

@@ -116,7 +116,7 @@ def test_classes_left_out_are_kept_aside_as_ids(tmp_path):
         ),
         (
             {"max_tokens": 1},
-            "data.tokenizer: expected room for text beside 1 special tokens, got 1 in all",
+            "data.tokenizer: expected room for text besides 1 special tokens, got 1 in all",
         ),
         (
             {"source": "npz:a.npz", "target": None},

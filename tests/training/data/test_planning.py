@@ -308,7 +308,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
             "options: expected one of group and time",
         ),
-        (["things.toml", "--task", "regression"], "--task: expected none beside a recipe"),
+        (["things.toml", "--task", "regression"], "--task: expected none with a recipe"),
     ],
 )
 def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says):

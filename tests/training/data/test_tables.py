@@ -173,7 +173,7 @@ def test_labels_of_numbers_are_sorted_by_value_and_targets_of_regression_are_flo
         (
             {},
             {"columns": dict.fromkeys(["age", "city", "vip", "income"], "ignored")},
-            "a column beside the target",
+            "a column besides the target",
         ),
         ({"label": ["a"] * ROWS}, {}, "data.target: expected labels of 2 to 1000 classes, got 1"),
         (

@@ -153,7 +153,7 @@ def text(folder):
         (text, "network.encoder: expected an ONNX model, got something else"),
         (
             two_inputs,
-            r"network.encoder: expected one input, beside attention_mask and token_type_ids, got \['a', 'b'\]",
+            r"network.encoder: expected one input, besides attention_mask and token_type_ids, got \['a', 'b'\]",
         ),
         (
             two_outputs,
