@@ -4,7 +4,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -21,6 +21,8 @@ SAMPLE_LINES = 100
 ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are tried
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 END = ["end", "of file"]  # a line that is added, to see whether a quote before it is still open
+
+MOST_CELLS = 1 << 20  # of a line
 
 csv.field_size_limit(1 << 24)  # characters of a cell: more than a row may have, as others tell
 
@@ -64,7 +66,7 @@ class CsvTable:
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self.encoding, newline="") as file,
             ):
-                lines = chain(file, [self.delimiter.join(END)])
+                lines = chain(self._narrow(file), [self.delimiter.join(END)])
                 for row in csv.reader(lines, delimiter=self.delimiter):
                     if before:
                         yield before
@@ -79,6 +81,13 @@ class CsvTable:
             raise InvalidInput(self.field, CLOSED, str(error)[:100]) from error
         if before != END:
             raise InvalidInput(self.field, CLOSED, "one that is open at the end")
+
+    def _narrow(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            if line.count(self.delimiter) > MOST_CELLS:
+                expected = f"lines of at most {MOST_CELLS} cells"
+                raise InvalidInput(self.field, expected, f"one of {line.count(self.delimiter)}")
+            yield line
 
     def _delimiter_of(self, sample: bytes) -> str:
         text = sample.decode(self.encoding, "ignore")

@@ -15,6 +15,7 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.row_file import (
     ID,
+    ID_LETTERS,
     IDS,
     ROWS,
     Part,
@@ -29,6 +30,8 @@ from model_store.sources.row_file import (
 DIMENSIONS = 32  # of an array of a request, at most
 HEADER_BYTES = 128 << 10  # more than numpy reads
 ARRAY_BYTES = 1 << 33  # of an array that is read whole, at most
+INFLATION = 1032  # bytes that deflate makes of one, at most
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, Fortran order or not, type
 
@@ -161,6 +164,9 @@ class NpzFile(RowFile):
                 if dtype.kind not in "UiuS" or shape != (self.rows,):
                     expected = f"{self.rows} strings or whole numbers, one for each row"
                     raise InvalidInput(self._ids, expected, f"{dtype} of shape {shape}")
+                if dtype.itemsize > 4 * ID_LETTERS:  # numpy has four bytes a letter
+                    expected = f"ids of at most {ID_LETTERS} letters"
+                    raise InvalidInput(self._ids, expected, f"{dtype}")
 
     def ids(self) -> list[str] | None:
         if not self.has_ids:
@@ -195,8 +201,16 @@ class NpzFile(RowFile):
     def _member(
         self, archive: zipfile.ZipFile, name: str
     ) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array's member, read up to its numbers; yield it and what its header says."""
-        with archive.open(f"{name}.npy") as file:
+        """Open an array's member, read up to its numbers; yield it and what its header says.
+
+        Raises:
+            InvalidInput: if it cannot hold the numbers that its header announces.
+        """
+        member = archive.getinfo(f"{name}.npy")
+        if member.compress_type not in COMPRESSIONS:
+            expected = "an array that is stored or deflated"
+            raise InvalidInput(name[:80], expected, "another compression")
+        with archive.open(member) as file:
             try:
                 shape, fortran, dtype = read_header(file)
             except (zipfile.BadZipFile, zlib.error):
@@ -207,6 +221,10 @@ class NpzFile(RowFile):
             if dtype.hasobject:
                 expected = "an array of numbers or strings"
                 raise InvalidInput(name[:80], expected, "one of Python objects")
+            size = file.tell() + math.prod(shape) * dtype.itemsize
+            if size > INFLATION * (member.compress_size + 1):
+                expected = "as many bytes as the npy header says"
+                raise InvalidInput(name[:80], expected, f"{member.compress_size}, compressed")
             yield file, shape, fortran, dtype
 
 

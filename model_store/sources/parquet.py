@@ -11,18 +11,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import parquet, types
+from pyarrow import compute, parquet, types
 
 from model_store.artifacts.manifest import AnyColumn, InputSpec, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.sources.cells import cell_reader
-from model_store.sources.row_file import ROWS, Part, RowFile, Source, ids_as_text, opened
+from model_store.sources.row_file import (
+    ID_LETTERS,
+    ROWS,
+    Part,
+    RowFile,
+    Source,
+    ids_as_text,
+    opened,
+)
 
 # Indices that pandas wrote without a name: no features.
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 # Of a row group, which may be larger than memory, that are read ahead: of all columns, and of each.
 BUFFERED_BYTES = 32 << 20
 LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20
+TEXT_BYTES = 64 << 20  # of a part's texts, which a file may hold once for all of its rows
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
@@ -78,6 +87,23 @@ class ParquetFile(RowFile):
         self.columns, self.read_as = self._wanted(schema)
         self._use(self.columns, schema.names)
         self.read_as += self._name_ids()
+        self._check_lengths(metadata, schema)
+        used = [*self.columns, *self._id_columns]
+        self._texts = [name for name in used if _is_text(schema.field(name).type)]
+
+    def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
+        """Raise InvalidInput if lists are longer than rows are: a few bytes can announce billions
+        of equal numbers."""
+        lists = {name for name in self.columns if _is_list(schema.field(name).type)}
+        for i, rows in enumerate(self.groups if lists else ()):
+            group = metadata.row_group(i)
+            for j in range(group.num_columns):
+                chunk = group.column(j)
+                if chunk.path_in_schema.partition(".")[0] in lists:
+                    most = max(1, rows) * self.row_size
+                    if chunk.num_values > most:
+                        expected = f"lists of {self.row_size} numbers"
+                        raise self._refuse(expected, f"{chunk.num_values} in {rows} rows")
 
     def ids(self) -> list[str] | None:
         if self.id_column is None:
@@ -120,6 +146,11 @@ class ParquetFile(RowFile):
         column = batch.column(batch.num_columns - 1)
         if types.is_timestamp(column.type) and column.type.unit == "ns":
             column = column.cast(pa.string())
+        if _is_text(column.type):
+            longest = compute.max(compute.binary_length(column)).as_py() or 0
+            if longest > 4 * ID_LETTERS:  # bytes of UTF-8
+                expected = f"ids of at most {ID_LETTERS} letters"
+                raise InvalidInput(self.id_column, expected, f"one of {longest} bytes")
         values = column.to_pylist()
         if types.is_fixed_size_binary(column.type):
             values = [None if value is None else value.hex() for value in values]
@@ -223,11 +254,12 @@ class ParquetFile(RowFile):
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
         buffer = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
-        with self._file(buffer_size=buffer, pre_buffer=False) as file:
+        texts = [name for name in self._texts if name in columns]
+        with self._file(buffer_size=buffer, pre_buffer=False, read_dictionary=texts) as file:
             for batch in file.iter_batches(
                 self.part_rows, row_groups=groups, columns=columns, use_threads=False
             ):
-                yield batch.select(columns)
+                yield from _pieces(batch.select(columns))
 
     @contextmanager
     def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
@@ -252,6 +284,28 @@ def byte_range(source: Source, groups: range) -> tuple[int, int]:
     ]
     sizes = [chunk.total_compressed_size for chunk in chunks]
     return min(starts), max(start + size for start, size in zip(starts, sizes, strict=True))
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch with its texts written out, in pieces of about `TEXT_BYTES` of them at most."""
+    found = [column for column in batch.columns if types.is_dictionary(column.type)]
+    lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in found]
+    most = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
+    for start in range(0, batch.num_rows, most):
+        columns = [
+            column.dictionary_decode() if types.is_dictionary(column.type) else column
+            for column in batch.slice(start, most).columns
+        ]
+        yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
 
 
 def _is_file(kind: pa.DataType) -> bool:

@@ -19,6 +19,7 @@ ID = "id"  # the column of a table that names its rows
 IDS = "ids"  # the array of an npz that does, and the field of a request
 # Names under which rows are looked for where there are several.
 ROWS = ("pool", "inputs", "x", "X", "rows", "features")
+ID_LETTERS = 1000  # of a row's id in a file, at most
 PART_NUMBERS = 1 << 21  # 8 MB as float32
 PART_ROWS = 1 << 14
 PART_FILES = 64  # where rows come as files, which may be large
