@@ -6,7 +6,7 @@ longer over their numbers than the model does.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
 from model_store.inference.noise import MAX_SEED
@@ -24,10 +24,36 @@ EXAMPLE_ROW: list[Any] = [
 EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
 
-class Envelope(BaseModel):
-    """What /predict and /acquire requests share."""
+def _first_wrong(values: Any) -> Any:
+    """Leave only the first wrong value of a mapping to numbers, so that one error is made of it."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return {name: value}
+    return values
+
+
+Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
+
+
+class RequestModel(BaseModel):
+    """A part of a request. One error is enough: pydantic makes an object of each, a kilobyte long,
+    with the interpreter held."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_one_unknown_field(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or len(content) <= len(cls.model_fields):
+            return content
+        known = {name: content[name] for name in cls.model_fields if name in content}
+        unknown = next(name for name in content if name not in cls.model_fields)
+        return {**known, unknown: content[unknown]}
+
+
+class Envelope(RequestModel):
+    """What /predict and /acquire requests share."""
 
     model: str | None = None
     """a published model; may be left out where there is one"""
@@ -41,7 +67,7 @@ class Envelope(BaseModel):
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
     """answer 504 if there is no answer in so many seconds"""
 
-    priors: dict[str, float] | None = None
+    priors: Priors | None = None
     """shares of all classes among the rows, which sum to 1, if they are not those of the training
     data: probabilities and all that follows from them are turned by Bayes' rule. Not of a
     regression"""
@@ -107,7 +133,7 @@ class PredictRequest(Envelope):
     most this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is
     then the most. By default the service's own tolerance, if any; null: never"""
 
-    groups: list[str] | None = None
+    groups: Annotated[list[str], Field(fail_fast=True)] | None = None
     """of a model that is calibrated by group: the group of each row; a row of an unknown one, and
     all rows where it is left out, are judged by the most cautious of all groups"""
 
@@ -132,7 +158,7 @@ class PredictJobRequest(PredictRequest):
     inputs_file: str | None = None
     """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
 
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     """a different name for each row, which the result repeats"""
 
     format: Literal["npz", "parquet"] = "npz"
@@ -161,7 +187,7 @@ class AcquireRequest(Envelope):
     pool_file: str | None = None
     """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
 
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Field(fail_fast=True)] | None = None
     """a different name for each row; by default its index. Decides ties and what is random"""
 
     k: int = Field(default=10, ge=1)
@@ -197,18 +223,18 @@ class AcquireRequest(Envelope):
 class PreviewRequest(Envelope):
     """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
 
-    rows: list[Annotated[int, Field(ge=0)]] = Field(default=list(range(10)), max_length=1000)
+    rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
+        default=list(range(10)), max_length=1000
+    )
     """which rows to show, by index; those that the file has not are left out"""
 
 
 LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class LabelEntry(BaseModel):
+class LabelEntry(RequestModel):
     """A label, or of a regression a target, and the row where it was not kept when it was
     acquired."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     id: str
     """of the row"""
@@ -226,20 +252,17 @@ class LabelEntry(BaseModel):
 EXAMPLE_LABEL: dict[str, Any] = {"id": "a three", "label": "3", "input": EXAMPLE_ROW}
 
 
-class LabelsRequest(BaseModel):
+class LabelsRequest(RequestModel):
     """A request to keep labels: all of them, or none."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        use_attribute_docstrings=True,
-        json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]},
+        json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]}
     )
 
     model: str | None = None
     """a published model; may be left out where there is one"""
 
-    labels: list[LabelEntry] = Field(min_length=1)
+    labels: Annotated[list[LabelEntry], Field(fail_fast=True)] = Field(min_length=1)
     """of rows with different ids"""
 
     replace: bool = False

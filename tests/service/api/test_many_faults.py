@@ -1,0 +1,33 @@
+"""A request of very many faults: one error is made, not an object for each."""
+
+import tracemalloc
+
+import pytest
+
+from model_store.errors import InvalidInput
+from service.api.options import validate
+from service.api.schemas import AcquireRequest, LabelsRequest, PredictRequest
+
+MANY = 200_000
+UNKNOWN = {f"unknown{i}": 0 for i in range(MANY)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "says"),
+    [
+        (LabelsRequest, {"labels": [0] * MANY}, r"^labels\.0: "),
+        (LabelsRequest, {"labels": [{"id": "a", **UNKNOWN}]}, r"^labels\.0\.unknown0: "),
+        (PredictRequest, {"inputs": [], **UNKNOWN}, r"^unknown0: expected one of \['confidence'"),
+        (PredictRequest, {"inputs": [], "groups": [0] * MANY}, r"^groups\.0: "),
+        (PredictRequest, {"inputs": [], "priors": dict.fromkeys(UNKNOWN, "x")}, "^priors: "),
+        (AcquireRequest, {"pool": [], "k": 1, "ids": [0] * MANY}, r"^ids\.0: "),
+    ],
+)
+def test_one_error_is_made_of_many_faults(kind, content, says):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=says):
+            validate(kind, content)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
