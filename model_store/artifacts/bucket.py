@@ -27,6 +27,7 @@ from model_store.artifacts.storage import (
     EVIDENCE,
     LAST_DELETED,
     MANIFEST,
+    MAX_ALIAS_BYTES,
     REPORT,
     Lease,
     Original,
@@ -42,7 +43,6 @@ from model_store.errors import InvalidInput, StoreUnreachable
 
 CLAIM = ".claim"
 PROBE = ".probe-"  # with something of a writer's own
-MAX_ALIAS_BYTES = 1 << 10
 LOOKS = 3  # at a bucket that changes meanwhile
 ABANDONED = timedelta(days=1)  # after which what is no version is what a killed writer left
 # In which a writer must be done, so that none loses what it has written so far

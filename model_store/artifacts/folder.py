@@ -26,6 +26,7 @@ from model_store.artifacts.storage import (
     ALIASES,
     EVIDENCE,
     LAST_DELETED,
+    MAX_ALIAS_BYTES,
     Lease,
     Original,
     Storage,
@@ -36,8 +37,6 @@ from model_store.artifacts.storage import (
     is_version,
 )
 from model_store.errors import NotFound
-
-MAX_ALIAS_BYTES = 1 << 10
 
 
 class Folder(Storage):
@@ -71,11 +70,12 @@ class Folder(Storage):
         folder = self.folder(name) / ALIASES
         if folder.is_symlink() or not folder.is_dir():
             return {}
-        return {
-            entry.name: Path(entry.path).read_text(encoding="ascii", errors="replace").strip()
-            for entry in os.scandir(folder)
-            if is_name(entry.name) and entry.is_file(follow_symlinks=False)
-        }
+        found = {}
+        for entry in os.scandir(folder):
+            if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                with Path(entry.path).open(encoding="ascii", errors="replace") as file:
+                    found[entry.name] = file.read(MAX_ALIAS_BYTES).strip()
+        return found
 
     def reports(self, name: str, version: str) -> list[int]:
         folder = self.folder(name) / EVIDENCE / version

@@ -19,6 +19,7 @@ MANIFEST = "manifest.json"
 ALIASES = "aliases"
 # next to the aliases: the highest number of a version that was the newest and is gone
 LAST_DELETED = ".last-deleted"
+MAX_ALIAS_BYTES = 1 << 10
 EVIDENCE = "evidence"  # of evaluation reports: `model_store.artifacts.report`
 REPORT = "evidence.json"
 

@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
@@ -25,6 +25,7 @@ RESAMPLES = 1000
 BINS = 15
 LEAST_PROBABILITY = 1e-12
 SEED = 0  # of resamples: the same labels have the same intervals
+CHUNK_NUMBERS = 4_000_000  # of resamples x rows at once
 
 
 def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -71,14 +72,14 @@ def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
         confidence.append(probs[best])
         correct.append(best == label)
         inside.append(label in said["set"])
-    counts = _resamples(len(rows))
+    means = np.array(likelihood), np.array(brier)
+    gaps = _gaps(np.array(confidence), np.array(correct))
+    *sampled, sampled_gaps = _resample_sums(*means, gaps)
     return {
         "accuracy": _share(correct),
-        "log_likelihood": _mean(np.array(likelihood), counts),
-        "brier": _mean(np.array(brier), counts),
-        "expected_calibration_error": _calibration_error(
-            np.array(confidence), np.array(correct), counts
-        ),
+        "log_likelihood": _mean(means[0], sampled[0]),
+        "brier": _mean(means[1], sampled[1]),
+        "expected_calibration_error": _calibration_error(gaps.sum(axis=0), sampled_gaps),
         "set_coverage_at_95": _share(inside),
     }
 
@@ -86,10 +87,11 @@ def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
 def _of_targets(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
     squares = np.array([(said["mean"] - float(target)) ** 2 for said, target in rows])
     inside = [said["interval"][0] <= float(target) <= said["interval"][1] for said, target in rows]
-    counts = _resamples(len(rows))
+    stds = np.array([said["std"] for said, _ in rows])
+    sampled_squares, sampled_stds = _resample_sums(squares, stds)
     return {
-        "rmse": _mean(squares, counts, math.sqrt),
-        "std": _mean(np.array([said["std"] for said, _ in rows]), counts),
+        "rmse": _mean(squares, sampled_squares, math.sqrt),
+        "std": _mean(stds, sampled_stds),
         "interval_coverage_at_95": _share(inside),
     }
 
@@ -112,33 +114,42 @@ def _share(hits: Sequence[bool]) -> dict[str, Any]:
 
 def _mean(
     values: Float64[np.ndarray, "N"],
-    counts: Int64[np.ndarray, "R N"],
+    sampled: Float64[np.ndarray, "R"],
     of_mean: Callable[[float], float] = float,
 ) -> dict[str, Any]:
-    sampled = counts @ values / len(values)
-    ends = np.quantile(sampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    ends = np.quantile(sampled / len(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return {"value": of_mean(float(values.mean())), "interval": [of_mean(end) for end in ends]}
 
 
-def _calibration_error(
-    confidence: Float64[np.ndarray, "N"],
-    correct: Bool[np.ndarray, "N"],
-    counts: Int64[np.ndarray, "R N"],
-) -> dict[str, Any]:
+def _gaps(
+    confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
+) -> Float64[np.ndarray, "N B"]:
+    """Return what each row adds to the gap between confidence and accuracy of its bin."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
-    here, sampled = gaps.sum(axis=0), counts @ gaps
+    return gaps
+
+
+def _calibration_error(
+    here: Float64[np.ndarray, "B"], sampled: Float64[np.ndarray, "R B"]
+) -> dict[str, Any]:
     value = float(np.abs(here).sum())
     chance = float(np.quantile(np.abs(sampled - here).sum(axis=1), (1 + LEVEL) / 2))
     most = float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
     return {"value": value, "interval": [max(0.0, value - chance), max(value, most)]}
 
 
-def _resamples(rows: int) -> Int64[np.ndarray, "R N"]:
-    """Return how often each row is in each of R samples with replacement."""
-    random = np.random.default_rng(SEED)
-    counts = np.empty((RESAMPLES, rows), dtype=np.int64)
-    for sample in counts:
-        sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
-    return counts
+def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.ndarray, "R ..."]]:
+    """Return the sums of values over each of R samples of the rows with replacement, some samples
+    at a time: all counts of all rows may be more than memory."""
+    random, rows = np.random.default_rng(SEED), len(values[0])
+    sums: list[list[np.ndarray]] = [[] for _ in values]
+    step = max(1, CHUNK_NUMBERS // rows)
+    for start in range(0, RESAMPLES, step):
+        counts = np.empty((min(step, RESAMPLES - start), rows), dtype=np.int64)
+        for sample in counts:
+            sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
+        for parts, of in zip(sums, values, strict=True):
+            parts.append(counts @ of)
+    return [np.concatenate(parts) for parts in sums]

@@ -187,6 +187,17 @@ def test_a_linked_file_is_refused(published, tmp_path, file):
     assert_broken(published, file, "symbolic link")
 
 
+def test_an_alias_of_gigabytes_is_not_read_whole(published):
+    with (published.root / "m" / "aliases" / "huge").open("wb") as file:
+        file.truncate(8 << 30)  # sparse
+    tracemalloc.start()
+    try:
+        assert published.aliases("m")["latest"] == "1"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_linked_alias_is_not_followed(published, tmp_path):
     (tmp_path / "elsewhere").write_text("1")
     (published.root / "m" / "aliases" / "champion").symlink_to(tmp_path / "elsewhere")
