@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import tracemalloc
 
 import httpx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from service.call import Call
+from service.integrations.mlflow import forms
 from service.integrations.mlflow.forms import read_invocation
 from service.server.budget import ByteBudget, Reservation
 from tests.support.serving import serving
@@ -235,6 +237,17 @@ def test_it_is_ready_when_there_is_a_model(client, tmp_path):
         assert refusal(httpx.get(f"{url}/ping"), 503, "TEMPORARILY_UNAVAILABLE").startswith(
             "no model is published"
         )
+
+
+def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
+    body = b'{"inputs": [[' + b", ".join([b"NaN"] * 200_000) + b"]]}"
+    tracemalloc.start()
+    try:
+        changed = forms._without_nan(body, Call())
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert changed == body.replace(b"NaN", b"null")
 
 
 @pytest.mark.parametrize(
