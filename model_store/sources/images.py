@@ -25,6 +25,7 @@ from model_store.errors import InvalidInput
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
 GREY_MODES = ("1", "L", "LA")
+MAX_SIDE = 65_535  # pixels: JPEG's own limit; longer ones cost far more than their pixels to resize
 MAX_PIXELS = 1 << 25  # of one image: 33 million, more than cameras' 24
 MAX_SCANS = 100  # of a JPEG file: encoders write up to a dozen
 BMP_RUN_LENGTHS = (1, 2)  # kinds of compression that are decoded a run at a time, in Python
@@ -74,6 +75,9 @@ def open_image(
         raise InvalidInput(
             field, f"an image of at most {MAX_PIXELS} pixels", f"{image.width} x {image.height}"
         )
+    if max(image.size) > MAX_SIDE:
+        expected = f"an image of at most {MAX_SIDE} pixels a side"
+        raise InvalidInput(field, expected, f"{image.width} x {image.height}")
     most = JPEG_PIXELS_A_BYTE * len(content)
     if image.format == "JPEG" and image.width * image.height > most:
         raise _broken(image, field)

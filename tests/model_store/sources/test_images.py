@@ -390,3 +390,11 @@ def test_a_file_of_as_many_chunks_as_may_be_is_read_and_of_one_more_is_not():
     empty = struct.pack(">I4sI", 0, b"tEXt", 0)
     assert images._has_few_chunks(images.PNG_START + 20_000 * empty)
     assert not images._has_few_chunks(images.PNG_START + 20_001 * empty)
+
+
+@pytest.mark.parametrize("size", [(1, 65_536), (65_536, 1)])
+def test_an_image_that_is_a_long_line_is_refused(size):
+    file = io.BytesIO()
+    Image.new("L", size).save(file, "PNG")
+    with pytest.raises(InvalidInput, match="expected an image of at most 65535 pixels a side"):
+        open_image(file.getvalue(), "inputs.0")
