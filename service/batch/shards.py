@@ -56,6 +56,7 @@ NOT_COMPUTED = (
 REASONS = 3  # of rejects, that are passed on
 MOST_TRIES = 5  # of one shard
 LOOK_S = 0.5  # between looks at how far shards are
+DEATH_S = 1.0  # in which the exit codes of a broken pool are there
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Report = Callable[[int], None]  # takes how many rows of a shard are done
@@ -308,14 +309,21 @@ class _Processes:
         self._children |= set(multiprocessing.active_children()) - self._others
 
     def close(self) -> None:
+        self._children |= set(multiprocessing.active_children()) - self._others
         for child in self._children:
             child.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def cause_of_death(self) -> str:
-        """Return how a process died, once the pool is broken: the pool terminates the others."""
-        self._executor.shutdown(cancel_futures=True)  # waits until the exit codes are known
+        """Return how a process died, once the pool is broken, and end the pool.
+
+        The pool terminates the others; one that was being started then lives on, and is killed.
+        """
+        end = time.monotonic() + DEATH_S
+        for child in self._children:
+            child.join(max(0.0, end - time.monotonic()))
         codes = [child.exitcode for child in self._children if child.exitcode is not None]
+        self.close()
         code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
         return signal.Signals(-code).name if code < 0 else str(code)
 
