@@ -17,7 +17,7 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
-from service.api.schemas import Envelope, PredictRequest, kind_of
+from service.api.schemas import Envelope, PredictRequest, kind_of, leave_one_unknown
 from service.errors import TooLarge
 from service.settings import Settings
 
@@ -39,6 +39,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
     """Return a request's envelope."""
     try:
+        if len(content) > len(kind.model_fields):
+            content = leave_one_unknown(kind, content)
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

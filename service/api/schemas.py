@@ -36,20 +36,18 @@ def _first_wrong(values: Any) -> Any:
 Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 
+def leave_one_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
+    """Return content with the first of its unknown fields alone, so that one error is made of them:
+    pydantic makes an object of each, a kilobyte long, with the interpreter held."""
+    if len(content) <= len(kind.model_fields):
+        return content
+    known = {name: content[name] for name in kind.model_fields if name in content}
+    unknown = next(name for name in content if name not in kind.model_fields)
+    return {**known, unknown: content[unknown]}
+
+
 class RequestModel(BaseModel):
-    """A part of a request. One error is enough: pydantic makes an object of each, a kilobyte long,
-    with the interpreter held."""
-
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_one_unknown_field(cls, content: Any) -> Any:
-        if not isinstance(content, dict) or len(content) <= len(cls.model_fields):
-            return content
-        known = {name: content[name] for name in cls.model_fields if name in content}
-        unknown = next(name for name in content if name not in cls.model_fields)
-        return {**known, unknown: content[unknown]}
 
 
 class Envelope(RequestModel):
@@ -235,6 +233,11 @@ LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 class LabelEntry(RequestModel):
     """A label, or of a regression a target, and the row where it was not kept when it was
     acquired."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_one_unknown(cls, content: Any) -> Any:
+        return leave_one_unknown(cls, content) if isinstance(content, dict) else content
 
     id: str
     """of the row"""

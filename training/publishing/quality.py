@@ -90,9 +90,8 @@ class Measurable:
         """
         draws = int(self.calibration.draw_counts[-1])
         share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
-        seed, noise_seed = (
-            hash_key(rows.seed, stream) for stream in (ServedRows.TEST, ServedRows.NOISE)
-        )
+        seed = hash_key(rows.seed, ServedRows.TEST)
+        noise_seed = hash_key(rows.seed, ServedRows.NOISE)
         scores, densities, likelihoods = scores_and_likelihoods(
             self.runtime, rows.test, draws, seed, share, self.transform
         )

@@ -28,7 +28,7 @@ def pools(tmp_path_factory, digits_rows):
     np.savez(folder / "rows.npz", x=digits_rows, ids=np.array(IDS))
     again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
     np.save(folder / "copies.npy", again)
-    np.save(folder / "long.npy", np.tile(digits_rows, (300, 1)))
+    np.save(folder / "long.npy", np.tile(digits_rows, (100, 1)))
     return folder
 
 
@@ -358,7 +358,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         ).json()
         assert [row["score"] for row in ranking] == [
             best["ranking"][0]["score"]
-        ] * 5  # the pool has it 300 times
+        ] * 5  # the pool has it 100 times
         assert len({row["index"] % 359 for row in ranking}) == 1
     wait_until(lambda: not job_processes(tmp_path / "state"))
 
