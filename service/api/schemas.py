@@ -222,7 +222,7 @@ class PreviewRequest(Envelope):
     """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
 
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
-        default=list(range(10)), min_length=1, max_length=1000
+        default=list(range(10)), max_length=1000
     )
     """which rows to show, by index; those that the file has not are left out"""
 
