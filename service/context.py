@@ -14,7 +14,7 @@ from model_store.errors import StateUnusable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
-from service.api.schemas import Envelope
+from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
 from service.call import Call
@@ -117,7 +117,7 @@ class Context:
         self.admission.refuse_overload(1, call.client)
         return call
 
-    async def served(self, call: Call, envelope: Envelope) -> Served:
+    async def served(self, call: Call, envelope: ModelRequest) -> Served:
         """Return the model of a request, loading its version, after its preflight, where it must;
         the request's deadline is the envelope's from now on.
 

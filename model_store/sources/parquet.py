@@ -32,6 +32,7 @@ INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 BUFFERED_BYTES = 32 << 20
 LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20
 TEXT_BYTES = 64 << 20  # of a part's texts, which a file may hold once for all of its rows
+SPARE_NUMBERS = 1 << 22  # of lists that are too long, for which a row is named
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
@@ -99,11 +100,10 @@ class ParquetFile(RowFile):
             group = metadata.row_group(i)
             for j in range(group.num_columns):
                 chunk = group.column(j)
-                if chunk.path_in_schema.partition(".")[0] in lists:
-                    most = max(1, rows) * self.row_size
-                    if chunk.num_values > most:
-                        expected = f"lists of {self.row_size} numbers"
-                        raise self._refuse(expected, f"{chunk.num_values} in {rows} rows")
+                is_list = chunk.path_in_schema.partition(".")[0] in lists
+                if is_list and chunk.num_values > rows * self.row_size + SPARE_NUMBERS:
+                    expected = f"lists of {self.row_size} numbers"
+                    raise self._refuse(expected, f"{chunk.num_values} in {rows} rows")
 
     def ids(self) -> list[str] | None:
         if self.id_column is None:
@@ -305,6 +305,8 @@ def _is_text(kind: pa.DataType) -> bool:
         or types.is_large_string(kind)
         or types.is_binary(kind)
         or types.is_large_binary(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
     )
 
 

@@ -45,8 +45,6 @@ from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
 
-QUICK_IDS = 1000  # that are compared on the event loop
-
 router = APIRouter()
 
 
@@ -75,8 +73,7 @@ async def post_acquire(request: Request) -> Response:
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         reservation = call.reservation
         find_names = partial(_names, envelope, pool, pool_size)
-        is_quick = pool is None and len(envelope.ids or ()) <= QUICK_IDS
-        names = find_names() if is_quick else await context.threads.state(find_names)
+        names = await context.threads.state(find_names)
         if rows is not None:
             x = await row_numbers(context, call, rows, served, "pool")
         else:

@@ -4,7 +4,7 @@ have."""
 from typing import Any
 
 from service.api.requests import FILE_ENDINGS, FORM, NPY
-from service.api.schemas import Envelope, Problem
+from service.api.schemas import Envelope, ModelRequest, Problem
 from service.error_forms import JSON, PROBLEM_JSON
 
 
@@ -17,7 +17,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def file_body(kind: type[Envelope], media_types: list[str]) -> dict[str, Any]:
+def file_body(kind: type[ModelRequest], media_types: list[str]) -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     content = {media_type: {"schema": binary} for media_type in media_types}
     fields = kind.model_json_schema()["properties"].items()

@@ -46,9 +46,6 @@ async def post_preview(request: Request) -> Response:
         raise Unsupported(f"Content-Type: expected one of {', '.join(ENDINGS)}, got another")
     fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
     asked = validate(PreviewRequest, fields)
-    unused = asked.model_fields_set & {"num_samples", "priors", "seed"}
-    if unused:
-        raise InvalidInput(min(unused), "none of a preview", "one")
     served = await context.served(call, asked)
     spec = served.model.manifest.input
     pool = await context.threads.state(partial(open_rows, body, spec, "pool", ending))

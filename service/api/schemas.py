@@ -38,9 +38,10 @@ Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 def leave_one_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
     """Return content with the first of its unknown fields alone, so that one error is made of them:
-    pydantic makes an object of each, a kilobyte long, with the interpreter held."""
-    if len(content) <= len(kind.model_fields):
-        return content
+    pydantic makes an object of each, a kilobyte long, with the interpreter held.
+
+    There are more fields than are known.
+    """
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = next(name for name in content if name not in kind.model_fields)
     return {**known, unknown: content[unknown]}
@@ -50,8 +51,8 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class Envelope(RequestModel):
-    """What /predict and /acquire requests share."""
+class ModelRequest(RequestModel):
+    """What every request to a model may say."""
 
     model: str | None = None
     """a published model; may be left out where there is one"""
@@ -59,11 +60,15 @@ class Envelope(RequestModel):
     version: str = "latest"
     """a version number or an alias"""
 
+    deadline_s: float | None = Field(default=None, gt=0, le=86_400)
+    """answer 504 if there is no answer within this time"""
+
+
+class Envelope(ModelRequest):
+    """What /predict and /acquire requests share."""
+
     num_samples: int | None = Field(default=None, ge=1)
     """posterior draws; by default the model's own number"""
-
-    deadline_s: float | None = Field(default=None, gt=0, le=86_400)
-    """answer 504 if there is no answer in so many seconds"""
 
     priors: Priors | None = None
     """shares of all classes among the rows, which sum to 1, if they are not those of the training
@@ -218,8 +223,8 @@ class AcquireRequest(Envelope):
     )
 
 
-class PreviewRequest(Envelope):
-    """A request to show rows of a file; `num_samples`, `priors` and `seed` are refused."""
+class PreviewRequest(ModelRequest):
+    """A request to show rows of a file."""
 
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         default=list(range(10)), max_length=1000
@@ -237,7 +242,8 @@ class LabelEntry(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_one_unknown(cls, content: Any) -> Any:
-        return leave_one_unknown(cls, content) if isinstance(content, dict) else content
+        has_more = isinstance(content, dict) and len(content) > len(cls.model_fields)
+        return leave_one_unknown(cls, content) if has_more else content
 
     id: str
     """of the row"""

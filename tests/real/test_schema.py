@@ -77,8 +77,6 @@ def test_all_checks_of_schemathesis_hold(url, document, tmp_path, seed):
         str(seed),
         "--max-examples",
         "50",
-        "--suppress-health-check",
-        "filter_too_much",  # queries of a preview: few of those generated can be sent
         "--continue-on-failure",
         "--no-color",
     ]

@@ -20,7 +20,7 @@ from tests.support.environment import ROOT
 
 PACKAGES = tuple(str(ROOT / package) + os.sep for package in ("service", "model_store"))
 BODY = json.dumps({"inputs": [[0.0] * 64]}).encode()
-WARM_UP, REQUESTS = 20, 5
+WARM_UP, REQUESTS = 20, 20
 
 calls: list[str] | None = None  # the modules called, in order, while a request is counted
 

@@ -26,7 +26,7 @@ def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
     order = generator(seed, ActiveStream.INITIAL_LABELS).permutation(len(y))
     if not classes:
         if np.ptp(y[order[:count]]) == 0:
-            expected = "so many labels that not all are the same"
+            expected = "enough labels that not all are the same"
             raise InvalidInput("--initial", expected, f"{count} that are")
         return order[:count]
     if count < classes:

@@ -68,7 +68,7 @@ class Report:
         ]
         lines += [self._row(found, counts) for found in self.arms]
         lines += ["", *filter(None, map(_verdict, self.arms)), *self._unfinished(), ""]
-        lines += ["Labels needed by seed (`>`: not reached with so many):", ""]
+        lines += ["Labels needed by seed (`>`: not reached with this many):", ""]
         seeds = sorted({seed for found in self.arms for seed in found.needed})
         lines.append(f"| arm |{''.join(f' seed {seed} |' for seed in seeds)}")
         lines.append(f"|---|{'---|' * len(seeds)}")

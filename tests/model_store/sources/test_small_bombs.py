@@ -73,8 +73,8 @@ def test_ids_of_millions_of_letters_are_refused():
 
 
 def test_a_list_that_is_longer_than_a_row_is_refused_before_it_is_read():
-    body = parquet({"x": pa.array([[0.0] * 10**6], pa.list_(pa.float32()))})
-    with pytest.raises(InvalidInput, match="pool: expected lists of 4 numbers, got 1000000 in 1"):
+    body = parquet({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
+    with pytest.raises(InvalidInput, match="pool: expected lists of 4 numbers, got 10000000 in 1"):
         open_rows(body, NUMBERS, "pool", ".parquet")
 
 

@@ -52,7 +52,7 @@ def test_too_few_or_too_many_first_labels_are_refused(count, expected):
 
 def test_first_targets_that_are_all_the_same_are_refused():
     with pytest.raises(
-        InvalidInput, match="--initial: expected so many labels that not all are the same"
+        InvalidInput, match="--initial: expected enough labels that not all are the same"
     ):
         initial_labels(np.zeros(50, dtype=np.float32), 0, 10, 0)
 
