@@ -29,6 +29,7 @@ def pools(tmp_path_factory, digits_rows):
     again = np.concatenate([digits_rows[:40], digits_rows[:40]])  # copies
     np.save(folder / "copies.npy", again)
     np.save(folder / "long.npy", np.tile(digits_rows, (100, 1)))
+    np.save(folder / "too_long.npy", np.tile(digits_rows, (300, 1)))  # for one request
     return folder
 
 
@@ -183,7 +184,7 @@ def test_acquire_takes_files_too(service, pools, digits_rows, ending):
         wrong.status_code,
         f"pool: expected a whole {ending} file" in wrong.json()["detail"],
     ) == (422, True)
-    long = service.post("/acquire", json={"pool_file": "long.npy"})
+    long = service.post("/acquire", json={"pool_file": "too_long.npy"})
     assert long.status_code == 413
     assert "got 107700 (/acquire/jobs takes more)" in long.json()["detail"]
 
