@@ -17,6 +17,7 @@ PREFIX = "DUBITO_"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
+LOOPBACK = ("127.", "::1", "localhost")
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}  # read by `python -m training`
 OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
@@ -51,6 +52,11 @@ class Settings(BaseSettings):
 
     port: int = Field(8000, ge=0, le=65535)
     """port to listen on; 0 takes any"""
+
+    hosts: str | None = None
+    """names with dots, and commas between, by which a service without keys may be asked for; `*`:
+    any. Unset: none where it listens on loopback alone, otherwise any. Addresses and names without
+    dots need not be here"""
 
     page: bool = True
     """whether `GET /` is a page for people"""
@@ -206,6 +212,13 @@ class Settings(BaseSettings):
     @classmethod
     def _none_where_empty(cls, value: object) -> object:
         return None if value == "" else value
+
+    def known_hosts(self) -> frozenset[str] | None:
+        """Return the names of `hosts`; None for any."""
+        if self.hosts is None:
+            return frozenset() if self.host.startswith(LOOPBACK) else None
+        names = frozenset(name.strip().lower() for name in self.hosts.split(","))
+        return None if "*" in names else names
 
     def label_studio_secret(self) -> str | None:
         """Return the token of Label Studio, of the setting or the file."""

@@ -23,6 +23,7 @@ from model_store.errors import (
     StoreUnreachable,
     UnsupportedFormat,
 )
+from service.call import record_of
 from service.error_forms import is_of_others, problem
 from service.errors import (
     InUse,
@@ -34,7 +35,6 @@ from service.errors import (
     TooLargeToLoad,
     Unsupported,
 )
-from service.telemetry.records import record_of
 
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
