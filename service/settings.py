@@ -144,7 +144,11 @@ class Settings(BaseSettings):
     jobs and runs none"""
 
     max_jobs: int = Field(100, ge=1)
-    """most jobs that may be queued"""
+    """most jobs that may be queued; a client that has its share or less of them may queue more"""
+
+    max_job_bytes: int = Field(4 << 30, ge=1)
+    """most bytes on disk of the files of one key's jobs, or of all where there are no keys: what
+    came, until a job is over, and results; beyond it a job is answered 507, or fails"""
 
     max_job_row_draws: int = Field(10_000_000_000, ge=1)
     """most rows x draws of one job"""

@@ -18,6 +18,7 @@ from model_store.errors import (
     InvalidInput,
     NoSpace,
     NotFound,
+    OverQuota,
     StateUnusable,
     StoreUnreachable,
     UnsupportedFormat,
@@ -52,6 +53,7 @@ STATUS: dict[type[DubitoError], int] = {
     PastDeadline: 504,
     StateUnusable: 503,
     NoSpace: 507,
+    OverQuota: 507,
 }
 
 
