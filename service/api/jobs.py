@@ -51,6 +51,7 @@ from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
+EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
 router = APIRouter()
@@ -295,6 +296,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     """Yield an event each time a job got further, and a comment after a long time without
     change."""
     before, sent = b"", time.monotonic()
+    end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
         content = orjson.dumps(_job_json(context, job))
         if content != before:
@@ -303,7 +305,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
         elif time.monotonic() - sent > QUIET_S:
             sent = time.monotonic()
             yield b": still there\n\n"
-        if job.is_over or context.ending.is_set():
+        if job.is_over or context.ending.is_set() or time.monotonic() > end:
             return
         await asyncio.sleep(EVENTS_S)
         try:
