@@ -119,7 +119,9 @@ def test_neighbours_are_those_of_brute_force(neighbour):
 def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
     """As of images of one colour each, of which a network's features are a few lines."""
     noise = np.random.default_rng(5)
-    x = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], 100, axis=0) + 0.004 * noise.normal(size=(200, 4))
+    x = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], 100, axis=0) + 0.004 * noise.normal(
+        size=(200, 4)
+    )
     detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=NEIGHBOUR)
     point, bank = detector._point(torch.from_numpy(np.float32(x))).double(), detector.bank.double()
     exact = (point[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
