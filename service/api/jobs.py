@@ -90,9 +90,11 @@ async def post_predict_job(request: Request) -> Response:
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
     context, owner = context_of(request), owner_of(request.scope)
-    jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
-    content = {"jobs": [_job_json(context, job) for job in jobs]}
-    return json_response(content)
+
+    def listed() -> list[dict[str, Any]]:
+        return [_job_json(context, job) for job in Jobs(context.state).of(owner)]
+
+    return json_response({"jobs": await context.threads.ask(listed)})
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
@@ -138,7 +140,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
     found = await _find(request, job)
-    found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
+    found = await context.threads.ask(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
     return _answer(context, found)
 
@@ -153,7 +155,7 @@ async def delete_job(request: Request, job: str) -> Response:
     if not found.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
         raise NotDone(f"job: expected {expected}, got one {found.state}")
-    await context.threads.state(lambda: Jobs(context.state).forget(found.id))
+    await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
     return _answer(context, found)
 
 
@@ -288,7 +290,7 @@ def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
 
 async def _find(request: Request, job: str) -> Job:
     context, owner = context_of(request), owner_of(request.scope)
-    return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
+    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
 
 
 async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
@@ -307,7 +309,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
         await asyncio.sleep(EVENTS_S)
         try:
-            job = await context.threads.state(partial(Jobs(context.state).get, job.id))
+            job = await context.threads.ask(partial(Jobs(context.state).get, job.id))
         except NotFound:  # cancelled and deleted meanwhile
             return
 
