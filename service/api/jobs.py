@@ -131,6 +131,8 @@ async def get_job_result(request: Request, job: str) -> Response:
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
     path = Jobs(context_of(request).state).folder / found.id / found.outcome
+    if not path.exists():
+        raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 

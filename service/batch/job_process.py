@@ -118,7 +118,8 @@ class JobRows:
     def _open(self) -> RowFile:
         request = self.request
         path = self.folder / request.path  # a whole path takes the place of the folder
-        if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
+        is_there = path.exists()
+        if not is_there or (request.stamp is not None and stamp_of(path) != request.stamp):
             expected = "the file as it was when the job was asked for"
             raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self.model.manifest.input, request.field)

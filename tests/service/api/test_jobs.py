@@ -441,6 +441,9 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         folder = tmp_path / "jobs" / job["id"]
         wait_until(lambda: [f.name for f in folder.iterdir()] == ["predictions.parquet"])
         assert client.get(f"/jobs/{job['id']}/result").status_code == 200
+        (folder / "predictions.parquet").unlink()
+        lost = client.get(f"/jobs/{job['id']}/result")
+        assert (lost.status_code, "whose file is lost" in lost.json()["detail"]) == (404, True)
         too_much = {"inputs": [[0] * 64] * 800}
         answer = client.post("/predict/jobs", json=too_much)
         assert answer.status_code == 507
