@@ -40,8 +40,8 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
         ):
             connection.backup(target)
         tar.add(copy / FILE, FILE)
-        with closing(sqlite3.connect(copy / FILE)) as database:
-            jobs = database.execute(
+        with closing(sqlite3.connect(copy / FILE)) as copied:
+            jobs = copied.execute(
                 "SELECT id, state, said FROM jobs WHERE state IN ('queued', 'running', 'done')"
             )
             for name, state, said in jobs:

@@ -21,7 +21,7 @@ from model_store.acquisition.choice import most_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import check_ids, open_rows, stamp_of
-from model_store.state.database import of_disk
+from model_store.state.database import may_be_damaged, of_disk
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
@@ -328,13 +328,14 @@ def _job_json(context: Context, job: Job) -> dict[str, Any]:
     left = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
-    asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+    with may_be_damaged(f"job {job.id}"):
+        asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+        numbers = {name: request[name] for name in asked} | {"ignored_columns": request["ignored"]}
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        **{name: request[name] for name in asked},
-        "ignored_columns": request["ignored"],
+        **numbers,
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,

@@ -31,6 +31,7 @@ from model_store.acquisition.ranking import (
     rank_now,
 )
 from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import UNKNOWN
@@ -217,6 +218,7 @@ class JobRows:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(self.folder / name)
+        sync_folder(self.folder)
         self._report(self.work, self.work)
         return name
 
