@@ -94,7 +94,8 @@ def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
         return cells, sum(len(str(cell)) for cell in cells.values())
     value = part[row]
     if isinstance(value, np.ndarray):
-        return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
+        with np.errstate(over="ignore"):
+            return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
     if isinstance(value, bytes) and not is_text:
         return base64.b64encode(value).decode(), 2 * len(value)
     text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)

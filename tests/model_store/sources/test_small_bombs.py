@@ -100,5 +100,5 @@ def test_a_text_that_repeats_comes_in_pieces():
 
 
 def test_a_line_of_commas_is_refused():
-    with pytest.raises(InvalidInput, match="pool: expected lines of at most 1048576 cells"):
+    with pytest.raises(InvalidInput, match="pool: expected lines of at most 16777216 letters and 131072"):
         CsvTable(b"," * (1 << 21), "pool")
