@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY,
     kind TEXT NOT NULL,               -- acquire or predict
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
-    owner TEXT NOT NULL,              -- whose key it was asked for with
+    owner TEXT NOT NULL,              -- digest of the key it was asked for with, or empty
     request TEXT NOT NULL,            -- JSON: all that was asked, with what defaults came to
     created REAL NOT NULL,            -- seconds since 1970, as all times here
     begun REAL,

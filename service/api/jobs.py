@@ -38,7 +38,7 @@ from service.api.requests import (
 )
 from service.api.responses import json_response
 from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
-from service.auth.keys import key_name
+from service.auth.keys import owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
@@ -88,7 +88,7 @@ async def post_predict_job(request: Request) -> Response:
 @router.get("/jobs", responses={200: {"model": JobsAnswer}})
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
-    context, owner = context_of(request), key_name(request.scope) or ""
+    context, owner = context_of(request), owner_of(request.scope)
     jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
     content = {"jobs": [_job_json(context, job) for job in jobs]}
     return json_response(content)
@@ -158,7 +158,7 @@ async def delete_job(request: Request, job: str) -> Response:
 
 async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
-    context, owner = context_of(request), key_name(request.scope) or ""
+    context, owner = context_of(request), owner_of(request.scope)
     envelope, served, rows = await _read(request, context, envelope_kind, field)
 
     def queue() -> Job:
@@ -280,7 +280,7 @@ def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
 
 
 async def _find(request: Request, job: str) -> Job:
-    context, owner = context_of(request), key_name(request.scope) or ""
+    context, owner = context_of(request), owner_of(request.scope)
     return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.auth.keys import LABEL_STUDIO_PREFIX, KeyRing, Keys, key_name
+from service.auth.keys import LABEL_STUDIO_PREFIX, OWNER, KeyRing, Keys, key_name
 from service.error_forms import problem
 from service.server.shares import KEY_NAME
 from service.telemetry.records import record_of
@@ -42,7 +42,7 @@ def _check_key(scope: Scope, keys: Keys) -> Response | None:
         record.key = key.name
     valid = None if key is None or key.has_expired else key
     if valid is not None:
-        scope[KEY_NAME] = valid.name
+        scope[KEY_NAME], scope[OWNER] = valid.name, valid.digest.hex()
     needed = keys.needed(scope["path"])
     if needed is None:
         return None

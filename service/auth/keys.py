@@ -52,6 +52,7 @@ from service.settings import PREFIX, Settings
 logger = logging.getLogger("dubito")
 
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
+OWNER = "dubito.owner"  # in a request's scope: the digest of its valid key
 LISTS = ("api_keys", "api_keys_file", "admin_key", "admin_key_file")  # in place of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
@@ -133,6 +134,12 @@ class Keys:
 
 def key_name(scope: AsgiScope) -> str | None:
     return scope.get(KEY_NAME)
+
+
+def owner_of(scope: AsgiScope) -> str:
+    """Return whose jobs a request is about: the digest of its key, which no other key comes to
+    have; the same for all who have none, where the API is open."""
+    return str(scope.get(OWNER, ""))
 
 
 def list_keys(settings: Settings) -> Keys:

@@ -422,6 +422,30 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         two.close()
 
 
+def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, pools, tmp_path):
+    a, b, c = (f"key-{name}-0123456789" for name in "abc")
+    settings = {"DUBITO_POOLS": str(pools), "DUBITO_STATE": str(tmp_path)}
+
+    def jobs_of(url, key):
+        headers = {"X-API-Key": key}
+        return [j["id"] for j in httpx.get(f"{url}/jobs", headers=headers).json()["jobs"]]
+
+    with serving(digits_store, DUBITO_API_KEYS=f"{a},{b}", **settings) as (url, _):
+        by_key = {}
+        for key in (a, b):
+            with httpx.Client(base_url=url, headers={"X-API-Key": key}) as client:
+                job = asked(client, "/acquire/jobs", {"pool_file": "rows.npz", "k": 1})
+                by_key[key] = over(client, job)["id"]
+    with serving(digits_store, DUBITO_API_KEYS=f"{b},{c}", **settings) as (url, _):
+        assert (jobs_of(url, b), jobs_of(url, c)) == ([by_key[b]], [])
+        for key in (b, c):
+            place = f"{url}/jobs/{by_key[a]}"
+            assert httpx.get(f"{place}/result", headers={"X-API-Key": key}).status_code == 404
+            assert httpx.delete(place, headers={"X-API-Key": key}).status_code == 404
+        place = f"{url}/jobs/{by_key[b]}"
+        assert httpx.get(f"{place}/result", headers={"X-API-Key": b}).status_code == 200
+
+
 def test_a_state_folder_that_cannot_be_written_to_is_told(digits_store, pools, tmp_path):
     (tmp_path / "file").write_text("")
     with serving(digits_store, DUBITO_POOLS=str(pools), DUBITO_STATE=str(tmp_path / "file")) as (
