@@ -46,7 +46,7 @@ class ZipOfFiles(RowFile):
             expected = "a zip for a model of images or text alone"
             raise self._refuse(expected, "one for another model")
         self._archive = open_zip(source, self.WHOLE, field, bounds)
-        named = [(_path(info), info) for info in self._archive.infolist() if not info.is_dir()]
+        named = [(_path(info), info) for info in self._archive.infolist()]
         members = [(path, info) for path, info in named if not _is_of_system(path)]
         self._members = sorted(members, key=lambda member: member[0])
         large = next((path for path, info in members if info.file_size > FILE_BYTES), None)
@@ -78,6 +78,7 @@ def _path(info: zipfile.ZipInfo) -> str:
 
 
 def _is_of_system(path: str) -> bool:
+    """Return whether a path is a folder, or a file that a system adds by itself."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"

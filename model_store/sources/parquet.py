@@ -85,11 +85,12 @@ class ParquetFile(RowFile):
         self.of_all = of_all or {}
         with self._file() as file:
             metadata, schema = file.metadata, file.schema_arrow
+            names = schema.names  # which may be no UTF-8
         self.rows = metadata.num_rows
         self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        self._find_ids(schema.names)
+        self._find_ids(names)
         self.columns, self.read_as = self._wanted(schema)
-        self._use(self.columns, schema.names)
+        self._use(self.columns, names)
         self.read_as += self._name_ids()
         self._check_lengths(metadata, schema)
         used = [*self.columns, *self._id_columns]
@@ -272,7 +273,7 @@ class ParquetFile(RowFile):
         try:
             with parquet.ParquetFile(opened(self.source), **options) as file:
                 yield file
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refuse("a whole parquet file", "something else") from error
 
 

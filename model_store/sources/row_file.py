@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -36,8 +37,8 @@ MEMBER_BYTES = 800  # of memory for each member of a zip
 ZIP64_END_BYTES = 76  # between the directory of a large zip and its end
 
 # What zipfile raises of a damaged file; of names that are no UTF-8 and places before the file's
-# beginning a ValueError, of a password that it needs a RuntimeError.
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
+# beginning a ValueError.
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError)
 
 Source = Path | bytes | bytearray  # a file, or its content
 # Rows as requests have them, or cells by column.
