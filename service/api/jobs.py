@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -49,9 +49,11 @@ from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
+from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
+EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
 router = APIRouter()
@@ -167,12 +169,16 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     """Check a request for a job as far as can be done without computing, and queue it."""
     context, owner = context_of(request), owner_of(request.scope)
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
-    envelope, served, rows = await _read(call, context, envelope_kind, field)
+    envelope, served, rows = await _read(context, call, envelope_kind, field)
     num_samples = num_samples_of(envelope, served, settings)
     if rows.count * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, rows.count * num_samples
         raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
     names = await find_names(context, call, envelope, rows.pool, rows.count)
+    client = owner or str(call.client)
+
+    def may_wait(queued: Mapping[str, int]) -> bool:
+        return is_within_share(queued, client, 1, settings.max_jobs)
 
     def queue() -> Job:
         jobs = Jobs(context.state)
@@ -180,7 +186,8 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
         try:
             wanted = _job_request(context, envelope, served, rows, names, num_samples, folder)
             work = wanted.rows * wanted.num_samples
-            return jobs.add(name, kind, owner, asdict(wanted), work, context.settings.max_jobs)
+            asked = name, kind, owner, client, asdict(wanted), work
+            return jobs.add(*asked, may_wait, settings.max_job_bytes)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -194,9 +201,10 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
 
 
 async def _read(
-    call: Call, context: Context, kind: type[Any], field: str
+    context: Context, call: Call, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    settings, request, file_field = context.settings, call.request, f"{field}_file"
+    settings, request = context.settings, call.request
+    file_field = f"{field}_file"
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
     call.deadline = call.begun + settings.deadline_s
@@ -302,6 +310,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     """Yield an event each time a job got further, and a comment after a long time without
     change."""
     before, sent = b"", time.monotonic()
+    end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
         content = orjson.dumps(_job_json(context, job))
         if content != before:
@@ -310,7 +319,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
         elif time.monotonic() - sent > QUIET_S:
             sent = time.monotonic()
             yield b": still there\n\n"
-        if job.is_over or context.ending.is_set():
+        if job.is_over or context.ending.is_set() or time.monotonic() > end:
             return
         await asyncio.sleep(EVENTS_S)
         try:
