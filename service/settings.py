@@ -111,8 +111,9 @@ class Settings(BaseSettings):
     three quarters of it"""
 
     max_connections: int = Field(1000, ge=1)
-    """most connections of each process; beyond that the one that has kept the service waiting
-    longest is ended, or the new one answered 503"""
+    """most connections of each process, of which a client has three quarters at most; beyond that
+    the one that has kept the service waiting longest is ended, or the new one answered 503 unless
+    it asks for health or metrics"""
 
     max_image_pixels: int = Field(100_000_000, ge=1)
     """most pixels of one request's image files together"""
