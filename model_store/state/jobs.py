@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota
-from model_store.state.database import Database, of_disk
+from model_store.state.database import Database, may_be_damaged, of_disk
 
 Kind = Literal["acquire", "predict"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -75,7 +76,8 @@ class Jobs:
         """Return the id of a new job, and its folder."""
         name = secrets.token_hex(16)
         try:
-            (self.folder / name).mkdir(parents=True, mode=0o700)
+            make_folder(self.folder)
+            (self.folder / name).mkdir(mode=0o700)
         except OSError as error:
             raise of_disk(error) from error
         return name, self.folder / name
@@ -110,6 +112,8 @@ class Jobs:
         """
         size = self._bytes(name)
         with self._database.writing() as connection:
+            for folder in (self.folder / name, self.folder):  # its files are on the disk before it
+                sync_folder(folder)
             queued = connection.execute(
                 "SELECT client, count(*) FROM jobs WHERE state = 'queued' GROUP BY client"
             )
@@ -246,7 +250,8 @@ class Jobs:
                 "AND NOT cleared"
             ).fetchall()
         for row in rows:
-            result = json.loads(row["said"]) if row["state"] == "done" else None
+            with may_be_damaged(f"job {row['id']}"):
+                result = json.loads(row["said"]) if row["state"] == "done" else None
             with suppress(FileNotFoundError):
                 for entry in os.scandir(self.folder / row["id"]):
                     if entry.is_dir():
@@ -332,7 +337,11 @@ def _check_bytes(connection: sqlite3.Connection, owner: str, most: int) -> None:
 
 
 def _job(row: sqlite3.Row) -> Job:
-    values = {field.name: row[field.name] for field in fields(Job) if field.name != "outcome"}
-    values["request"] = json.loads(row["request"])
-    values["outcome"] = None if row["said"] is None else json.loads(row["said"])
-    return Job(**{**values, "worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])})
+    with may_be_damaged(f"job {row['id']}"):
+        values = {field.name: row[field.name] for field in fields(Job) if field.name != "outcome"}
+        values["request"] = json.loads(row["request"])
+        values["outcome"] = None if row["said"] is None else json.loads(row["said"])
+        values |= {"worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])}
+        if row["state"] not in STATES:
+            raise ValueError(row["state"])
+    return Job(**values)

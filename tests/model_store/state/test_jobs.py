@@ -1,10 +1,12 @@
 """Jobs as they are kept: claimed once, in their turn, put back when their process is gone, and at
 last given up."""
 
+import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +86,18 @@ def test_a_job_that_is_over_keeps_its_result_alone(jobs, state):
     jobs.clear_ended()
     assert [file.name for file in folder.iterdir()] == ["answer.json"] * (state == "done")
     added(jobs, size=900, most_bytes=1000)  # there is room again
+
+
+def test_a_job_s_folder_is_on_the_disk_before_the_job_is(jobs, monkeypatch):
+    synced = []
+
+    def fsync(handle, sync=os.fsync):
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    job = added(jobs)
+    assert synced[-2:] == [jobs.folder / job.id, jobs.folder]
 
 
 def test_jobs_of_an_earlier_service_are_kept(tmp_path):
