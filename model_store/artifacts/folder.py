@@ -73,8 +73,8 @@ class Folder(Storage):
         found = {}
         for entry in os.scandir(folder):
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                with Path(entry.path).open(encoding="ascii", errors="replace") as file:
-                    found[entry.name] = file.read(MAX_ALIAS_BYTES).strip()
+                content = read_regular(Path(entry.path), MAX_ALIAS_BYTES)
+                found[entry.name] = content.decode("ascii", errors="replace").strip()
         return found
 
     def reports(self, name: str, version: str) -> list[int]:

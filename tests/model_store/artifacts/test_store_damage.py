@@ -4,10 +4,13 @@ import json
 import os
 import shutil
 import tracemalloc
+from contextlib import nullcontext
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.artifacts.manifest import FILES
+from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
 from tests.support.stores import tiny_description, tiny_files
 
@@ -187,13 +190,25 @@ def test_a_linked_file_is_refused(published, tmp_path, file):
     assert_broken(published, file, "symbolic link")
 
 
-def test_an_alias_of_gigabytes_is_not_read_whole(published):
-    with (published.root / "m" / "aliases" / "huge").open("wb") as file:
-        file.truncate(8 << 30)  # sparse
+SMALL_FILES = ("1/manifest.json", "1/manifest.sig", "aliases/huge", "aliases/.last-deleted")
+
+
+@pytest.mark.parametrize("file", [*(f"1/{file}" for file in FILES), *SMALL_FILES])
+def test_no_file_of_gigabytes_is_read_beyond_what_it_may_have(published, file):
+    key = Ed25519PrivateKey.generate()
+    published.sign("m", "1", key)
+    (published.root / "m" / "aliases").mkdir(exist_ok=True)
+    with (published.root / "m" / file).open("wb") as opened:
+        opened.truncate(8 << 30)  # sparse
+    is_of_version = file.startswith("1/")
     tracemalloc.start()
     try:
         assert published.aliases("m")["latest"] == "1"
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        with pytest.raises(BrokenArtifact) if is_of_version else nullcontext():
+            ModelStore(published.root, key.public_key()).open("m", "1")
+        with published.writing("m"):
+            assert published.storage.last_number("m") == 1
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 

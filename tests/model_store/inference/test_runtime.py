@@ -232,7 +232,7 @@ def test_an_artifact_with_a_file_that_cannot_be_used_is_refused_by_its_name(
     ("part", "changes", "file"),
     [
         ("noise", {"algorithm": "another"}, "manifest.json"),
-        ("noise", {"dimension": 7}, "network.onnx"),
+        ("noise", {"dimension": 7}, "sampler.onnx"),
         ("input", {"shape": (63,)}, "network.onnx"),
         ("output", {"classes": ("only", "two")}, "calibration.safetensors"),
         ("detectors", {"density": ()}, "network.onnx"),

@@ -1,11 +1,14 @@
 """The models in memory: what is broken is tried again, what is wanted by several is loaded once,
 what is gone is forgotten."""
 
+import errno
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -39,12 +42,14 @@ def models(watcher):
     return watcher.models
 
 
-def watcher_of(store):
+def watcher_of(store, trusted=None):
     ours, ending = (
         Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0),
         threading.Event(),
     )
-    return Watcher(Models(ours, threading.Event(), Preflights(ours, ending)), ending)
+    preflights = Preflights(ours, ending)
+    preflights.store.trusted = trusted
+    return Watcher(Models(ours, threading.Event(), preflights), ending)
 
 
 class Clock:
@@ -179,6 +184,55 @@ def test_a_version_published_anew_under_a_number_given_before_begins_with_no_dri
     assert tiny.publish(store) == "2"
     watcher.refresh()
     assert models.get("tiny", "2").drift is not before.drift
+
+
+def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_next_loaded(store):
+    """What was verified and is in memory goes on; the next process serves what is signed."""
+    key = Ed25519PrivateKey.generate()
+    for version in ("1", "2"):
+        store.sign("tiny", version, key)
+    signatures = [store.root / "tiny" / version / "manifest.sig" for version in ("1", "2")]
+    before = watcher_of(store, key.public_key())
+    before.refresh()
+    signed = signatures[1].read_bytes()
+    for unsigned in (None, signatures[0].read_bytes(), signed[:-1], bytes(64)):
+        signatures[1].unlink(missing_ok=True)
+        if unsigned is not None:
+            signatures[1].write_bytes(unsigned)
+        before.look()
+        assert before.models.get("tiny").version == "2"
+        after = watcher_of(store, key.public_key())
+        after.refresh()
+        assert after.models.get("tiny").version == "1"
+        assert "manifest.sig" in after.troubles["tiny", "latest"]
+        with pytest.raises(BrokenArtifact, match=r"manifest\.sig"):
+            after.models.get("tiny", "2")
+    signatures[1].write_bytes(signed)
+    after.look()
+    assert (after.models.get("tiny").version, after.troubles) == ("2", {})
+
+
+def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
+    """As Compose mounts it: whatever opens a file there to write it fails."""
+    opened = os.open
+
+    def read_only(path, flags, *arguments, **options):
+        is_there = not isinstance(path, int) and str(path).startswith(str(store.root))
+        if is_there and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *arguments, **options)
+
+    def no_change(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", read_only)
+    for name in ("mkdir", "rename", "unlink", "chmod", "link"):
+        monkeypatch.setattr(os, name, no_change)
+    watcher = watcher_of(store)
+    watcher.refresh()
+    assert watcher.models.get("tiny").version == "2"
+    assert watcher.models.get("tiny", "1").version == "1"
+    assert watcher.troubles == {}
 
 
 def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):

@@ -1,0 +1,244 @@
+"""Damaged folders of versions, by a seed: what a failing disk, a careless hand or a bad publisher
+leaves behind.
+
+Half of the damages are sealed: the manifest has the digests of what is there, and its own, so that
+nothing but the content is wrong.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from safetensors.numpy import load, save
+
+from model_store.artifacts.manifest import NO_DIGEST, manifest_digest
+
+GRAPHS = ("sampler.onnx", "network.onnx")
+ARRAYS = ("calibration.safetensors", "weights.safetensors")
+FILES = (*GRAPHS, *ARRAYS)
+MANIFEST = "manifest.json"
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1, 3, 1e308, 1e-308, 2**31, 2**53, 2**63, 2**64, -(2**63)),
+    *("", "x", "x" * 5000, "\ud800", "\0", "..", "1", "entropy"),
+    *([], {}, [[]], [None], [1] * 1000, [0], ["a", "a"], {"": None}),
+)
+ODD_TEXTS = (
+    *(b"", b"null", b"[]", b"{}", b"NaN", b'"', b"\xff\xfe", b"[" * 100_000, b"9" * 10_000),
+    *(b'{"format_version": 1}', b'{"digest": "' + b"0" * 64 + b'"}', b"\0" * 1000),
+)
+OPERATORS = ("Add", "Mul", "MatMul", "Softmax", "Relu", "Loop", "Tile", "Expand", "Nothing")
+SPARSE_BYTES = 8 << 30
+
+
+def damage(folder: Path, seed: int, kinds: "tuple[Kind, ...] | None" = None) -> str:
+    """Damage a version's folder; return what was done."""
+    random = Random(seed)
+    kind = random.choice(KINDS if kinds is None else kinds)
+    kind(folder, random)
+    return kind.__name__
+
+
+def seal(folder: Path, content: dict[str, Any] | None = None) -> None:
+    """Have the manifest say what its files are, and its digest what it says."""
+    path = folder / MANIFEST
+    content = json.loads(path.read_text()) if content is None else content
+    files = content.get("files")
+    for file in FILES:
+        there = folder / file
+        if isinstance(files, dict) and isinstance(files.get(file), dict) and there.is_file():
+            found = there.read_bytes()
+            files[file] |= {"sha256": hashlib.sha256(found).hexdigest(), "size": len(found)}
+    if "digest" in content:
+        content["digest"] = NO_DIGEST
+    text = json.dumps(content, indent=2).encode()
+    digest = manifest_digest(text, NO_DIGEST)
+    path.write_bytes(text.replace(NO_DIGEST.encode(), digest.encode(), 1))
+
+
+# Not sealed
+
+
+def change_bytes(folder: Path, random: Random) -> None:
+    path = folder / random.choice((*FILES, MANIFEST))
+    content = bytearray(path.read_bytes())
+    for _ in range(random.choice((1, 1, 20))):
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+
+
+def cut_or_lengthen(folder: Path, random: Random) -> None:
+    path = folder / random.choice((*FILES, MANIFEST))
+    content = path.read_bytes()
+    path.write_bytes(random.choice((content[: random.randrange(len(content))], content * 2, b"")))
+
+
+def swap(folder: Path, random: Random) -> None:
+    first, second = random.sample((*FILES, MANIFEST), 2)
+    (folder / first).rename(folder / "between")
+    (folder / second).rename(folder / first)
+    (folder / "between").rename(folder / second)
+
+
+def replace(folder: Path, random: Random) -> None:
+    """Put something else where a file is: a link, a folder, a pipe, gigabytes of nothing."""
+    path = folder / random.choice((*FILES, MANIFEST))
+    path.unlink()
+    match random.randrange(6):
+        case 0:
+            path.symlink_to(folder.parent / "1" / path.name)
+        case 1:
+            path.symlink_to(random.choice(("/dev/zero", "/dev/urandom", "/proc/self/mem", ".")))
+        case 2:
+            path.mkdir()
+        case 3:
+            os.mkfifo(path)
+        case 4:
+            with path.open("wb") as file:
+                file.truncate(SPARSE_BYTES)
+
+
+def replace_folder(folder: Path, random: Random) -> None:
+    shutil.rmtree(folder)
+    match random.randrange(4):
+        case 0:
+            folder.symlink_to(folder.parent / "1", target_is_directory=True)
+        case 1:
+            folder.write_text("no folder")
+        case 2:
+            folder.mkdir()
+        case 3:
+            shutil.copytree(folder.parent / "1", folder)  # which says that it is another
+
+
+def odd_manifest(folder: Path, random: Random) -> None:
+    (folder / MANIFEST).write_bytes(random.choice(ODD_TEXTS))
+
+
+# Sealed
+
+
+def change_manifest(folder: Path, random: Random) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    for _ in range(random.choice((1, 1, 3))):
+        _change_leaf(content, random)
+    seal(folder, content)
+
+
+def _change_leaf(content: Any, random: Random) -> None:
+    while isinstance(content, dict | list) and content:
+        keys = list(content) if isinstance(content, dict) else range(len(content))
+        key = random.choice(keys)
+        if not isinstance(content[key], dict | list) or random.random() < 0.2:
+            if random.random() < 0.2:
+                del content[key]
+            else:
+                content[key] = random.choice(ODD)
+            return
+        content = content[key]
+
+
+def change_arrays(folder: Path, random: Random) -> None:
+    path = folder / "calibration.safetensors"
+    arrays = load(path.read_bytes())
+    name = random.choice(sorted(arrays))
+    array = arrays[name]
+    match random.randrange(7):
+        case 0:
+            del arrays[name]
+        case 1:
+            arrays[name] = np.full_like(array, random.choice((0, 1, -1, 127)))
+        case 2:
+            arrays[name] = array[:0]
+        case 3:
+            arrays[name] = array.astype(random.choice(("f4", "f8", "i1", "i8", "?")))
+        case 4:
+            arrays[name] = np.ascontiguousarray(array[::-1])
+        case 5:
+            arrays[name] = array[None]
+        case 6 if array.dtype.kind == "f":
+            arrays[name] = np.full_like(array, random.choice((np.nan, np.inf, -np.inf, 1e300)))
+    path.write_bytes(save(arrays))
+    seal(folder)
+
+
+def lying_header(folder: Path, random: Random) -> None:
+    """Have a safetensors file announce what it has not."""
+    path = folder / random.choice(ARRAYS)
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    header = bytes(content[8 : 8 + length])
+    match random.randrange(3):
+        case 0:
+            content[:8] = random.choice((0, 1, 2**31, 2**63)).to_bytes(8, "little")
+        case 1:
+            header = header.replace(b"[0,", b"[99999999999,", 1)
+            content = bytearray(len(header).to_bytes(8, "little") + header + content[8 + length :])
+        case 2:
+            content[8 + random.randrange(max(length, 1))] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+    seal(folder)
+
+
+def change_graph(folder: Path, random: Random) -> None:
+    path = folder / random.choice(GRAPHS)
+    model = onnx.load_model_from_string(path.read_bytes())
+    graph = model.graph
+    node = random.choice(graph.node)
+    match random.randrange(7):
+        case 0:
+            node.op_type = random.choice(OPERATORS)
+        case 1:
+            node.input[random.randrange(len(node.input))] = random.choice(("x", "theta", "none"))
+        case 2:
+            graph.node.remove(node)
+        case 3:
+            tensor = random.choice(graph.initializer)
+            array = numpy_helper.to_array(tensor)
+            values = (0, 3, np.nan, 1e30) if array.dtype.kind == "f" else (0, 3, -1)
+            odd = np.full_like(array, random.choice(values))
+            tensor.CopyFrom(numpy_helper.from_array(odd, tensor.name))
+        case 4:
+            tensor = random.choice(graph.initializer)
+            tensor.dims[:] = [random.choice((0, 1, 7, 2**40))] * random.randrange(4)
+        case 5:
+            axis = random.choice(
+                random.choice((*graph.input, *graph.output)).type.tensor_type.shape.dim
+            )
+            axis.dim_value = random.choice((0, 1, 7, 2**40))
+        case 6:
+            model.opset_import[0].version = random.choice((0, 1, 7, 13, 999))
+    path.write_bytes(model.SerializeToString())
+    seal(folder)
+
+
+def change_graph_bytes(folder: Path, random: Random) -> None:
+    path = folder / random.choice(GRAPHS)
+    content = bytearray(path.read_bytes())
+    for _ in range(random.choice((1, 5, 50))):
+        content[random.randrange(len(content))] = random.randrange(256)
+    path.write_bytes(content)
+    seal(folder)
+
+
+Kind = Callable[[Path, Random], None]
+OF_GRAPHS: tuple[Kind, ...] = (change_graph, change_graph_bytes)  # which only a trial may run
+OF_FILES: tuple[Kind, ...] = (
+    *(change_bytes, cut_or_lengthen, swap, replace, replace_folder, odd_manifest),
+    *(
+        change_manifest,
+        change_manifest,
+        change_manifest,
+        change_arrays,
+        change_arrays,
+        lying_header,
+    ),
+)
+KINDS: tuple[Kind, ...] = (*OF_FILES, *OF_GRAPHS)
