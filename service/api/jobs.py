@@ -22,7 +22,7 @@ from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import open_rows, stamp_of
 from model_store.sources.row_file import RowFile
-from model_store.state.database import of_disk
+from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
@@ -46,7 +46,7 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.pool_ranking import check_keeping
 from service.error_forms import JSON
-from service.errors import NotDone, Overloaded, TooLarge
+from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
 from service.server.shares import is_within_share
@@ -98,9 +98,11 @@ async def post_predict_job(request: Request) -> Response:
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
     context, owner = context_of(request), owner_of(request.scope)
-    jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
-    content = {"jobs": [_job_json(context, job) for job in jobs]}
-    return json_response(content)
+
+    def listed() -> list[dict[str, Any]]:
+        return [_job_json(context, job) for job in Jobs(context.state).of(owner)]
+
+    return json_response({"jobs": await context.threads.ask(listed)})
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
@@ -136,8 +138,11 @@ async def get_job_result(request: Request, job: str) -> Response:
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
-    path = Jobs(context_of(request).state).folder / found.id / found.outcome
-    media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+    with may_be_damaged(f"job {found.id}"):
+        path = Jobs(context_of(request).state).folder / found.id / found.outcome
+        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+    if not path.exists():
+        raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
@@ -146,7 +151,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
     found = await _find(request, job)
-    found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
+    found = await context.threads.ask(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
     return _answer(context, found)
 
@@ -161,7 +166,7 @@ async def delete_job(request: Request, job: str) -> Response:
     if not found.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
         raise NotDone(f"job: expected {expected}, got one {found.state}")
-    await context.threads.state(lambda: Jobs(context.state).forget(found.id))
+    await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
     return _answer(context, found)
 
 
@@ -186,6 +191,8 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
         try:
             wanted = _job_request(context, envelope, served, rows, names, num_samples, folder)
             work = wanted.rows * wanted.num_samples
+            if time.monotonic() > call.deadline:
+                raise PastDeadline
             asked = name, kind, owner, client, asdict(wanted), work
             return jobs.add(*asked, may_wait, settings.max_job_bytes)
         except BaseException:
@@ -289,21 +296,18 @@ def _job_request(
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    try:
-        with path.open("wb") as file:
-            if isinstance(content, np.ndarray):
-                np.save(file, content, allow_pickle=False)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise of_disk(error) from error
+    with told(), path.open("wb") as file:
+        if isinstance(content, np.ndarray):
+            np.save(file, content, allow_pickle=False)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 async def _find(request: Request, job: str) -> Job:
     context, owner = context_of(request), owner_of(request.scope)
-    return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
+    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
 
 
 async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
@@ -323,7 +327,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
         await asyncio.sleep(EVENTS_S)
         try:
-            job = await context.threads.state(partial(Jobs(context.state).get, job.id))
+            job = await context.threads.ask(partial(Jobs(context.state).get, job.id))
         except NotFound:  # cancelled and deleted meanwhile
             return
 
@@ -340,13 +344,14 @@ def _job_json(context: Context, job: Job) -> dict[str, Any]:
     left = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
-    asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+    with may_be_damaged(f"job {job.id}"):
+        asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+        numbers = {name: request[name] for name in asked} | {"ignored_columns": request["ignored"]}
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        **{name: request[name] for name in asked},
-        "ignored_columns": request["ignored"],
+        **numbers,
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,
