@@ -141,7 +141,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
     thread.start()
     while (
         thread.is_alive()
-    ):  # a checkpoint is replaced at once, so a reader beside the run never sees half of one
+    ):  # a checkpoint is replaced at once, so a reader next to the run never sees half of one
         if run.checkpoint.exists():
             content = run.checkpoint.read_bytes()
             if not snapshots or content != snapshots[-1]:
