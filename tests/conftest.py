@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,9 @@ if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# clients of tests speak plain HTTP, but each reads all certificates, which takes 40 ms
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
 SERVES = {"serve", "service_url"}
