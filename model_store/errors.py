@@ -8,6 +8,7 @@ DubitoError
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
 │   ├── UnsupportedFormat a version written in a format that this reader does not know
 │   └── StoreUnreachable  a bucket that cannot be reached, or refuses
+├── OverQuota             files of one owner's jobs take more than they may
 └── StateUnusable         jobs and labels cannot be read or written
     └── NoSpace           the disk is full
 """
@@ -60,6 +61,16 @@ class StoreUnreachable(StoreError):
     def __init__(self, text: str, is_refused: bool = False) -> None:
         super().__init__(text)
         self.is_refused = is_refused
+
+
+class OverQuota(DubitoError):
+    """Files of one owner's jobs that take more bytes than they may."""
+
+    def __init__(self, most: int, got: int) -> None:
+        super().__init__(
+            f"jobs: expected files of at most {most} bytes for all jobs of one key "
+            f"(DUBITO_MAX_JOB_BYTES), got {got} (DELETE /jobs/{{job}} frees those of a result)"
+        )
 
 
 class StateUnusable(DubitoError):

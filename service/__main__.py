@@ -15,7 +15,7 @@ from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
-from service.auth.keys import KeyRing, print_new_key
+from service.auth.keys import OF_HEALTH, KeyRing, print_new_key
 from service.integrations.label_studio import studio
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
@@ -145,7 +145,8 @@ def serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.shared_state import FolderBackend
 
     budget = ByteBudget(settings.memory_budget_bytes)
-    connections = Connections(settings.deadline_s, settings.max_connections, budget)
+    of_health = OF_HEALTH | {"/metrics"}
+    connections = Connections(settings.deadline_s, settings.max_connections, budget, of_health)
     allow_open_files(settings.max_connections)
     folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)

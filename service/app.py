@@ -123,7 +123,7 @@ def create_app(
     frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
     posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
     app.add_middleware(Shortcut, routes=posts)  # innermost
-    auth.install(app, key_ring)
+    auth.install(app, key_ring, settings.known_hosts())
     app.add_middleware(
         Observe,
         metrics=context.metrics,

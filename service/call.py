@@ -1,4 +1,5 @@
-"""A request while it is answered: its client, its deadline, its memory, and where long work pauses.
+"""A request while it is answered: its client, deadline, memory and record, and where long work
+pauses.
 
 Reading and writing is plain code that calls `Call.pause` every few milliseconds. Few bytes are read
 where they are; long work runs in `service.engine.threads`, where a pause lets others work and ends
@@ -8,23 +9,77 @@ what nobody waits for any more.
 import asyncio
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from model_store.types import Pause
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.shares import KEY_NAME, address_client
-from service.telemetry import records
-from service.telemetry.records import RequestRecord
 
 T = TypeVar("T")
 
+RECORD_KEY = "dubito.record"
+MAX_PHASES = 32  # kept, of a request that is worked on in many parts
+QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
 PATIENCE_S = 0.05  # before watching for a disconnect: most requests are answered by then
+
+
+@dataclass(frozen=True)
+class Phase:
+    queued: float
+    begun: float
+    ended: float
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What metrics, log and traces say of a request. Times are those of `time.perf_counter`, in
+    seconds."""
+
+    request_id: str
+    method: str
+    begun: float
+    key: str | None = None  # name of the key that it came with
+    model: str | None = None
+    version: str | None = None
+    rows: int | None = None
+    draws: int | None = None
+    flags: int | None = None
+    reason: str | None = None  # of a failure
+    trace_id: str | None = None
+    begun_ns: int = 0  # `begun` on the clock of time.time_ns, where there are spans
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    read: float | None = None  # when the body was read and taken apart
+    worked: float | None = None  # when the last phase ended
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def add_phases(self, phases: Iterable[Phase]) -> None:
+        for phase in phases:
+            self.queue_s += phase.begun - phase.queued
+            self.compute_s += phase.ended - phase.begun
+            self.worked = phase.ended
+            if len(self.phases) < MAX_PHASES:
+                self.phases += (
+                    (QUEUE, phase.queued, phase.begun),
+                    (COMPUTE, phase.begun, phase.ended),
+                )
+
+    def add_usage(
+        self, model: str, version: str, rows: int, draws: int, flags: int | None = None
+    ) -> None:
+        self.model, self.version = model, version
+        self.rows, self.draws, self.flags = rows, draws, flags
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record: RequestRecord = scope[RECORD_KEY]
+    return record
 
 
 async def _never() -> Message:
@@ -54,7 +109,7 @@ class Call:
             reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
         if KEY_NAME in scope:
             reservation.assign(("key", scope[KEY_NAME]))
-        record = scope[records.SCOPE_KEY]
+        record = scope[RECORD_KEY]
         return cls(reservation, reservation.client, begun + deadline_s, begun, request, record)
 
     def pause(self) -> None:

@@ -17,6 +17,7 @@ PREFIX = "DUBITO_"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
+LOOPBACK = ("127.", "::1", "localhost")
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}  # read by `python -m training`
 OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
 
@@ -51,6 +52,11 @@ class Settings(BaseSettings):
 
     port: int = Field(8000, ge=0, le=65535)
     """port to listen on; 0 takes any"""
+
+    hosts: str | None = None
+    """names with dots, and commas between, by which a service without keys may be asked for; `*`:
+    any. Unset: none where it listens on loopback alone, otherwise any. Addresses and names without
+    dots need not be here"""
 
     page: bool = True
     """whether `GET /` is a page for people"""
@@ -105,8 +111,9 @@ class Settings(BaseSettings):
     three quarters of it"""
 
     max_connections: int = Field(1000, ge=1)
-    """most connections of each process; beyond that the one that has kept the service waiting
-    longest is ended, or the new one answered 503"""
+    """most connections of each process, of which a client has three quarters at most; beyond that
+    the one that has kept the service waiting longest is ended, or the new one answered 503 unless
+    it asks for health or metrics"""
 
     max_image_pixels: int = Field(100_000_000, ge=1)
     """most pixels of one request's image files together"""
@@ -137,7 +144,11 @@ class Settings(BaseSettings):
     jobs and runs none"""
 
     max_jobs: int = Field(100, ge=1)
-    """most jobs that may be queued"""
+    """most jobs that may be queued; a client that has its share or less of them may queue more"""
+
+    max_job_bytes: int = Field(4 << 30, ge=1)
+    """most bytes on disk of the files of one key's jobs, or of all where there are no keys: what
+    came, until a job is over, and results; beyond it a job is answered 507, or fails"""
 
     max_job_row_draws: int = Field(10_000_000_000, ge=1)
     """most rows x draws of one job"""
@@ -202,6 +213,13 @@ class Settings(BaseSettings):
     @classmethod
     def _none_where_empty(cls, value: object) -> object:
         return None if value == "" else value
+
+    def known_hosts(self) -> frozenset[str] | None:
+        """Return the names of `hosts`; None for any."""
+        if self.hosts is None:
+            return frozenset() if self.host.startswith(LOOPBACK) else None
+        names = frozenset(name.strip().lower() for name in self.hosts.split(","))
+        return None if "*" in names else names
 
     def label_studio_secret(self) -> str | None:
         """Return the token of Label Studio, of the setting or the file."""

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     said TEXT                         -- JSON: the answer of one that is done, or why it failed
 ) STRICT;
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
+CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner);
 CREATE TABLE IF NOT EXISTS acquired (
     model TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -87,6 +88,13 @@ CREATE TABLE IF NOT EXISTS candidates (
     PRIMARY KEY (model, version)
 ) STRICT;
 """
+# That earlier services did not have, and need not know
+JOB_COLUMNS = {
+    "client": "TEXT NOT NULL DEFAULT ''",  # whose share it is of: the owner, else an address
+    "turn": "REAL NOT NULL DEFAULT 0",  # next is the least: its client's rows x draws before it
+    "bytes": "INTEGER NOT NULL DEFAULT 0",  # of its files
+    "cleared": "INTEGER NOT NULL DEFAULT 0",  # whether it is over and only its result is left
+}
 
 
 class Database:
@@ -122,6 +130,11 @@ class Database:
                     )
                 for statement in SCHEMA.split(";\n"):
                     self._connection.execute(statement)
+                there = self._connection.execute("PRAGMA table_info (jobs)").fetchall()
+                for name in JOB_COLUMNS.keys() - {column["name"] for column in there}:
+                    self._connection.execute(
+                        f"ALTER TABLE jobs ADD COLUMN {name} {JOB_COLUMNS[name]}"
+                    )
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     @contextmanager

@@ -13,13 +13,13 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from model_store.errors import NotFound
+from model_store.errors import NotFound, OverQuota
 from model_store.state.database import Database, of_disk
 
 Kind = Literal["acquire", "predict"]
@@ -85,20 +85,49 @@ class Jobs:
         name: str,
         kind: Kind,
         owner: str,
+        client: str,
         request: dict[str, Any],
         work: int,
-        most_waiting: int,
+        may_wait: Callable[[Mapping[str, int]], bool],
+        most_bytes: int,
     ) -> Job:
-        """Queue a job; raises TooManyJobs if `most_waiting` are queued already."""
+        """Queue a job, in its client's turn: after rows x draws of the client that wait or run, or
+        at once where others have as many before it.
+
+        Args:
+            name: that `new_folder` gave it, once its files are there.
+            kind: what it does.
+            owner: who may see it.
+            client: whose share of the queue it takes.
+            request: all that was asked.
+            work: rows x draws.
+            may_wait: whether the client may queue one more, given how many jobs of each wait.
+            most_bytes: of the files of all jobs of the owner.
+
+        Raises:
+            TooManyJobs: if it may not wait.
+            OverQuota: if the owner's files would take more bytes.
+        """
+        size = self._bytes(name)
         with self._database.writing() as connection:
-            queued = connection.execute("SELECT count(*) FROM jobs WHERE state = 'queued'")
-            if queued.fetchone()[0] >= most_waiting:
+            queued = connection.execute(
+                "SELECT client, count(*) FROM jobs WHERE state = 'queued' GROUP BY client"
+            )
+            if not may_wait(dict(map(tuple, queued))):
                 raise TooManyJobs
             connection.execute(
-                "INSERT INTO jobs (id, kind, state, owner, request, created, work) "
-                "VALUES (?, ?, 'queued', ?, ?, ?, ?)",
-                (name, kind, owner, json.dumps(request), time.time(), work),
+                """
+                INSERT INTO jobs (id, kind, state, owner, client, request, created, work, bytes,
+                    turn)
+                VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, max(
+                    coalesce((SELECT max(turn) FROM jobs WHERE state = 'running'),
+                        (SELECT min(turn) FROM jobs WHERE state = 'queued'), 0),
+                    coalesce((SELECT max(turn + work) FROM jobs
+                        WHERE state IN ('queued', 'running') AND client = ?), 0)))
+                """,
+                (name, kind, owner, client, json.dumps(request), time.time(), work, size, client),
             )
+            _check_bytes(connection, owner, most_bytes)
         return self.get(name)
 
     def get(self, name: str, owner: str | None = None) -> Job:
@@ -114,7 +143,7 @@ class Jobs:
     def of(self, owner: str) -> list[Job]:
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC", (owner,)
+                "SELECT * FROM jobs WHERE owner = ? ORDER BY rowid DESC", (owner,)
             ).fetchall()
         return [_job(row) for row in rows]
 
@@ -129,26 +158,33 @@ class Jobs:
         return found.get("queued", 0), found.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Take the job that has been queued for longest, to run it in a slot whose lock the caller
-        holds; None if the queue is empty."""
+        """Take the job whose turn it is, to run it in a slot whose lock the caller holds; None if
+        the queue is empty."""
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
-                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY created, id "
+                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY turn, rowid "
                 "LIMIT 1) RETURNING *",
                 (slot, time.time()),
             ).fetchone()
         return None if row is None else _job(row)
 
-    def progress(self, name: str, work: int, done: int, worked_s: float) -> bool:
-        """Record how far a job is; return whether it is to go on."""
+    def progress(self, name: str, work: int, done: int, worked_s: float, most_bytes: int) -> bool:
+        """Record how far a job is; return whether it is to go on.
+
+        Raises:
+            OverQuota: if its owner's files take more than `most_bytes` by now.
+        """
+        size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
                 "UPDATE jobs SET deaths = deaths * (? <= done), orphaned = orphaned * (? <= done), "
-                "work = ?, done = ?, worked_s = ? WHERE id = ? AND state = 'running' RETURNING "
-                "cancel",
-                (done, done, work, done, worked_s, name),
+                "work = ?, done = ?, worked_s = ?, bytes = ? WHERE id = ? AND state = 'running' "
+                "RETURNING cancel, owner",
+                (done, done, work, done, worked_s, size, name),
             ).fetchone()
+            if row is not None:
+                _check_bytes(connection, row["owner"], most_bytes)
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, outcome: Any) -> None:
@@ -201,6 +237,35 @@ class Jobs:
                 "UPDATE jobs SET cancel = 1 WHERE id = ? AND state = 'running'", (name,)
             )
         return self.get(name)
+
+    def clear_ended(self) -> None:
+        """Delete the files of jobs that are over, but for their results."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT id, state, said FROM jobs WHERE state IN ('done', 'failed', 'cancelled') "
+                "AND NOT cleared"
+            ).fetchall()
+        for row in rows:
+            result = json.loads(row["said"]) if row["state"] == "done" else None
+            with suppress(FileNotFoundError):
+                for entry in os.scandir(self.folder / row["id"]):
+                    if entry.is_dir():
+                        shutil.rmtree(entry, ignore_errors=True)
+                    elif entry.name != result:
+                        Path(entry).unlink(missing_ok=True)
+            size = self._bytes(row["id"])
+            with self._database.writing() as connection:
+                connection.execute(
+                    "UPDATE jobs SET cleared = 1, bytes = ? WHERE id = ?", (size, row["id"])
+                )
+
+    def _bytes(self, name: str) -> int:
+        """Return how many bytes the files of a job take."""
+        size = 0
+        for path in (self.folder / name).rglob("*"):
+            with suppress(FileNotFoundError):  # another process deletes them too
+                size += path.stat().st_size
+        return size
 
     def forget(self, name: str) -> None:
         with self._database.writing() as connection:
@@ -257,6 +322,13 @@ class Jobs:
                 yield handle
         finally:
             os.close(handle)
+
+
+def _check_bytes(connection: sqlite3.Connection, owner: str, most: int) -> None:
+    found = connection.execute("SELECT sum(bytes) FROM jobs WHERE owner = ?", (owner,))
+    held = found.fetchone()[0]
+    if held > most:
+        raise OverQuota(most, held)
 
 
 def _job(row: sqlite3.Row) -> Job:

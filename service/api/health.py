@@ -24,11 +24,16 @@ async def get_live() -> dict[str, str]:
 
 @router.get("/health/ready", responses={503: ERRORS[503]})
 async def get_ready(request: Request) -> dict[str, Any]:
-    """Say whether there is a model to predict with, and to those who may ask models which."""
+    """Say whether there is a model to predict with, and whether each alias serves what it names; to
+    those who may ask models which."""
     context = context_of(request)
     may_see_names = auth.may_see_names(request.scope, context.key_ring.keys)
     serving = refuse_unready(context, may_see_names)
-    return {"status": "ready", "models": serving} if may_see_names else {"status": "ready"}
+    troubles = [*context.watcher.troubles.values()]
+    answer: dict[str, Any] = {"status": "degraded" if troubles else "ready"}
+    if may_see_names:
+        answer |= {"models": serving} | ({"degraded": troubles} if troubles else {})
+    return answer
 
 
 def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str]:

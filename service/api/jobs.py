@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -47,9 +47,11 @@ from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
+from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
 EVENTS_S = 0.5  # between looks at a job that somebody watches
+EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
 router = APIRouter()
@@ -159,7 +161,12 @@ async def delete_job(request: Request, job: str) -> Response:
 async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
     context, owner = context_of(request), owner_of(request.scope)
-    envelope, served, rows = await _read(request, context, envelope_kind, field)
+    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
+    envelope, served, rows = await _read(context, call, envelope_kind, field)
+    client = owner or str(call.client)
+
+    def may_wait(queued: Mapping[str, int]) -> bool:
+        return is_within_share(queued, client, 1, settings.max_jobs)
 
     def queue() -> Job:
         jobs = Jobs(context.state)
@@ -167,7 +174,8 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
         try:
             wanted = _job_request(context, envelope, served, rows, folder)
             work = wanted.rows * wanted.num_samples
-            return jobs.add(name, kind, owner, asdict(wanted), work, context.settings.max_jobs)
+            asked = name, kind, owner, client, asdict(wanted), work
+            return jobs.add(*asked, may_wait, settings.max_job_bytes)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -181,9 +189,9 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
 
 
 async def _read(
-    request: Request, context: Context, kind: type[Any], field: str
+    context: Context, call: Call, kind: type[Any], field: str
 ) -> tuple[Any, Served, _Rows]:
-    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
+    settings, request = context.settings, call.request
     file_field = f"{field}_file"
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
@@ -288,6 +296,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     """Yield an event each time a job got further, and a comment after a long time without
     change."""
     before, sent = b"", time.monotonic()
+    end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
         content = orjson.dumps(_job_json(context, job))
         if content != before:
@@ -296,7 +305,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
         elif time.monotonic() - sent > QUIET_S:
             sent = time.monotonic()
             yield b": still there\n\n"
-        if job.is_over or context.ending.is_set():
+        if job.is_over or context.ending.is_set() or time.monotonic() > end:
             return
         await asyncio.sleep(EVENTS_S)
         try:

@@ -23,7 +23,7 @@ from model_store.state.labels import (
 from model_store.state.live import FEWEST, live_figures
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import validate
-from service.api.requests import parse_json, read_body, request_media_type
+from service.api.requests import parse_json, read_body, refuse_but_json
 from service.api.responses import json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
@@ -37,7 +37,7 @@ from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
 from service.error_forms import JSON
-from service.errors import TooLarge, Unsupported
+from service.errors import TooLarge
 from service.models.models import Served
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
@@ -64,8 +64,7 @@ async def post_labels(request: Request) -> Response:
     change nothing."""
     context = context_of(request)
     call = context.begin(request)
-    if request_media_type(request) != JSON:
-        raise Unsupported(f"Content-Type: expected {JSON}, got another")
+    refuse_but_json(request)
     settings = context.settings
     body = await read_body(call, MAX_BODY_BYTES, min(MAX_BODY_BYTES, settings.max_json_bytes))
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")

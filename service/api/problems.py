@@ -18,10 +18,12 @@ from model_store.errors import (
     InvalidInput,
     NoSpace,
     NotFound,
+    OverQuota,
     StateUnusable,
     StoreUnreachable,
     UnsupportedFormat,
 )
+from service.call import record_of
 from service.error_forms import is_of_others, problem
 from service.errors import (
     InUse,
@@ -33,7 +35,6 @@ from service.errors import (
     TooLargeToLoad,
     Unsupported,
 )
-from service.telemetry.records import record_of
 
 STATUS: dict[type[DubitoError], int] = {
     InvalidInput: 422,
@@ -52,6 +53,7 @@ STATUS: dict[type[DubitoError], int] = {
     PastDeadline: 504,
     StateUnusable: 503,
     NoSpace: 507,
+    OverQuota: 507,
 }
 
 

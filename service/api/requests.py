@@ -65,6 +65,12 @@ def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
+def refuse_but_json(request: Request) -> None:
+    """Raise Unsupported where a body is not said to be JSON: pages of others may send such."""
+    if request_media_type(request) != JSON:
+        raise Unsupported(f"Content-Type: expected {JSON}, got another")
+
+
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
     more = True
     while more:

@@ -1,6 +1,8 @@
 """The guard at the door: requests without a key for their path are refused, and the OpenAPI
-document says so."""
+document says so. Where there are no keys, so are requests that pages of other origins make.
+"""
 
+import re
 from base64 import b64decode
 from contextlib import suppress
 from typing import Any
@@ -9,25 +11,60 @@ from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.auth.keys import LABEL_STUDIO_PREFIX, OWNER, KeyRing, Keys, key_name
+from service.call import record_of
 from service.error_forms import problem
 from service.server.shares import KEY_NAME
-from service.telemetry.records import record_of
 
 EXPECTED = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
 REALM = 'Bearer realm="dubito"'
+READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
+OF_OWN_PAGES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
+_OF_NO_PAGE = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
-class RequireKey:
+class Door:
     """Middleware that answers 401 to requests without a valid key where one is needed, and 403
     where its scopes do not suffice. What counts and logs requests is above it."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None) -> None:
         self.app = app
         self.ring = ring
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = _check_key(scope, self.ring.keys) if scope["type"] == "http" else None
+        refusal = self._check(scope) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
+
+    def _check(self, scope: Scope) -> Response | None:
+        """Return why a request is refused, if it is."""
+        keys = self.ring.keys
+        refusal = _check_page(scope, self.hosts) if keys.api_is_open else None
+        return refusal or (_check_key(scope, keys) if keys.names else None)
+
+
+def _check_page(scope: Scope, hosts: frozenset[str] | None) -> Response | None:
+    """Return why a request may be that of a page of another origin, if it may.
+
+    A browser sends what a page asks of an address here. Where a name of the page's own leads here
+    (DNS rebinding), Host tells: such a name has dots. Otherwise Sec-Fetch-Site does, which browsers
+    send by TLS and on loopback, or Origin.
+    """
+    headers = dict(scope["headers"])
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    name = host.rpartition(":")[0] or host
+    if hosts is not None and _OF_NO_PAGE.fullmatch(name) is None and name not in hosts:
+        record_of(scope).reason = "forbidden"
+        expected = "an address, a name without dots or one of DUBITO_HOSTS"
+        return problem(scope["path"], 421, f"Host: expected {expected}, got another")
+    if scope["method"] in READING:
+        return None
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin", b"").decode("latin-1")
+    is_own = site in OF_OWN_PAGES if site else origin.partition("://")[2].lower() in ("", host)
+    if is_own and origin != "null":
+        return None
+    record_of(scope).reason = "forbidden"
+    detail = "Origin: expected none, or that of the service's own page, got another page's"
+    return problem(scope["path"], 403, detail)
 
 
 def _check_key(scope: Scope, keys: Keys) -> Response | None:
@@ -81,10 +118,10 @@ def _given_key(scope: Scope) -> bytes:
     return key
 
 
-def install(app: FastAPI, ring: KeyRing) -> None:
+def install(app: FastAPI, ring: KeyRing, hosts: frozenset[str] | None) -> None:
+    app.add_middleware(Door, ring=ring, hosts=hosts)
     if not ring.keys.names:
         return
-    app.add_middleware(RequireKey, ring=ring)
     openapi = app.openapi
 
     def openapi_with_keys() -> dict[str, Any]:

@@ -303,10 +303,10 @@ def _selected(
         return selected["ranked"], selected["control"]
 
 
-def answered_rows(folder: Path, request: JobRequest) -> tuple[int, int]:
+def answered_rows(folder: Path) -> tuple[int, int]:
     """Return how many rows the answer of a job has, and how many of them are set aside."""
-    ranked, control = _selected(folder, request)
-    return len(control) + min(request.k - len(control), len(ranked)), len(control)
+    ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
+    return len(ranking), sum(row["control"] for row in ranking)
 
 
 def _keep_rows(
@@ -424,7 +424,8 @@ def main() -> int:
     jobs, store = Jobs(database), open_store(**options["store"])
     try:
         job = jobs.get(options["job"])
-        return run(jobs, job, store, options["threads"], ending, partial(keep_acquired, database))
+        threads, most_bytes = options["threads"], options["most_bytes"]
+        return run(jobs, job, store, threads, most_bytes, ending, partial(keep_acquired, database))
     finally:
         database.close()
 
@@ -434,6 +435,7 @@ def run(
     job: Job,
     store: ModelStore,
     threads: int,
+    most_bytes: int,
     ending: threading.Event,
     keep: Callable[[Acquisition, list[AcquiredRow]], None],
 ) -> int:
@@ -443,7 +445,7 @@ def run(
 
     def report(work: int, done: int) -> bool:
         worked_s = job.worked_s + time.monotonic() - begun
-        return jobs.progress(job.id, work, done, worked_s) and not ending.is_set()
+        return jobs.progress(job.id, work, done, worked_s, most_bytes) and not ending.is_set()
 
     try:
         model = Model.load(store.open(request.model, request.version, wanted=NEEDED), threads)

@@ -21,7 +21,7 @@ from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
-from service.batch.job_process import PUT_BACK, JobRequest, answered_rows
+from service.batch.job_process import PUT_BACK, answered_rows
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -94,6 +94,7 @@ class JobRunner:
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
             jobs.forget_old(self.settings.job_kept_s)
+        jobs.clear_ended()
         queued, at_work = jobs.counts()
         if at_work > len(self._running):
             jobs.put_back_orphans()
@@ -139,12 +140,9 @@ class JobRunner:
             if job.is_over:
                 self.metrics.jobs.labels(job.kind, job.state).inc()
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
-                request = JobRequest.from_json(job.request)
+                of_model = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.count_acquired(
-                        (request.model, request.version),
-                        *answered_rows(jobs.folder / job.id, request),
-                    )
+                    self.metrics.count_acquired(of_model, *answered_rows(jobs.folder / job.id))
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()
@@ -176,6 +174,7 @@ def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
         "state": str(settings.state.resolve()),
         "store": settings.store_options(),
         "threads": settings.worker_threads,
+        "most_bytes": settings.max_job_bytes,
     }
     write_line(process, options)
     with contextlib.suppress(BrokenPipeError):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from service.errors import Overloaded, TooLarge
+from service.server.shares import is_within_share
 from service.settings import Settings
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
@@ -100,11 +101,7 @@ class Admission:
 
     def _is_within_share(self, work: int, client: Hashable, most: int) -> bool:
         """Whether there were room, had no other client, or no other request, brought more."""
-        whole = self._of_clients[client] + work
-        clients = sum(
-            min(held, whole) for other, held in self._of_clients.items() if other != client
-        )
-        if whole + clients <= most:
+        if is_within_share(self._of_clients, client, work, most):
             return True
         return work + sum(count * min(size, work) for size, count in self._sizes.items()) <= most
 

@@ -14,10 +14,9 @@ from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
-from service.call import Call
+from service.call import Call, Phase
 from service.errors import PastDeadline
 from service.models.models import Served
-from service.telemetry.records import Phase
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from model_store.inference.prediction import Prediction, check_computed
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, checked_id
 from model_store.state.live import said_of
+from service.call import Phase
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
 from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
-from service.telemetry.records import Phase
 
 T = TypeVar("T")
 

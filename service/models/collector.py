@@ -34,6 +34,9 @@ class LoadedCollector(Collector):
         yield _gauge("dubito_broken_version", text, OF_MODEL, broken)
         text, labels = "1 for each alias that is served", ("model", "alias", "version")
         yield _gauge("dubito_alias", text, labels, ((a, 1.0) for a in models.all_aliases()))
+        text = "1 for each alias that does not serve what it names"
+        troubles = ((alias, 1.0) for alias in [*watcher.troubles])
+        yield _gauge("dubito_degraded_alias", text, ("model", "alias"), troubles)
         text = "When the whole store was last read, in seconds since 1970"
         yield _gauge("dubito_store_seen_timestamp_seconds", text, (), [((), watcher.seen)])
         text = "1 while the store can be reached, else 0"

@@ -2,13 +2,15 @@
 
 Where an alias has moved, the version that it names passes a preflight, is verified, loaded and
 warmed before requests see it: a new version costs no request anything, and one that is broken never
-takes the place of one that works.
+takes the place of one that works. Where `latest` names a version that cannot be served, and none was
+served before, the newest before it that can be is served instead.
 """
 
 import logging
 import random
 import threading
 import time
+from contextlib import suppress
 
 from model_store.artifacts.store import LATEST
 from model_store.errors import StoreError, StoreUnreachable, one_line
@@ -31,7 +33,7 @@ class Watcher:
         self.awaits_preflights = False  # whether the last look found one that is not over
         self.seen = 0.0  # when the whole store was last looked at, in seconds since 1970
         self.reachable = True  # whether the last look could reach the store; a folder always can
-        self._logged: dict[tuple[str, str], str] = {}  # by model and alias what is wrong
+        self.troubles: dict[tuple[str, str], str] = {}  # by model and alias what is wrong
         self._looking = threading.Lock()  # held while the store is looked at
         self._ending = ending
         self._news = models.preflights.news
@@ -116,46 +118,77 @@ class Watcher:
                 aliases = self.store.aliases(name)
             except OSError as error:  # unreadable: of no consequence for other models
                 all_seen = False
-                self._log_once(name, LATEST, f"cannot read model {name}: {error.strerror}")
+                self._trouble(name, LATEST, f"cannot read model {name}: {error.strerror}")
             else:
                 self._follow(name, aliases)
         self.models.forget_gone({name: self.store.versions(name) for name in names})
+        for name, alias in [*self.troubles]:
+            if name not in names:
+                del self.troubles[name, alias]
         return all_seen
 
     def _follow(self, name: str, aliases: dict[str, str]) -> None:
         """Serve by each alias the version that it names, or go on with the one before where that
         cannot be served."""
-        before = self.models.serves(name)
+        before, broken = self.models.serves(name), self.models.broken(name)
         serves = {alias: before[alias] for alias in before if alias in aliases}
         for alias, wanted in sorted(aliases.items(), key=lambda item: item[0] != LATEST):
-            if before.get(alias) == wanted:
-                self._logged.pop((name, alias), None)
+            current = before.get(alias)
+            if current == wanted and wanted not in broken:
+                self.troubles.pop((name, alias), None)
             elif not before and alias != LATEST:
                 serves[alias] = wanted  # nothing was served before: loaded when a request wants it
-            elif self._can_serve(name, alias, wanted, before.get(alias)):
-                serves[alias] = wanted
+            else:
+                current = None if current in broken else current
+                served = self._version_to_serve(name, alias, wanted, current)
+                if served is not None:
+                    serves[alias] = served
+        for alias in {of for model, of in self.troubles if model == name} - aliases.keys():
+            del self.troubles[name, alias]
         self.models.serve(name, serves)
 
-    def _can_serve(self, name: str, alias: str, wanted: str, current: str | None) -> bool:
-        preflight = self.models.preflight(name, wanted)
+    def _version_to_serve(
+        self, name: str, alias: str, wanted: str, current: str | None
+    ) -> str | None:
+        """Return the version that an alias names, else what it goes on with; None to leave it as it
+        is."""
+        try:
+            if not self._has_loaded(name, alias, wanted):
+                return None
+        except StoreError as error:
+            if current is None and alias == LATEST and not isinstance(error, StoreUnreachable):
+                current = self._newest_whole(name, wanted)
+            going_on = "" if current is None else f"; {alias} goes on with version {current}"
+            self._trouble(name, alias, f"cannot serve {one_line(error)}{going_on}")
+            return current
+        self.troubles.pop((name, alias), None)
+        logger.info("serving model %s version %s as %s", name, wanted, alias)
+        return wanted
+
+    def _newest_whole(self, name: str, wanted: str) -> str | None:
+        """Return the newest version before the one that is wanted that can be served, loaded: not a
+        newer one, which `latest` may have been moved back from."""
+        for version in reversed(self.store.versions(name)):
+            if int(version) < int(wanted):
+                with suppress(StoreError):
+                    return version if self._has_loaded(name, LATEST, version) else None
+        return None
+
+    def _has_loaded(self, name: str, alias: str, version: str) -> bool:
+        """Load a version that has passed its preflight; return whether that was over."""
+        preflight = self.models.preflight(name, version)
         if preflight is not None and not preflight.done():
             self.awaits_preflights = True
             return False
         try:
-            served = self.models.load(name, wanted, for_alias=True)
+            served = self.models.load(name, version, for_alias=True)
         except NotReady:  # the service is about to end
             return False
-        except StoreError as error:
-            going_on = "" if current is None else f"; {alias} goes on with version {current}"
-            self._log_once(name, alias, f"cannot serve {one_line(error)}{going_on}")
-            return False
-        self._logged.pop((name, alias), None)
         if alias == LATEST:
             self.models.set_latest(served.model.manifest)
-        logger.info("serving model %s version %s as %s", name, wanted, alias)
         return True
 
-    def _log_once(self, name: str, alias: str, text: str) -> None:
-        if self._logged.get((name, alias)) != text:
-            self._logged[name, alias] = text
+    def _trouble(self, name: str, alias: str, text: str) -> None:
+        if self.troubles.get((name, alias)) != text:
+            self.troubles[name, alias] = text
             logger.error("%s", text)

@@ -3,14 +3,18 @@
 A connection has one request at a time: the next is read when the answer before it has been read,
 so nothing queues up. A request must come whole in `receive_s` from its first byte or is answered
 408; an answer must be read at `MIN_RATE` at least. What connections hold counts in the process's
-budget of bytes. There are at most `max_connections`: beyond that the one that has kept us waiting
-longest is ended, or the new one answered 503.
+budget of bytes.
+
+There are at most `max_connections`, and a client has three quarters of them at most. For a further
+one that which has kept us waiting longest is ended, of the client with most connections, or else
+the oldest stream of events. Where there is none, the new one may ask for health and metrics alone.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import h11
@@ -28,7 +32,8 @@ FREE_BYTES = 16 << 10  # that a connection holds without counting
 UNSENT_BYTES = 128 << 10  # of answers, that the system keeps for a connection
 MIN_RATE = 64 << 10  # bytes a second at which an answer is read, after the first `receive_s`
 LINGER_S = 2.0  # after a refusal, in which the rest of the request is skipped so that it arrives
-MAX_LINGERING = 100  # connections beyond the limit that get such a moment
+MAX_BEYOND = 100  # connections beyond the limit, that ask for health or get such a moment
+MAX_STREAMS = 100  # of events, at a time
 LARGE_READ = 32 << 10  # bytes: who sends more at a time takes turns with others that do
 TURN_S = 0.001
 JOIN_BYTES = 64 << 10  # an answer's head and body are written at once up to this size
@@ -43,33 +48,69 @@ REFUSALS = {  # texts for requests that have not come whole, where their protoco
 
 
 class Connections:
-    def __init__(self, receive_s: float, max_connections: int, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        receive_s: float,
+        max_connections: int,
+        budget: ByteBudget,
+        of_health: Iterable[str] = (),
+    ) -> None:
+        """`of_health` are paths that are answered however many connections there are."""
         self.receive_s = receive_s
         self.max_connections = max_connections
         self.budget = budget
+        self.of_health = frozenset(of_health)
         self.open: set[HttpConnection] = set()
+        self.clients: Counter[Hashable] = Counter()  # connections of each
         self.waiting: dict[HttpConnection, None] = {}  # for their clients, the longest first
-        self.refused: set[HttpConnection] = set()  # beyond the limit, and about to end
+        self.streams: dict[HttpConnection, None] = {}  # of events, the oldest first
+        self.beyond: dict[HttpConnection, None] = {}  # the limit, the oldest first
         self.unread: dict[HttpConnection, None] = {}  # with answers unread, the oldest first
         self.receiving = 0  # connections in the middle of a body
         self._turns: Shares[HttpConnection] = Shares()  # of these, that wait to be read from
         self._is_ticking = False
 
-    def make_room(self) -> bool:
-        """Return whether there is room for another connection, evicting one if need be."""
-        if len(self.open) < self.max_connections:
-            return True
-        longest = next(iter(self.waiting), None)
-        if longest is None:
-            return False
-        longest.evict()
-        return True
+    def add(self, connection: "HttpConnection") -> None:
+        """Count a new connection, in place of another if need be."""
+        most = self.max_connections - self.max_connections // 4
+        if self.clients[connection.client] >= most:
+            has_room = self._evict(connection.client)
+        else:
+            has_room = len(self.open) < self.max_connections or self._evict()
+        if has_room:
+            self.open.add(connection)
+            self.clients[connection.client] += 1
+            self.waiting[connection] = None
+            return
+        self.beyond[connection] = None
+        if len(self.beyond) > MAX_BEYOND:
+            next(iter(self.beyond)).evict()
+
+    def add_stream(self, connection: "HttpConnection") -> None:
+        self.streams[connection] = None
+        if len(self.streams) > MAX_STREAMS:
+            max(self.streams, key=self._connections_of_client).evict()
+
+    def _evict(self, client: Hashable = None) -> bool:
+        """End one connection, of one client or of the one with most; return whether there was."""
+        for connections in (self.waiting, self.streams):
+            found = [c for c in connections if client is None or c.client == client]
+            if found:  # the first of equals is the longest there
+                max(found, key=self._connections_of_client).evict()
+                return True
+        return False
+
+    def _connections_of_client(self, connection: "HttpConnection") -> int:
+        return self.clients[connection.client]
 
     def forget(self, connection: "HttpConnection") -> None:
-        self.open.discard(connection)
-        self.refused.discard(connection)
-        self.waiting.pop(connection, None)
-        self.unread.pop(connection, None)
+        if connection in self.open:
+            self.open.remove(connection)
+            self.clients[connection.client] -= 1
+            if not self.clients[connection.client]:
+                del self.clients[connection.client]
+        for connections in (self.waiting, self.streams, self.beyond, self.unread):
+            connections.pop(connection, None)
 
     def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
         self._turns.put(connection, connection.client, received)
@@ -134,16 +175,11 @@ class HttpConnection(asyncio.Protocol):
             transport.get_extra_info("socket").setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES
             )
-        if not self.shared.make_room():
-            self.shared.refused.add(self)
-            self._refuse(503)
-            return
-        self.server_state.connections.add(self)  # type: ignore[arg-type]
-        self.shared.open.add(self)
-        self.shared.waiting[self] = None
         server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self._addresses = server, client
         self.client = address_client(client)
+        self.shared.add(self)
+        self.server_state.connections.add(self)  # type: ignore[arg-type]
         self._idle_since = self.loop.time()
         self._idle_timer = self.loop.call_later(self.config.timeout_keep_alive, self._check_idle)
 
@@ -211,6 +247,9 @@ class HttpConnection(asyncio.Protocol):
 
     # Calls of the exchange
 
+    def begin_stream(self) -> None:
+        self.shared.add_stream(self)
+
     def write(self, *parts: bytes) -> None:
         if self.transport.is_closing():
             return
@@ -235,6 +274,7 @@ class HttpConnection(asyncio.Protocol):
         """Go on to the next request, or end."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
+        self.shared.streams.pop(self, None)
         if not self._write_paused:
             self._cancel_unread()
         exchange.body = bytearray()
@@ -312,8 +352,11 @@ class HttpConnection(asyncio.Protocol):
             "state": self.app_state.copy(),
         }
         reservation = Reservation(self.shared.budget, self.client)
-        keep_alive = keep_alive and not self._stopping
+        is_beyond = self in self.shared.beyond
+        keep_alive = keep_alive and not (self._stopping or is_beyond)
         self.exchange = Exchange(self, scope, reservation, keep_alive, expects_continue)
+        if is_beyond and scope["path"] not in self.shared.of_health:
+            raise BadRequest(503)
         self._set_reading_body(True)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
         self.server_state.tasks.add(task)
@@ -331,7 +374,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is not None and not self._is_reading_body:  # in work
             self.shared.waiting.pop(self, None)
-        else:
+        elif self in self.shared.open:
             self.shared.waiting.setdefault(self)
         is_head_coming = exchange is None and bool(self._buffer) and not self._write_paused
         if not (self._is_reading_body or is_head_coming):
@@ -408,10 +451,9 @@ class HttpConnection(asyncio.Protocol):
             return
         self._ending = True
         self._cancel_late()
-        is_refused = self in self.shared.refused
-        is_coming = self._parser is not None or bool(self._buffer) or is_refused
+        is_coming = self._parser is not None or bool(self._buffer)
         self._discard_input()
-        if is_coming and len(self.shared.refused) < MAX_LINGERING:
+        if is_coming and len(self.shared.beyond) <= MAX_BEYOND:
             if self._read_paused:
                 self.transport.resume_reading()
             self.transport.write_eof()

@@ -12,11 +12,11 @@ that came first goes first.
 """
 
 import ipaddress
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
 IPV6_NETWORK_BITS = 64  # that one customer has, and may choose addresses from
@@ -41,6 +41,13 @@ def _network(address: str) -> str:
             return str(parsed.ipv4_mapped)
         return str(ipaddress.ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
     return address
+
+
+def is_within_share(held: Mapping[Any, int], client: Hashable, work: int, most: int) -> bool:
+    """Whether there were room for more work of a client, had no other brought more than it."""
+    whole = held.get(client, 0) + work
+    others = sum(min(other, whole) for name, other in held.items() if name != client)
+    return whole + others <= most
 
 
 @dataclass(eq=False)

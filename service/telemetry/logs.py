@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from service.call import RequestRecord
 from service.settings import Settings
-from service.telemetry.records import RequestRecord
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -10,10 +10,10 @@ from traceback import clear_frames
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.call import RECORD_KEY, RequestRecord
 from service.error_forms import problem
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
-from service.telemetry.records import SCOPE_KEY, RequestRecord
 from service.telemetry.tracing import Tracing
 
 logger = logging.getLogger("dubito")
@@ -48,7 +48,7 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = scope[SCOPE_KEY] = self._new_record(scope)
+        record = scope[RECORD_KEY] = self._new_record(scope)
         span = None if self.tracing is None else self.tracing.begin(scope, record)
         status: int | None = None  # the client went away before an answer
 
@@ -86,14 +86,12 @@ class Observe:
                 self.tracing.end(span, record, route, status)
 
     def _new_record(self, scope: Scope) -> RequestRecord:
-        """Start the record of a request. An id that the client gave is kept where it is plain."""
+        """Start the record of a request. An id that the client gave is kept where it is one, and
+        plain."""
         begun = time.perf_counter()
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                request_id = value.decode() if _GIVEN_ID.fullmatch(value) else self._new_id()
-                break
-        else:
-            request_id = self._new_id()
+        given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        is_plain = len(given) == 1 and _GIVEN_ID.fullmatch(given[0])
+        request_id = given[0].decode() if is_plain else self._new_id()
         method = scope["method"] if scope["method"] in METHODS else "other"
         return RequestRecord(request_id, method, begun)
 

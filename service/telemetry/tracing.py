@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from model_store.errors import InvalidInput
+from service.call import ANSWER, READ, RequestRecord
 from service.settings import PREFIX, Settings
-from service.telemetry.records import ANSWER, READ, RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

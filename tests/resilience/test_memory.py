@@ -5,10 +5,13 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
+import httpx
 import pytest
 
+from service.server.connections import MAX_BEYOND, MAX_STREAMS
 from tests.support.process import pss_bytes
 from tests.support.raw import Connection, Ended, request
+from tests.support.serving import wait_until
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
 GOOD = request("POST", "/predict", b'{"inputs": [' + ROW + b'], "seed": 7}')
@@ -212,7 +215,9 @@ def _has_answer_or_end(connection):
     return True
 
 
-def test_when_all_connections_are_in_work_a_further_one_is_told_to_come_again(serve, digits_store):
+def test_when_all_connections_are_in_work_a_further_one_may_ask_for_health_alone(
+    serve, digits_store
+):
     body = b'{"inputs": [' + b",".join([ROW] * 1000) + b'], "num_samples": 1000}'
     with (
         serve(digits_store, DUBITO_MAX_CONNECTIONS="2", DUBITO_LOG_LEVEL="error") as (url, _),
@@ -224,8 +229,12 @@ def test_when_all_connections_are_in_work_a_further_one_is_told_to_come_again(se
         for connection in busy:
             connection.send(request("POST", "/predict", body))
         time.sleep(0.3)
+        for content in (LIVE, request("GET", "/metrics")):
+            with Connection(port) as late:
+                answer = late.ask(content)
+                assert (answer.status, answer.closes) == (200, True)
         with Connection(port) as late:
-            answer = late.ask(LIVE)
+            answer = late.ask(GOOD)
             assert (answer.status, answer.closes, answer.headers[b"retry-after"]) == (
                 503,
                 True,
@@ -234,3 +243,47 @@ def test_when_all_connections_are_in_work_a_further_one_is_told_to_come_again(se
         assert {connection.answer().status for connection in busy} == {200}
         with Connection(port) as again:
             assert again.ask(LIVE).status == 200
+
+
+def test_whoever_has_all_connections_makes_room_for_others_and_health(serve, digits_store):
+    """Streams of events have their bound, and a client has three quarters of the connections."""
+    job = {"inputs": [[0.0] * 64], "num_samples": 1}
+    with (
+        serve(digits_store, DUBITO_MAX_CONNECTIONS="160", DUBITO_JOBS_AT_ONCE="0") as (url, _),
+        ExitStack() as stack,
+    ):
+        port = int(url.rpartition(":")[2])
+        job = httpx.post(f"{url}/predict/jobs", json=job).json()["id"]
+        stream = request("GET", f"/jobs/{job}/events")
+        streams = [stack.enter_context(Connection(port)) for _ in range(130)]
+        for connection in streams:
+            connection.send(stream)
+        assert httpx.get(f"{url}/health/live").is_success
+        wait_until(lambda: sum(map(_has_ended, streams)) >= 130 - MAX_STREAMS)
+        idle = [stack.enter_context(Connection(port)) for _ in range(130)]
+        wait_until(lambda: sum(map(_has_ended, streams + idle)) >= 260 - 120 - MAX_BEYOND)
+        others = [stack.enter_context(Connection(port, source="127.0.0.2")) for _ in range(60)]
+        for connection in others * 2:
+            assert connection.ask(GOOD).status == 200
+        assert httpx.get(f"{url}/health/ready").is_success
+
+
+def _has_ended(connection):
+    """Whether the server has ended a connection; what it has sent is passed over."""
+    connection.socket.setblocking(False)
+    try:
+        while connection.socket.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_a_stream_of_events_ends_in_time(serve, digits_store):
+    job = {"inputs": [[0.0] * 64], "num_samples": 1}
+    with serve(digits_store, DUBITO_DEADLINE_S="0.1", DUBITO_JOBS_AT_ONCE="0") as (url, _):
+        job = httpx.post(f"{url}/predict/jobs", json=job).json()["id"]
+        text = httpx.get(f"{url}/jobs/{job}/events", timeout=10).text
+        assert text.startswith("event: queued\n")

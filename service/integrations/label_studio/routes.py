@@ -21,7 +21,7 @@ from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
 from service.api.options import num_samples_of
 from service.api.predictions import scores_in_units
-from service.api.requests import parse_json, read_body, row_numbers
+from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
 from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
 from service.auth.keys import key_name
@@ -125,6 +125,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     it is none."""
     context = context_of(request)
     call = context.begin(request)
+    refuse_but_json(request)
     body = await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     content = parse_json(body)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from model_store.errors import NotFound
-from model_store.state.database import Database
+from model_store.errors import NotFound, OverQuota
+from model_store.state.database import JOB_COLUMNS, Database
 from model_store.state.jobs import MOST_DEATHS, MOST_ORPHANED, STRAY_S, Jobs, TooManyJobs
 
 
@@ -20,9 +20,18 @@ def jobs(tmp_path):
     database.close()
 
 
-def added(jobs, owner="me", most=10):
-    name, _ = jobs.new_folder()
-    return jobs.add(name, "acquire", owner, {"model": "m"}, 100, most)
+PLENTY = 1 << 30  # bytes
+
+
+def added(jobs, owner="me", most=10, work=100, size=0, most_bytes=PLENTY):
+    name, folder = jobs.new_folder()
+    (folder / "rows.npy").write_bytes(bytes(size))
+
+    def may_wait(queued):
+        return sum(queued.values()) < most
+
+    asked = name, "acquire", owner, owner, {"model": "m"}, work
+    return jobs.add(*asked, may_wait, most_bytes)
 
 
 def test_jobs_are_claimed_in_their_turn_and_each_once(jobs):
@@ -32,6 +41,64 @@ def test_jobs_are_claimed_in_their_turn_and_each_once(jobs):
     assert sorted(claimed) == sorted(names)
     assert jobs.claim(0) is None
     assert added(jobs).id == jobs.claim(0).id
+
+
+def test_clients_take_turns_whatever_each_has_queued_and_whatever_the_clock_says(jobs, monkeypatch):
+    clock = iter(range(1000, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: next(clock) + 0.5)
+    many = [added(jobs, "many").id for _ in range(4)]
+    assert jobs.claim(0).id == many[0]
+    few = [added(jobs, "few", work=60).id for _ in range(2)]
+    third = added(jobs, "third").id
+    turns = [jobs.claim(slot).id for slot in range(1, 7)]
+    assert turns == [few[0], third, few[1], *many[1:]]
+    assert [job.id for job in jobs.of("many")] == many[::-1]
+
+
+def test_files_of_an_owner_s_jobs_take_no_more_than_they_may(jobs):
+    first = added(jobs, size=600, most_bytes=1000)
+    with pytest.raises(OverQuota, match=r"at most 1000 bytes .* got 1200"):
+        added(jobs, size=600, most_bytes=1000)
+    assert [job.id for job in jobs.of("me")] == [first.id]
+    added(jobs, "you", size=600, most_bytes=1000)
+    assert jobs.claim(0).id == first.id
+    (jobs.folder / first.id / "scores").mkdir()
+    (jobs.folder / first.id / "scores" / "0.bin").write_bytes(bytes(600))
+    with pytest.raises(OverQuota):
+        jobs.progress(first.id, 100, 10, 1.0, 1000)
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
+def test_a_job_that_is_over_keeps_its_result_alone(jobs, state):
+    job = added(jobs, size=600, most_bytes=1000)
+    folder = jobs.folder / job.id
+    jobs.claim(0)
+    (folder / "scores").mkdir()
+    (folder / "scores" / "0.bin").write_bytes(bytes(600))
+    (folder / "answer.json").write_bytes(bytes(100))
+    jobs.clear_ended()
+    assert len(list(folder.iterdir())) == 3
+    if state == "cancelled":
+        jobs.cancel(job.id)
+    jobs.finish(job.id, "failed" if state == "failed" else "done", "answer.json")
+    jobs.clear_ended()
+    assert [file.name for file in folder.iterdir()] == ["answer.json"] * (state == "done")
+    added(jobs, size=900, most_bytes=1000)  # there is room again
+
+
+def test_jobs_of_an_earlier_service_are_kept(tmp_path):
+    database = Database(tmp_path)
+    with database.writing() as connection:
+        for column in JOB_COLUMNS:
+            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        connection.execute(
+            "INSERT INTO jobs (id, kind, state, owner, request, created) "
+            "VALUES ('a', 'acquire', 'queued', 'me', '{}', 0.5)"
+        )
+    database.close()
+    database = Database(tmp_path)
+    assert Jobs(database).claim(0).id == "a"
+    database.close()
 
 
 def test_only_who_asked_for_a_job_finds_it(jobs):
@@ -57,7 +124,7 @@ def test_a_job_whose_process_was_killed_is_queued_again_and_one_that_is_held_is_
     dying = f"""
 import os, signal
 from pathlib import Path
-from model_store.state.database import Database
+from model_store.state.database import JOB_COLUMNS, Database
 from model_store.state.jobs import Jobs
 jobs = Jobs(Database(Path({str(tmp_path / "state")!r})))
 with jobs.slot(0) as handle:
@@ -95,7 +162,7 @@ def test_a_job_that_gets_no_further_fails_in_the_end_and_one_that_does_goes_on(
     moving = added(jobs)
     for done in range(2 * most):
         assert jobs.claim(0).id == moving.id
-        assert jobs.progress(moving.id, 100, done + 1, 1.0)
+        assert jobs.progress(moving.id, 100, done + 1, 1.0, PLENTY)
         jobs.put_back(moving.id, "its process ended", is_orphan)
     assert jobs.get(moving.id).state == "queued"
 
@@ -112,9 +179,9 @@ def test_a_queued_job_is_cancelled_at_once_and_one_that_runs_is_told_so(jobs):
     running, queued = added(jobs), added(jobs)
     jobs.claim(0)
     assert jobs.cancel(queued.id).state == "cancelled"
-    assert jobs.progress(running.id, 100, 10, 1.0)
+    assert jobs.progress(running.id, 100, 10, 1.0, PLENTY)
     assert jobs.cancel(running.id).state == "running"
-    assert not jobs.progress(running.id, 100, 20, 1.0)
+    assert not jobs.progress(running.id, 100, 20, 1.0, PLENTY)
     jobs.finish(running.id, "done", "answer.json")
     assert jobs.get(running.id).state == "cancelled"
     done = added(jobs)

@@ -364,23 +364,28 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
     wait_until(lambda: not job_processes(tmp_path / "state"))
 
 
-def test_a_service_that_runs_no_jobs_takes_them_until_there_are_too_many(
+def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
     digits_store, pools, tmp_path
 ):
+    keys = "first-key-0123456789", "second-key-0123456789"
     settings = {
+        "DUBITO_API_KEYS": ",".join(keys),
         "DUBITO_POOLS": str(pools),
         "DUBITO_STATE": str(tmp_path),
         "DUBITO_JOBS_AT_ONCE": "0",
     }
     with (
         serving(digits_store, DUBITO_MAX_JOBS="2", **settings) as (url, _),
-        httpx.Client(base_url=url) as client,
+        httpx.Client(base_url=url, headers={"X-API-Key": keys[0]}) as client,
+        httpx.Client(base_url=url, headers={"X-API-Key": keys[1]}) as other,
     ):
         for _ in range(2):
             asked(client, "/acquire/jobs", {"pool_file": "rows.npz"})
         answer = client.post("/acquire/jobs", json={"pool_file": "rows.npz"})
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "60"
+        asked(other, "/acquire/jobs", {"pool": [[0] * 64], "k": 1})  # it has its share
+        assert other.post("/acquire/jobs", json={"pool": [[0] * 64]}).status_code == 429
         time.sleep(0.3)
         states = [job["state"] for job in client.get("/jobs").json()["jobs"]]
         assert states == ["queued", "queued"]
@@ -420,6 +425,31 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         assert one.post("/predict/jobs", json={"inputs_file": "rows.npz"}).status_code == 403
         one.close()
         two.close()
+
+
+def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
+    digits_store, digits_rows, tmp_path
+):
+    settings = {"DUBITO_MAX_JOB_BYTES": "200000", "DUBITO_STATE": str(tmp_path)}
+    rows = {"inputs": digits_rows[:100].tolist(), "num_samples": 10}  # 26 kB
+    with (
+        serving(digits_store, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        job = asked(client, "/predict/jobs", {**rows, "format": "parquet"})
+        assert over(client, job)["state"] == "done"
+        folder = tmp_path / "jobs" / job["id"]
+        wait_until(lambda: [f.name for f in folder.iterdir()] == ["predictions.parquet"])
+        assert client.get(f"/jobs/{job['id']}/result").status_code == 200
+        too_much = {"inputs": [[0] * 64] * 800}
+        answer = client.post("/predict/jobs", json=too_much)
+        assert answer.status_code == 507
+        assert "at most 200000 bytes for all jobs of one key" in answer.json()["detail"]
+        long = asked(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
+        assert over(client, long)["state"] == "failed"
+        assert "DUBITO_MAX_JOB_BYTES" in over(client, long)["error"]
+        wait_until(lambda: not any((tmp_path / "jobs" / long["id"]).iterdir()))
+        assert len(list((tmp_path / "jobs").iterdir())) == 2
 
 
 def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, pools, tmp_path):

@@ -9,7 +9,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
-from tests.support.serving import SOON, predict_blank, wait_until
+from tests.support.serving import (
+    SOON,
+    WITH_TRIALS,
+    answers,
+    metric,
+    predict_blank,
+    wait_until,
+)
 from tests.support.stores import publish_again
 
 
@@ -109,27 +116,31 @@ def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_st
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         for name, (file, _) in broken.items():
-            for fields in ({"model": name}, {"model": name, "version": "2"}):
-                answer = predict_blank(client, **fields)
-                assert answer.status_code == 503
-                assert answer.headers["content-type"] == "application/problem+json"
-                assert answer.json()["detail"].startswith(f"model {name} version 2: {file}: ")
-                assert str(own_store.root) not in answer.text
+            answer = predict_blank(client, model=name, version="2")
+            assert answer.status_code == 503
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"].startswith(f"model {name} version 2: {file}: ")
+            assert str(own_store.root) not in answer.text
             assert predict_blank(client, model=name, version="1").json()["version"] == "1"
+            assert predict_blank(client, model=name).json()["version"] == "1"
             model = client.get(f"/models/{name}").json()
-            assert (model["serving"], model["manifest"], model["versions"]) == (
-                None,
-                None,
-                ["1", "2"],
-            )
+            assert (model["serving"], model["manifest"]["version"]) == ("1", "1")
+            assert (model["versions"], model["aliases"]) == (["1", "2"], {"latest": "2"})
             assert list(model["broken"]) == ["2"]
             assert file in model["broken"]["2"]
         assert predict_blank(client, model="digits").status_code == 200
-        assert client.get("/health/ready").json()["models"] == {"digits": "1"}
-        shutil.rmtree(own_store.root / "digits")
-        wait_until(lambda: client.get("/health/ready").status_code == 503)
-        name, (file, _) = next(iter(broken.items()))
-        assert f"model {name} version 2: {file}: " in client.get("/health/ready").json()["detail"]
+        ready = client.get("/health/ready")
+        assert ready.status_code == 200
+        assert ready.json()["status"] == "degraded"
+        assert ready.json()["models"] == dict.fromkeys(["digits", *broken], "1")
+        assert len(ready.json()["degraded"]) == len(broken)
+        for name, (file, _) in broken.items():
+            said = [text for text in ready.json()["degraded"] if name in text]
+            assert said[0].startswith(f"cannot serve model {name} version 2: {file}: ")
+            assert said[0].endswith("; latest goes on with version 1")
+            text = client.get("/metrics").text
+            assert metric(text, "dubito_degraded_alias", model=name, alias="latest") == 1
+            assert metric(text, "dubito_alias", model=name, alias="latest", version="1") == 1
         for name in broken:  # `latest` is then version 1, and nothing is broken any more
             shutil.rmtree(own_store.root / name / "2")
         wait_until(
@@ -138,6 +149,40 @@ def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_st
         wait_until(
             lambda: all(client.get(f"/models/{name}").json()["broken"] == {} for name in broken)
         )
+        wait_until(lambda: client.get("/health/ready").json()["status"] == "ready")
+
+
+def test_latest_goes_on_with_the_newest_whole_version_before_it_and_never_with_a_newer_one(
+    serve, digits_store, own_store
+):
+    for _ in range(4):
+        publish_again(own_store, digits_store)
+    own_store.set_alias("digits", "latest", "4")  # moved back from 5
+    whole = (own_store.root / "digits" / "4" / "network.onnx").read_bytes()
+    for version in ("3", "4"):
+        damage(own_store.root / "digits" / version, "network.onnx", "truncated")
+    with (
+        serve(own_store.root, **SOON, **WITH_TRIALS) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        wait_until(lambda: answers(f"{url}/health/ready"))
+        assert predict_blank(client).json()["version"] == "2"
+        damage(own_store.root / "digits" / "2", "network.onnx", "missing")
+        damage(own_store.root / "digits" / "1", "network.onnx", "missing")
+        assert predict_blank(client).json()["version"] == "2"  # which is in memory
+        process.terminate()
+        log = process.communicate(timeout=60)[1]
+    assert "cannot serve model digits version 4: network.onnx: " in log
+    assert "latest goes on with version 2" in log
+    with (
+        serve(own_store.root, **SOON) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        ready = client.get("/health/ready")
+        assert ready.status_code == 503
+        assert "model digits version 4: network.onnx: " in ready.json()["detail"]
+        (own_store.root / "digits" / "4" / "network.onnx").write_bytes(whole)
+        assert predict_blank(client, version="5").json()["version"] == "5"
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(

@@ -202,7 +202,7 @@ def test_drift_is_not_reset_where_the_evidence_of_all_cannot_be_reached(monkeypa
 class AnyStore(RuleBasedStateMachine):
     """Versions that are published, damaged, repaired and deleted, aliases that move, looks at the
     store and requests, in any order: what is served is whole, and it is what its alias named when
-    the store was last looked at."""
+    the store was last looked at, or as `latest` a version before that."""
 
     factory: pytest.TempPathFactory
 
@@ -250,8 +250,12 @@ class AnyStore(RuleBasedStateMachine):
             return
         for alias, wanted in self.store.aliases("tiny").items():
             is_later = not before and alias != "latest"  # loaded when a request wants it
-            if is_later or wanted in in_memory or wanted not in self.damaged:
+            whole = [n for n in self._published() if n in in_memory or n not in self.damaged]
+            older = [n for n in whole if int(n) < int(wanted)]
+            if is_later or wanted in whole:
                 self.serves[alias] = wanted
+            elif alias == "latest" and alias not in before and older:
+                self.serves[alias] = older[-1]
         self.is_known = True
         assert self._in_memory() - in_memory <= {*self.serves.values()}
 

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from service.call import Call
+from service.call import RECORD_KEY, Call, RequestRecord
 from service.server.shares import KEY_NAME, Shares, address_client
-from service.telemetry.records import SCOPE_KEY, RequestRecord
 
 LARGEST = 100
 ARRIVALS = st.lists(
@@ -115,7 +114,7 @@ def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():
     peer = ("192.0.2.1", 1234)
 
     def client_of(client, **key):
-        scope = {"type": "http", "client": client, SCOPE_KEY: RequestRecord("", "", 0.0), **key}
+        scope = {"type": "http", "client": client, RECORD_KEY: RequestRecord("", "", 0.0), **key}
         return Call.of(Request(scope), 1.0).client
 
     def client_with(key, client=peer):
