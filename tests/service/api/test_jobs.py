@@ -332,7 +332,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_THREADS": "1",
     }
-    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
+    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
     with (
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
@@ -355,7 +355,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         assert found["state"] == "done", found
         ranking = client.get(found["result"]).json()["ranking"]
         best = client.post(
-            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
+            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
         ).json()
         assert [row["score"] for row in ranking] == [
             best["ranking"][0]["score"]
