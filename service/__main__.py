@@ -25,7 +25,7 @@ from service.telemetry.tracing import check_tracing
 
 logger = logging.getLogger("dubito")
 
-COMMANDS = ("key", "label-studio", "cluster", "score", "acquire")
+COMMANDS = ("key", "label-studio", "cluster", "score", "acquire", "backup", "restore")
 
 
 def main() -> int:
@@ -77,6 +77,14 @@ def run(command: str, arguments: list[str]) -> int:
 
         check(settings)
         return cluster.run(arguments, settings)
+    if command in ("backup", "restore"):
+        from model_store.state.backup import back_up, restore
+
+        if command == "backup":
+            back_up(settings.state, sys.stdout.buffer)
+        else:
+            restore(settings.state, sys.stdin.buffer)
+        return 0
     from service.batch import command as data_sets
 
     return data_sets.run(command, arguments, settings)
@@ -87,7 +95,8 @@ def set_options(arguments: list[str]) -> None:
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
         "label-studio NAME ...` brings a project of Label Studio and a model together; `python -m "
         "service cluster` serves by replicas on Ray; `python -m service score SRC --out DST` "
-        "predicts and `python -m service acquire SRC` ranks a whole data set."
+        "predicts and `python -m service acquire SRC` ranks a whole data set; `python -m service "
+        "backup > FILE` copies the state, and `python -m service restore < FILE` brings it back."
     )
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
     parser.add_argument(

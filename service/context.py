@@ -66,7 +66,7 @@ class Context:
         self.metrics.registry.register(LoadedCollector(self.watcher))
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
-        self.threads = Threads()
+        self.threads = Threads(settings.deadline_s)
         self._state: Database | None = None
         self._opening_state = threading.Lock()
 

@@ -1,6 +1,7 @@
 """The deployment's files: images without training, containers without rights, and settings that
 reach them."""
 
+import json
 import re
 import subprocess
 import sys
@@ -264,6 +265,22 @@ def test_actions_are_named_by_commit():
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     used = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
     assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
+
+
+def test_a_bill_of_what_is_locked_names_every_package_by_its_hashes():
+    """As CI keeps it."""
+    steps = (ROOT / ".github/workflows/ci.yml").read_text()
+    (step,) = re.findall(r"- run: uv (export .*cyclonedx.*) --output-file", steps)
+    command = [sys.executable, "-m", "uv", *step.split(), "--quiet"]
+    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    bill = json.loads(said)
+    packages = {part["name"]: part for part in bill["components"]}
+    assert bill["bomFormat"] == "CycloneDX"
+    assert export_lock("service", "cpu").keys() <= packages.keys()
+    for part in packages.values():
+        files = part["externalReferences"]
+        assert part["purl"].startswith("pkg:pypi/")
+        assert files and all(file["hashes"][0]["alg"] == "SHA-256" for file in files)
 
 
 @pytest.mark.parametrize("name", BUILT)

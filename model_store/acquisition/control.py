@@ -40,7 +40,7 @@ def select(
     A number that is not whole is rounded up or down by chance, so that it is right on average.
     There are fewer if the pool has too few that may be set aside; if k is the whole pool, all are.
     """
-    left = np.array([i for i, name in enumerate(ids) if name not in labelled], dtype=np.int64)
+    left = np.fromiter((i for i, name in enumerate(ids) if name not in labelled), dtype=np.int64)
     excluded = len(ids) - len(left)
     if share == 0.0 or len(left) == 0:
         return Selection(left, np.empty(0, dtype=np.int64), excluded)

@@ -79,11 +79,7 @@ def predict(model: Model) -> None:
     Raises:
         BrokenArtifact: if they cannot be predicted, or the row's scores are not numbers.
     """
-    manifest = model.manifest
-    middle = manifest.input.minimum / 2 + manifest.input.maximum / 2
-    if manifest.input.takes_ids:
-        middle = float(int(middle))
-    row = np.full((1, model.row_size), middle, dtype=np.float32)
+    manifest, row = model.manifest, model.middle_row
     try:
         draws = model.runtime.draw_set(0, manifest.noise.default_draws)
         prediction = model.prediction(*model.runtime.run_set(row, draws))

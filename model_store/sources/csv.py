@@ -4,14 +4,25 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from model_store.artifacts.manifest import InputSpec, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.sources.cells import COMMA_NUMBER, cell_reader
-from model_store.sources.row_file import Part, RowFile, Source, binary
+from model_store.sources.row_file import (
+    ID_LETTERS,
+    UNBOUNDED,
+    Bounds,
+    Part,
+    RowFile,
+    Source,
+    binary,
+    cut,
+)
+from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
@@ -22,9 +33,14 @@ ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 END = ["end", "of file"]  # a line that is added, to see whether a quote before it is still open
 
-MOST_CELLS = 1 << 20  # of a line
+MOST_CELLS = 1 << 17  # of a row
+MOST_LETTERS = 1 << 24  # of a line, and of a cell: more than a row may have, as others tell
+LETTER_BYTES = 4  # in memory, at most
+PART_CELLS = 1 << 18
+CELL_BYTES = 100  # of a cell in memory, as text and as it is read, without its letters
+PART_LETTERS = 1 << 23
 
-csv.field_size_limit(1 << 24)  # characters of a cell: more than a row may have, as others tell
+csv.field_size_limit(MOST_LETTERS)
 
 
 class CsvTable:
@@ -36,11 +52,18 @@ class CsvTable:
     """
 
     def __init__(
-        self, source: Source, field: str, encoding: str | None = None, delimiter: str | None = None
+        self,
+        source: Source,
+        field: str,
+        encoding: str | None = None,
+        delimiter: str | None = None,
+        pause: Pause = no_pause,
     ) -> None:
         self.source = source
         self.field = field
+        self.pause = pause
         self._is_told = encoding is not None
+        self._cells = 0  # of the row that is being read
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
             self.encoding = _known(encoding, field) if encoding else _encoding_of(sample, file)
@@ -66,11 +89,12 @@ class CsvTable:
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self.encoding, newline="") as file,
             ):
-                lines = chain(self._narrow(file), [self.delimiter.join(END)])
+                lines = chain(self._bounded(file), [self.delimiter.join(END)])
                 for row in csv.reader(lines, delimiter=self.delimiter):
                     if before:
                         yield before
-                    before = row
+                    before, self._cells = row, 0
+                    self.pause()
         except UnicodeDecodeError as error:
             if self._is_told:
                 got = f"bytes that are not {self.encoding}"
@@ -82,11 +106,12 @@ class CsvTable:
         if before != END:
             raise InvalidInput(self.field, CLOSED, "one that is open at the end")
 
-    def _narrow(self, lines: Iterable[str]) -> Iterator[str]:
-        for line in lines:
-            if line.count(self.delimiter) > MOST_CELLS:
-                expected = f"lines of at most {MOST_CELLS} cells"
-                raise InvalidInput(self.field, expected, f"one of {line.count(self.delimiter)}")
+    def _bounded(self, file: io.TextIOBase) -> Iterator[str]:
+        while line := file.readline(MOST_LETTERS + 1):
+            self._cells += line.count(self.delimiter)
+            if len(line) > MOST_LETTERS or self._cells > MOST_CELLS:
+                expected = f"lines of at most {MOST_LETTERS} letters and {MOST_CELLS} cells"
+                raise InvalidInput(self.field, expected, "a longer one, or a quote that is open")
             yield line
 
     def _delimiter_of(self, sample: bytes) -> str:
@@ -146,14 +171,18 @@ class CsvFile(RowFile):
 
     ENDING = ".csv"
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
-        super().__init__(source, spec, field)
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
+    ) -> None:
+        super().__init__(source, spec, field, bounds)
         if not spec.columns and spec.text is None:
             expected = "a CSV file for a model of columns or text alone"
             raise self._refuse(expected, "one for another model")
         text = [] if spec.text is None else [spec.text.column]
         self._wanted = [column.name for column in spec.columns] or text
-        self._table = table = CsvTable(source, field)
+        size = source.stat().st_size if isinstance(source, Path) else len(source)
+        bounds.reserve(LETTER_BYTES * min(size, MOST_LETTERS), field)
+        self._table = table = CsvTable(source, field, pause=bounds.pause)
         if not table.names:
             return
         self._find_ids(table.names)
@@ -194,28 +223,36 @@ class CsvFile(RowFile):
     def ids(self) -> list[str] | None:
         if self.id_column is None:
             return None
-        place, ids = self._table.names.index(self.id_column), []
-        for n, row in enumerate(self._table.rows()):
-            if not row[place].strip():
-                raise InvalidInput(self.id_column, "a name for each row", f"none of row {n}")
-            ids.append(row[place])
+        place, ids = self._table.names.index(self.id_column), list[str]()
+        names = (row[place] for row in self._table.rows())
+        for part in cut(names, len, PART_CELLS, PART_LETTERS):
+            for n, name in enumerate(part, start=len(ids)):
+                if not name.strip():
+                    raise InvalidInput(self.id_column, "a name for each row", f"none of row {n}")
+                if len(name) > ID_LETTERS:
+                    expected = f"ids of at most {ID_LETTERS} letters"
+                    raise InvalidInput(self.id_column, expected, f"one of {len(name)}")
+            ids += self._counted(part)
         return ids
 
+    @property
+    def part_rows(self) -> int:
+        return min(super().part_rows, max(1, PART_CELLS // self.row_size))
+
     def parts(self, first: int = 0) -> Iterator[Part]:
-        rows = self._table.rows()
-        start = first - first % self.part_rows
-        next(islice(rows, start, start), None)
-        while part := list(islice(rows, self.part_rows)):
-            yield self._part(part[max(0, first - start) :])
-            start += len(part)
+        places = [self._table.names.index(name) for name in self._wanted]
+        rows = ([row[i] for i in places] for row in islice(self._table.rows(), first, None))
+        most = self.part_rows
+        cells = CELL_BYTES * len(places) * min(most, self.rows)
+        self.bounds.reserve(cells + LETTER_BYTES * PART_LETTERS, self.field)
+        for part in cut(rows, lambda row: sum(map(len, row)), most, PART_LETTERS):
+            yield self._part(part)
 
     def _part(self, rows: list[list[str]]) -> Part:
-        places = {name: self._table.names.index(name) for name in self._wanted}
         if not self.spec.columns:
-            (place,) = places.values()
-            return [row[place] for row in rows]
+            return [text for (text,) in rows]
         cells: dict[str, list[Any] | Any] = {}
-        for column in self.spec.columns:
+        for i, column in enumerate(self.spec.columns):
             read = cell_reader(column, self.spec.missing_values, self._has_commas)
-            cells[column.name] = [read(row[places[column.name]]) for row in rows]
+            cells[column.name] = [read(row[i]) for row in rows]
         return cells

@@ -16,9 +16,19 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.csv import CsvFile
 from model_store.sources.npy import NpyFile, NpzFile
-from model_store.sources.row_file import IDS, Part, RowFile, Source, zip_of
+from model_store.sources.row_file import (
+    IDS,
+    UNBOUNDED,
+    Bounds,
+    Part,
+    RowFile,
+    Source,
+    cut,
+    open_zip,
+    whole,
+)
 
-MEMBER_BYTES = 64 << 20  # of a file, once inflated
+FILE_BYTES = 64 << 20  # of a file in a zip, once inflated
 PART_BYTES = 32 << 20  # of a part, about
 
 
@@ -26,18 +36,23 @@ class ZipOfFiles(RowFile):
     """A zip of image files, or of texts; each is a row, its name the id."""
 
     ENDING = ".zip"
+    WHOLE = "a whole zip file"
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
-        super().__init__(source, spec, field)
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
+    ) -> None:
+        super().__init__(source, spec, field, bounds)
         if spec.image is None and spec.text is None:
             expected = "a zip for a model of images or text alone"
             raise self._refuse(expected, "one for another model")
-        with zip_of(source, "a whole zip file", field) as archive:
-            named = [(_path(info), info) for info in archive.infolist() if not info.is_dir()]
+        self._archive = open_zip(source, self.WHOLE, field, bounds)
+        named = [(_path(info), info) for info in self._archive.infolist()]
         members = [(path, info) for path, info in named if not _is_of_system(path)]
-        if any(info.flag_bits & 1 for _, info in members):
-            raise self._refuse("a zip of files without passwords", "one with")
         self._members = sorted(members, key=lambda member: member[0])
+        large = next((path for path, info in members if info.file_size > FILE_BYTES), None)
+        if large is not None:
+            expected = f"files of at most {FILE_BYTES} bytes"
+            raise self._refuse(expected, f"a larger one, {large[:200]}")
         self.has_ids = True
         self.rows = len(members)
         self.read_as = "its files, in the order of their names"
@@ -50,24 +65,11 @@ class ZipOfFiles(RowFile):
         return [path for path, _ in self._members]
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        with zip_of(self.source, "a whole zip file", self.field) as archive:
-            part, size = [], 0
-            for path, info in self._members[first:]:
-                part.append(self._content(archive, path, info))
-                size += len(part[-1])
-                if len(part) == self.part_rows or size > PART_BYTES:
-                    yield part
-                    part, size = [], 0
-            if part:
-                yield part
-
-    def _content(self, archive: zipfile.ZipFile, path: str, info: zipfile.ZipInfo) -> bytes:
-        with archive.open(info) as file:
-            content = file.read(MEMBER_BYTES + 1)
-        if len(content) > MEMBER_BYTES:
-            expected = f"files of at most {MEMBER_BYTES} bytes"
-            raise self._refuse(expected, f"a larger one, {path[:200]}")
-        return content
+        sizes = [info.file_size for _, info in self._members[first:]]
+        self.bounds.reserve(min(sum(sizes), PART_BYTES + max(sizes, default=0)), self.field)
+        with whole(self.WHOLE, self.field):
+            contents = (self._archive.read(info) for _, info in self._members[first:])
+            yield from cut(contents, len, self.part_rows, PART_BYTES)
 
 
 def _path(info: zipfile.ZipInfo) -> str:
@@ -76,6 +78,7 @@ def _path(info: zipfile.ZipInfo) -> str:
 
 
 def _is_of_system(path: str) -> bool:
+    """Return whether a path is a folder, or a file that a system adds by itself."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -84,13 +87,13 @@ def _is_of_system(path: str) -> bool:
     )
 
 
-def _parquet(source: Source, spec: InputSpec, field: str) -> RowFile:
+def _parquet(source: Source, spec: InputSpec, field: str, bounds: Bounds) -> RowFile:
     from model_store.sources.parquet import ParquetFile  # loads pyarrow: 40 MB
 
-    return ParquetFile(source, spec, field)
+    return ParquetFile(source, spec, field, bounds=bounds)
 
 
-READERS: dict[str, Callable[[Source, InputSpec, str], RowFile]] = {
+READERS: dict[str, Callable[[Source, InputSpec, str, Bounds], RowFile]] = {
     ".npy": NpyFile,
     ".npz": NpzFile,
     ".parquet": _parquet,
@@ -99,7 +102,13 @@ READERS: dict[str, Callable[[Source, InputSpec, str], RowFile]] = {
 }
 
 
-def open_rows(source: Source, spec: InputSpec, field: str, ending: str | None = None) -> RowFile:
+def open_rows(
+    source: Source,
+    spec: InputSpec,
+    field: str,
+    ending: str | None = None,
+    bounds: Bounds = UNBOUNDED,
+) -> RowFile:
     """Open a file of rows for a model; the ending of a content is given, that of a path its own.
 
     Raises:
@@ -112,7 +121,7 @@ def open_rows(source: Source, spec: InputSpec, field: str, ending: str | None = 
         expected = f"a file that ends in {', '.join(READERS)}"
         raise InvalidInput(field, expected, (ending or "another")[:20])
     try:
-        rows = read(source, spec, field)
+        rows = read(source, spec, field, bounds)
     except OSError as error:
         raise InvalidInput(field, "a file that can be read", error.strerror or "another") from error
     if rows.rows == 0:

@@ -10,14 +10,13 @@ short: its decoder fills the rest.
 """
 
 import io
-import math
 import struct
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, PngImagePlugin
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
@@ -42,7 +41,13 @@ ADAM7 = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
     *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
-PNG_PIECE = 1 << 23  # bytes that are inflated at a time
+PNG_PIECE = 1 << 20  # bytes that are inflated at a time
+PngImagePlugin.MAX_TEXT_MEMORY = 1 << 22  # bytes of a file's texts, which are inflated too
+# That decoding and converting a pixel takes, at most; WebP's decoder keeps two frames.
+DECODED_BYTES = {"PNG": 10, "BMP": 10, "JPEG": 14, "MPO": 14, "WEBP": 18}
+RESIZED_BYTES = 10  # that each pixel of `resized_pixels` takes
+SIDE_BYTES = 64  # that a row or column takes, however short
+DECODER_BYTES = 1 << 16  # that a decoder takes, however few the pixels
 PNG_CHUNKS = 20_000  # at most: encoders write pieces of 8 kB and more
 
 
@@ -79,7 +84,7 @@ def open_image(
         expected = f"an image of at most {MAX_SIDE} pixels a side"
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
     most = JPEG_PIXELS_A_BYTE * len(content)
-    if image.format == "JPEG" and image.width * image.height > most:
+    if content.startswith(JPEG_START) and image.width * image.height > most:
         raise _broken(image, field)
     if image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS:
         raise InvalidInput(field, "a BMP file of plain pixels", "one of run lengths")
@@ -91,25 +96,41 @@ def open_image(
 def decoded_pixels(image: ImageFile.ImageFile) -> int:
     """Return how many pixels decoding an image goes over, those of many scans more than once."""
     assert isinstance(image.fp, io.BytesIO)
-    scans = _jpeg_scans(image.fp.getvalue()) if image.format == "JPEG" else None
+    content = image.fp.getvalue()
+    scans = _jpeg_scans(content) if content.startswith(JPEG_START) else None
     return image.width * image.height * max(1, -(-(scans or 1) // SCANS_AT_ONCE))
 
 
-def resized_pixels(image: Image.Image, spec: ImageSpec, field: str) -> int:
-    """Return how many pixels an image has once it is resized in proportion; 0 where it is not.
+def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
+    """Return how many pixels resizing makes, of rows and then of columns; 0 where there is none.
 
     Raises:
-        InvalidInput: if it is so long and narrow that these are more than `MAX_PIXELS`.
+        InvalidInput: if an image is so long and narrow that it has more than `MAX_PIXELS` once it
+            is resized.
     """
-    if spec.shorter is None:
+    width, height = size = _size(image, shape, spec)
+    if size == image.size:
         return 0
-    found = math.prod(in_proportion(image.size, spec.shorter))
-    if found > MAX_PIXELS:
+    if spec.shorter is not None and width * height > MAX_PIXELS:
         expected = (
             f"an image of at most {MAX_PIXELS} pixels once its shorter side has {spec.shorter}"
         )
         raise InvalidInput(field, expected, f"one of {image.width} x {image.height}")
-    return found
+    return width * (image.height + height)
+
+
+def decoding_bytes(image: ImageFile.ImageFile, resized: int) -> int:
+    """Return how many bytes of memory `pixels` takes, at most, in addition to the file."""
+    decoded = DECODED_BYTES[str(image.format)] * image.width * image.height
+    of_sides = SIDE_BYTES * (image.width + image.height)
+    return decoded + RESIZED_BYTES * resized + of_sides + DECODER_BYTES
+
+
+def _size(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> tuple[int, int]:
+    """Return the size (width, height) that an image is resized to."""
+    return (
+        (shape[-1], shape[-2]) if spec.shorter is None else in_proportion(image.size, spec.shorter)
+    )
 
 
 def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
@@ -134,7 +155,7 @@ def pixels(
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"
         raise InvalidInput(field, expected, f"{image.width} x {image.height}")
-    resized_pixels(image, spec, field)
+    resized_pixels(image, shape, spec, field)
     if image.format == "PNG":
         assert isinstance(image.fp, io.BytesIO)
         if not has_all_pixels(image.fp.getvalue()):
@@ -154,7 +175,7 @@ def as_row(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec) -> UInt8
     another size."""
     width, height = shape[-1], shape[-2]
     converted = image.convert(spec.mode)
-    size = (width, height) if spec.shorter is None else in_proportion(converted.size, spec.shorter)
+    size = _size(converted, shape, spec)
     if converted.size != size:
         converted = converted.resize(size, RESAMPLING[spec.interpolation])
     if size != (width, height):
@@ -202,7 +223,7 @@ def has_all_pixels(content: bytes) -> bool:
             if kind == b"IHDR" and missing is None:
                 missing = _png_size(data)
             while kind == b"IDAT" and data and not inflate.eof and missing is not None:
-                missing -= len(inflate.decompress(data, PNG_PIECE))
+                missing -= len(inflate.decompress(data, min(PNG_PIECE, missing)))
                 if missing <= 0:
                     return True
                 data = inflate.unconsumed_tail

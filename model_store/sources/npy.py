@@ -17,21 +17,26 @@ from model_store.sources.row_file import (
     ID,
     ID_LETTERS,
     IDS,
+    IGNORED,
+    IGNORED_LETTERS,
     ROWS,
+    UNBOUNDED,
+    Bounds,
     Part,
     RowFile,
     Source,
     binary,
     ids_as_text,
-    opened,
-    zip_of,
+    open_zip,
+    whole,
 )
 
 DIMENSIONS = 32  # of an array of a request, at most
 HEADER_BYTES = 128 << 10  # more than numpy reads
 ARRAY_BYTES = 1 << 33  # of an array that is read whole, at most
 INFLATION = 1032  # bytes that deflate makes of one, at most
-COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+IDS_AT_ONCE = 1 << 20  # bytes of ids that become text
+LAST_LETTER = 0x10FFFF  # of Unicode
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, Fortran order or not, type
 
@@ -99,14 +104,16 @@ class NpyFile(RowFile):
     """An array, looked at without reading it whole."""
 
     ENDING = ".npy"
+    WHOLE = "a whole npy file of numbers"
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
-        super().__init__(source, spec, field)
-        mode: Any = "r" if isinstance(source, Path) else None
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
+    ) -> None:
+        super().__init__(source, spec, field, bounds)
         try:
-            self._array = np.load(opened(source), mmap_mode=mode, allow_pickle=False)
+            self._array = _array_of(source)
         except Exception as error:
-            raise self._refuse("a whole npy file of numbers", "something else") from error
+            raise self._refuse(self.WHOLE, "something else") from error
         self._check_array(self._array.shape, self._array.dtype)
         self.read_as = f"the array, {self._array.dtype}"
 
@@ -127,90 +134,100 @@ class NpyFile(RowFile):
                 n = min(most, self.rows - start)
                 part = np.fromfile(file, array.dtype, n * width)
                 if len(part) < n * width:
-                    expected = "a whole npy file of numbers"
-                    raise self._refuse(expected, "one that has become shorter")
+                    raise self._refuse(self.WHOLE, "one that has become shorter")
                 yield part.reshape(n, *array.shape[1:])
+
+
+def _array_of(source: Source) -> np.ndarray:
+    """Return the array of an npy file, without reading or copying it."""
+    if isinstance(source, Path):
+        return np.lib.format.open_memmap(source, mode="r")
+    stream = io.BytesIO(memoryview(source)[:HEADER_BYTES])
+    shape, fortran, dtype = read_header(stream)
+    array = np.frombuffer(source, dtype, math.prod(shape), stream.tell())
+    return array.reshape(shape, order="F" if fortran else "C")
 
 
 class NpzFile(RowFile):
     """One array of an npz file, and another one of ids, if there is one."""
 
     ENDING = ".npz"
+    WHOLE = "a whole npz file"
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
-        super().__init__(source, spec, field)
-        with self._archive() as archive:
-            files = archive.namelist()
-            names = [name.removesuffix(".npy") for name in files if name.endswith(".npy")]
-            self._ids = next((name for name in (IDS, ID) if name in names), "")
-            self.has_ids = self._ids != ""
-            arrays = [name for name in names if name != self._ids]
-            named = [name for name in ROWS if name in arrays]
-            if len(arrays) != 1 and len(named) != 1:
-                expected = f"one array of rows, or one of several that is named {' or '.join(ROWS)}"
-                raise self._refuse(expected, f"arrays {sorted(arrays)[:10]}")
-            self._name = arrays[0] if len(arrays) == 1 else named[0]
-            with self._member(archive, self._name) as (_, shape, fortran, dtype):
-                if fortran:
-                    expected = "an array in C order (np.ascontiguousarray)"
-                    raise self._refuse(expected, "one in Fortran order")
-                self._check_array(shape, dtype)
-            self.ignored = sorted(set(arrays) - {self._name})
-            self.read_as = f"the array {self._name}"
-            if not self.has_ids:
-                self.read_as += f", {dtype}"
-                return
-            with self._member(archive, self._ids) as (_, shape, _, dtype):
-                if dtype.kind not in "UiuS" or shape != (self.rows,):
-                    expected = f"{self.rows} strings or whole numbers, one for each row"
-                    raise InvalidInput(self._ids, expected, f"{dtype} of shape {shape}")
-                if dtype.itemsize > 4 * ID_LETTERS:  # numpy has four bytes a letter
-                    expected = f"ids of at most {ID_LETTERS} letters"
-                    raise InvalidInput(self._ids, expected, f"{dtype}")
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
+    ) -> None:
+        super().__init__(source, spec, field, bounds)
+        self._archive = open_zip(source, self.WHOLE, field, bounds)
+        files = self._archive.namelist()
+        names = [name.removesuffix(".npy") for name in files if name.endswith(".npy")]
+        self._ids = next((name for name in (IDS, ID) if name in names), "")
+        self.has_ids = self._ids != ""
+        arrays = [name for name in names if name != self._ids]
+        named = [name for name in ROWS if name in arrays]
+        if len(arrays) != 1 and len(named) != 1:
+            expected = f"one array of rows, or one of several that is named {' or '.join(ROWS)}"
+            shown = [name[:IGNORED_LETTERS] for name in sorted(arrays)[:10]]
+            raise self._refuse(expected, f"arrays {shown}")
+        self._name = arrays[0] if len(arrays) == 1 else named[0]
+        with self._member(self._name) as (_, shape, fortran, dtype):
+            if fortran:
+                expected = "an array in C order (np.ascontiguousarray)"
+                raise self._refuse(expected, "one in Fortran order")
+            self._check_array(shape, dtype)
+        ignored = sorted(set(arrays) - {self._name})[:IGNORED]
+        self.ignored = [name[:IGNORED_LETTERS] for name in ignored]
+        self.read_as = f"the array {self._name}"
+        if not self.has_ids:
+            self.read_as += f", {dtype}"
+            return
+        with self._member(self._ids) as (_, shape, _, dtype):
+            if dtype.kind not in "UiuS" or shape != (self.rows,) or dtype.itemsize == 0:
+                expected = f"{self.rows} strings or whole numbers, one for each row"
+                raise InvalidInput(self._ids, expected, f"{dtype} of shape {shape}"[:200])
+            if dtype.itemsize > 4 * ID_LETTERS:  # numpy has four bytes a letter
+                expected = f"ids of at most {ID_LETTERS} letters"
+                raise InvalidInput(self._ids, expected, f"{dtype}")
 
     def ids(self) -> list[str] | None:
         if not self.has_ids:
             return None
-        with (
-            self._archive() as archive,
-            self._member(archive, self._ids) as (file, shape, _, dtype),
-        ):
-            array = np.frombuffer(_read(file, shape[0] * dtype.itemsize), dtype=dtype)
-        return ids_as_text(array.tolist(), self._ids, 0)
+        ids: list[str] = []
+        with self._member(self._ids) as (file, _, _, dtype):
+            at_once = max(1, IDS_AT_ONCE // dtype.itemsize)
+            while left := self.rows - len(ids):
+                content = _read(file, min(at_once, left) * dtype.itemsize)
+                if dtype.kind == "U":
+                    letters = np.dtype("u4").newbyteorder(dtype.byteorder)
+                    if (np.frombuffer(content, letters) > LAST_LETTER).any():
+                        expected = "texts in Unicode as the names of rows"
+                        raise InvalidInput(self._ids, expected, "others")
+                values = np.frombuffer(content, dtype).tolist()
+                ids += self._counted(ids_as_text(values, self._ids, len(ids)))
+        return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         """Yield arrays, inflated a part at a time."""
-        with (
-            self._archive() as archive,
-            self._member(archive, self._name) as (file, shape, _, dtype),
-        ):
+        with self._member(self._name) as (file, shape, _, dtype):
             row_bytes = dtype.itemsize * math.prod(shape[1:])
+            self.bounds.reserve(2 * min(self.part_rows, self.rows) * row_bytes, self.field)
             for start in range(0, self.rows, self.part_rows):
                 n = min(self.part_rows, self.rows - start)
                 content = _read(file, n * row_bytes)
                 if start + n > first:
                     array = np.frombuffer(content, dtype=dtype).reshape(n, *shape[1:])
                     yield array[max(0, first - start) :]
+                self.bounds.pause()
 
     @contextmanager
-    def _archive(self) -> Iterator[zipfile.ZipFile]:
-        with zip_of(self.source, "a whole npz file", self.field) as archive:
-            yield archive
-
-    @contextmanager
-    def _member(
-        self, archive: zipfile.ZipFile, name: str
-    ) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
+    def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
         """Open an array's member, read up to its numbers; yield it and what its header says.
 
         Raises:
             InvalidInput: if it cannot hold the numbers that its header announces.
         """
-        member = archive.getinfo(f"{name}.npy")
-        if member.compress_type not in COMPRESSIONS:
-            expected = "an array that is stored or deflated"
-            raise InvalidInput(name[:80], expected, "another compression")
-        with archive.open(member) as file:
+        member = self._archive.getinfo(f"{name}.npy")
+        with whole(self.WHOLE, self.field), self._archive.open(member) as file:
             try:
                 shape, fortran, dtype = read_header(file)
             except (zipfile.BadZipFile, zlib.error):

@@ -19,6 +19,8 @@ from model_store.sources.cells import cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
     ROWS,
+    UNBOUNDED,
+    Bounds,
     Part,
     RowFile,
     Source,
@@ -77,16 +79,18 @@ class ParquetFile(RowFile):
         spec: InputSpec,
         field: str,
         of_all: Mapping[str, str | None] | None = None,
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
-        super().__init__(source, spec, field)
+        super().__init__(source, spec, field, bounds)
         self.of_all = of_all or {}
         with self._file() as file:
             metadata, schema = file.metadata, file.schema_arrow
+            names = schema.names  # which may be no UTF-8
         self.rows = metadata.num_rows
         self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        self._find_ids(schema.names)
+        self._find_ids(names)
         self.columns, self.read_as = self._wanted(schema)
-        self._use(self.columns, schema.names)
+        self._use(self.columns, names)
         self.read_as += self._name_ids()
         self._check_lengths(metadata, schema)
         used = [*self.columns, *self._id_columns]
@@ -110,7 +114,7 @@ class ParquetFile(RowFile):
             return None
         ids: list[str] = []
         for batch in self._batches([self.id_column]):
-            ids += self.ids_of(batch, len(ids))
+            ids += self._counted(self.ids_of(batch, len(ids)))
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
@@ -144,14 +148,15 @@ class ParquetFile(RowFile):
         """
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
-        if types.is_timestamp(column.type) and column.type.unit == "ns":
-            column = column.cast(pa.string())
         if _is_text(column.type):
             longest = compute.max(compute.binary_length(column)).as_py() or 0
             if longest > 4 * ID_LETTERS:  # bytes of UTF-8
                 expected = f"ids of at most {ID_LETTERS} letters"
                 raise InvalidInput(self.id_column, expected, f"one of {longest} bytes")
-        values = column.to_pylist()
+        with _python_values(self.id_column):
+            if types.is_timestamp(column.type) and column.type.unit == "ns":
+                column = column.cast(pa.string())
+            values = column.to_pylist()
         if types.is_fixed_size_binary(column.type):
             values = [None if value is None else value.hex() for value in values]
         return ids_as_text(values, self.id_column, first)
@@ -166,13 +171,14 @@ class ParquetFile(RowFile):
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}
         if spec.text is not None or (spec.image is not None and self._holds_files):
-            values = batch.column(0).to_pylist()
+            with _python_values(f"{self.field}.{self.columns[0][:80]}"):
+                values = batch.column(0).to_pylist()
             values = [value.get("bytes") if isinstance(value, dict) else value for value in values]
             if None in values:
                 row = first + values.index(None)
                 raise self._refuse_row(row, f"a value in column {self.columns[0]}")
             return values
-        if len(self.columns) > 1 or self.row_size == 1:
+        if not is_list(batch.column(0).type):
             cells = []
             for column, name in zip(batch.columns, self.columns, strict=False):
                 self._check_present(column, first, f"a number in column {name[:80]}")
@@ -245,7 +251,8 @@ class ParquetFile(RowFile):
     def _cells(self, batch: pa.RecordBatch, column: AnyColumn) -> list[Any] | np.ndarray:
         if column.name in self.columns:
             found = batch.column(self.columns.index(column.name))
-            return _cells(found, column, self.spec.missing_values)
+            with _python_values(f"{self.field}.{column.name[:80]}"):
+                return _cells(found, column, self.spec.missing_values)
         text = self.of_all[column.name]
         read = cell_reader(column, self.spec.missing_values)
         return [None if text is None else read(text)] * batch.num_rows
@@ -266,7 +273,7 @@ class ParquetFile(RowFile):
         try:
             with parquet.ParquetFile(opened(self.source), **options) as file:
                 yield file
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refuse("a whole parquet file", "something else") from error
 
 
@@ -297,6 +304,16 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             for column in batch.slice(start, most).columns
         ]
         yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+@contextmanager
+def _python_values(field: str) -> Iterator[None]:
+    """Raise InvalidInput if there are values in a column that Python has no type for."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        expected = "texts in UTF-8, times up to the year 9999 and time zones that are known"
+        raise InvalidInput(field, expected, "others") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -2,18 +2,26 @@
 
 import io
 import math
+import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from sys import getsizeof
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
+from model_store.types import Pause, no_pause
+
+T = TypeVar("T")
 
 ID = "id"  # the column of a table that names its rows
 IDS = "ids"  # the array of an npz that does, and the field of a request
@@ -23,10 +31,30 @@ ID_LETTERS = 1000  # of a row's id in a file, at most
 PART_NUMBERS = 1 << 21  # 8 MB as float32
 PART_ROWS = 1 << 14
 PART_FILES = 64  # where rows come as files, which may be large
+IGNORED, IGNORED_LETTERS = 1000, 80  # names of columns that are not read, and letters of each
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+MEMBER_BYTES = 800  # of memory for each member of a zip
+ZIP64_END_BYTES = 76  # between the directory of a large zip and its end
+
+# What zipfile raises of a damaged file; of names that are no UTF-8 and places before the file's
+# beginning a ValueError.
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError)
 
 Source = Path | bytes | bytearray  # a file, or its content
 # Rows as requests have them, or cells by column.
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How reading a file says what memory it is about to take, in bytes for a field, and lets
+    others work."""
+
+    reserve: Callable[[int, str], None] = lambda _size, _field: None
+    pause: Pause = no_pause
+
+
+UNBOUNDED = Bounds()
 
 
 class RowFile(ABC):
@@ -38,17 +66,21 @@ class RowFile(ABC):
         field: the request's field, for errors.
         rows: the number of rows.
         read_as: what the rows are taken from, in words.
-        ignored: columns of the file that are not read.
+        bounds: what its memory is reserved of.
+        ignored: columns of the file that are not read, the first `IGNORED` of them.
         has_ids: whether the file names its rows.
         id_column: the column of a table that names them, None where there is none.
     """
 
     ENDING: ClassVar[str]
 
-    def __init__(self, source: Source, spec: InputSpec, field: str) -> None:
+    def __init__(
+        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
+    ) -> None:
         self.source = source
         self.spec = spec
         self.field = field
+        self.bounds = bounds
         self.rows = 0
         self.read_as = ""
         self.ignored: list[str] = []
@@ -87,12 +119,13 @@ class RowFile(ABC):
         Raises:
             InvalidInput: if one of them is there more than once.
         """
-        used = [*wanted, *self._id_columns]
-        repeated = next((name for name in used if names.count(name) > 1), None)
+        used, counts = {*wanted, *self._id_columns}, Counter(names)
+        repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
-            count = f"{names.count(repeated)}"
-            raise InvalidInput(f"{self.field}.{repeated[:80]}", "one column of that name", count)
-        self.ignored = [name for name in names if name not in used]
+            field, count = f"{self.field}.{repeated[:80]}", f"{counts[repeated]}"
+            raise InvalidInput(field, "one column of that name", count)
+        others = (name[:IGNORED_LETTERS] for name in names if name not in used)
+        self.ignored = list(islice(others, IGNORED))
 
     @property
     def _id_columns(self) -> list[str]:
@@ -102,11 +135,18 @@ class RowFile(ABC):
         return "" if self.id_column in (None, ID) else f", named by {self.id_column}"
 
     def _require(self, wanted: list[str], names: list[str]) -> None:
-        absent = next((name for name in wanted if name not in names), None)
+        there = set(names)
+        absent = next((name for name in wanted if name not in there), None)
         if absent is not None:
             known = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
             expected = "a column of that name"
             raise InvalidInput(f"{self.field}.{absent[:80]}", expected, f"columns {known[:300]}")
+
+    def _counted(self, ids: list[str]) -> list[str]:
+        """Return ids, whose memory is reserved."""
+        self.bounds.reserve(text_bytes(ids), IDS)
+        self.bounds.pause()
+        return ids
 
     def _refuse(self, expected: str, got: str) -> InvalidInput:
         return InvalidInput(self.field, expected, got)
@@ -115,7 +155,7 @@ class RowFile(ABC):
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
             expected = "float or integer numbers of at most 64 bits"
             raise self._refuse(expected, f"dtype {dtype.str[:20]}")
-        if shape[1:] not in (self.spec.shape, (self.row_size,)):
+        if shape[1:] not in (self.spec.shape, (self.row_size,)) or shape[0] < 0:
             expected = f"an array of shape {shapes_of(self.spec.shape)}"
             raise self._refuse(expected, f"shape {shape}")
         self.rows = shape[0]
@@ -135,21 +175,68 @@ def binary(source: Source) -> io.BufferedReader | io.BytesIO:
     return source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
 
 
+def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfile.ZipFile:
+    """Open a zip.
+
+    Raises:
+        InvalidInput: if it is not a whole one, or a member is neither stored nor deflated, or needs
+            a password.
+    """
+    with whole(expected, field):
+        bounds.reserve(MEMBER_BYTES * _count_members(source), field)
+        archive = zipfile.ZipFile(opened(source))
+    if any(m.flag_bits & 1 or m.compress_type not in COMPRESSIONS for m in archive.infolist()):
+        raise InvalidInput(field, f"{expected}, stored or deflated, without a password", "another")
+    return archive
+
+
 @contextmanager
-def zip_of(source: Source, expected: str, field: str) -> Iterator[zipfile.ZipFile]:
-    """Open a zip; raise InvalidInput if it is not a whole one, now or when a member is read."""
+def whole(expected: str, field: str) -> Iterator[None]:
+    """Raise InvalidInput if a zip is found damaged."""
     try:
-        with zipfile.ZipFile(opened(source)) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        yield
+    except DAMAGE as error:
         raise InvalidInput(field, expected, "something else") from error
+
+
+def _count_members(source: Source) -> int:
+    """Return how many members the directory of a zip names, at most, without reading them."""
+    with binary(source) as file:
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+        if end is None:
+            return 0
+        size, place = end[zipfile._ECD_SIZE], end[zipfile._ECD_LOCATION]  # type: ignore[attr-defined]
+        file.seek(max(0, place - size - ZIP64_END_BYTES))
+        return file.read(size + ZIP64_END_BYTES).count(b"PK\x01\x02")
+
+
+def cut(
+    rows: Iterable[T], size_of: Callable[[T], int], most_rows: int, most_size: int
+) -> Iterator[list[T]]:
+    """Yield rows in parts of at most `most_rows`, that end with the row that takes them beyond
+    `most_size`."""
+    part, size = list[T](), 0
+    for row in rows:
+        part.append(row)
+        size += size_of(row)
+        if len(part) == most_rows or size > most_size:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def text_bytes(texts: Sequence[str]) -> int:
+    """Return how much memory texts in a list take."""
+    return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
 def ids_as_text(values: list[Any], column: str, first: int) -> list[str]:
     """Return ids as text.
 
     Raises:
-        InvalidInput: naming a row, counted from `first`, whose id is missing, or no text or number.
+        InvalidInput: naming a row, counted from `first`, whose id is missing, or no text in Unicode
+            or number.
     """
     ids = []
     for row, value in enumerate(values, start=first):
@@ -164,9 +251,11 @@ def ids_as_text(values: list[Any], column: str, first: int) -> list[str]:
 
 
 def _id_as_text(value: Any) -> str | None:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    return None if isinstance(value, list | dict | tuple) else str(value)
+    if isinstance(value, list | dict | tuple):
+        return None
+    try:
+        text = value.decode() if isinstance(value, bytes) else str(value)
+        text.encode()  # else a lone surrogate is in it
+    except UnicodeError:
+        return None
+    return text

@@ -7,6 +7,7 @@ and shorter text is padded, as a model's `TextSpec` says. The same text always g
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,7 +26,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # what is kept.
 MAX_TEXT_BYTES = 1 << 18
 MAX_TOKENIZER_BYTES = 1 << 26
-TOKENISING_BYTES = 200  # that it takes for each byte of a text, at most
+TOKENISING_BYTES = 700  # that it takes for each byte of a text once it is normalised, at most
+NORMALISED_AT_ONCE = 4096  # characters: normalising takes memory too
 PADS = ("[PAD]", "<pad>", "<|pad|>")
 TRIED = ("a text", "\u00e9\u4e2d\U0001f9a5 qzx\n")  # also of words that hardly any tokenizer knows
 EXPECTED = "a tokenizer.json of Hugging Face's tokenizers"
@@ -75,7 +77,21 @@ class TextEncoder:
             raise InvalidInput(field, "Unicode text", "a lone surrogate in it") from None
         if size > MAX_TEXT_BYTES:
             raise InvalidInput(field, f"text of at most {MAX_TEXT_BYTES} bytes in UTF-8", f"{size}")
-        return TOKENISING_BYTES * size
+        return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
+
+    def _normalised_bytes(self, text: str, field: str) -> int:
+        """Return how long a text is once it is normalised: NFKC makes 33 bytes of three."""
+        normaliser = self.tokenizer.normalizer
+        if normaliser is None:
+            return 0
+        starts = range(0, len(text), NORMALISED_AT_ONCE)
+        parts = (text[start : start + NORMALISED_AT_ONCE] for start in starts)
+        try:
+            return sum(
+                len(_run(partial(normaliser.normalize_str, part), "").encode()) for part in parts
+            )
+        except ValueError:
+            raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
         """Return a text, that `bytes_for` lets pass, as a row of ids.

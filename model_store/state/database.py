@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.errors import NoSpace, StateUnusable
 
 FILE = "state.sqlite"
+PROBE, PROBE_BYTES = "probe", 1 << 16
 NO_SPACE = "no space is left for the service's state (DUBITO_STATE)"
 UNUSABLE = "the service's state (DUBITO_STATE) cannot be read or written"
 BUSY_S = 10.0  # that another process may take to write
@@ -110,8 +112,8 @@ class Database:
         """
         self.folder = folder
         self._lock = threading.Lock()
-        with _told():
-            folder.mkdir(parents=True, exist_ok=True)
+        with told():
+            make_folder(folder)
             path = folder / FILE
             # What came as rows and labels is for nobody else to read
             with suppress(FileExistsError):
@@ -136,6 +138,7 @@ class Database:
                         f"ALTER TABLE jobs ADD COLUMN {name} {JOB_COLUMNS[name]}"
                     )
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            sync_folder(folder)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -144,7 +147,7 @@ class Database:
         Raises:
             StateUnusable: if it cannot be read.
         """
-        with self._lock, _told():
+        with self._lock, told():
             yield self._connection
 
     @contextmanager
@@ -156,8 +159,23 @@ class Database:
             NoSpace: if the disk is full.
             StateUnusable: if it cannot be written.
         """
-        with self._lock, _told(), self._transaction():
+        with self._lock, told(), self._transaction():
             yield self._connection
+
+    def probe(self) -> None:
+        """Write a file and delete it, as on a full disk nobody can; small changes to the database
+        may go on there for long.
+
+        Raises:
+            NoSpace: if the disk is full.
+            StateUnusable: if nothing can be written.
+        """
+        path = self.folder / PROBE
+        with told():
+            try:
+                write_synced(path, bytes(PROBE_BYTES))
+            finally:
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         with self._lock:
@@ -176,12 +194,24 @@ class Database:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def may_be_damaged(what: str) -> Iterator[None]:
+    """Take what is read of the database, and is not what was written, for damage to it.
+
+    Raises:
+        StateUnusable: naming what is damaged.
+    """
     try:
         yield
-    except sqlite3.IntegrityError:
-        raise
-    except sqlite3.Error as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise StateUnusable(f"{UNUSABLE}: {what} is damaged in {FILE}") from error
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Tell of errors of SQLite and of the disk as of the state's."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError, IndexError) as error:  # the last: a column is gone
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(NO_SPACE) from error
         raise StateUnusable(f"{UNUSABLE}: {error}") from error

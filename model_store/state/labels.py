@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float32
 from model_store.acquisition.choice import RANDOM
 from model_store.artifacts.manifest import DESCRIBING, OF_FILES, TOKENIZER, Manifest
 from model_store.errors import Conflict, InvalidInput
-from model_store.state.database import FILE, Database
+from model_store.state.database import FILE, Database, may_be_damaged
 
 MAX_ID_CHARACTERS = 256
 ROW_TYPE = np.dtype("<f4")
@@ -295,10 +295,12 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
             {"model": model, "random": RANDOM},
         ).fetchall()
     rows = [row for row in found if row["format"] == row_format]
-    x = np.frombuffer(b"".join(row["row"] for row in rows), dtype=ROW_TYPE).astype(np.float32)
+    with may_be_damaged(f"a labelled row of {model}"):
+        x = np.frombuffer(b"".join(row["row"] for row in rows), dtype=ROW_TYPE)
+        x = x.astype(np.float32).reshape(len(rows), size)
     return LabelledRows(
         ids=[row["id"] for row in rows],
-        x=x.reshape(len(rows), size),
+        x=x,
         values=[_value(row) for row in rows],
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
         is_chosen=np.array([r["acquisition"] != RANDOM and not r["control"] for r in rows], bool),
@@ -319,7 +321,8 @@ def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, 
             """,
             (model,),
         ).fetchall()
-    return [(row["version"], json.loads(row["said"]), _value(row)) for row in found]
+    with may_be_damaged(f"a control row of {model}"):
+        return [(str(int(row["version"])), json.loads(row["said"]), _value(row)) for row in found]
 
 
 def _value(row: Row) -> str | float:
@@ -347,17 +350,18 @@ def keep_candidate(
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
     with database.reading() as connection:
         found = connection.execute(
-            "SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)
+            "SELECT * FROM candidates WHERE model = ? ORDER BY rowid DESC", (model,)
         ).fetchall()
-    return [
-        {
-            "version": row["version"],
-            "against": row["parent"],
-            "labels": row["labels"],
-            "control_labels": row["control"],
-            "promoted": bool(row["promoted"]),
-            "time": row["time"],
-            **json.loads(row["said"]),
-        }
-        for row in found
-    ]
+    with may_be_damaged(f"a candidate of {model}"):
+        return [
+            {
+                "version": row["version"],
+                "against": row["parent"],
+                "labels": row["labels"],
+                "control_labels": row["control"],
+                "promoted": bool(row["promoted"]),
+                "time": row["time"],
+                **json.loads(row["said"]),
+            }
+            for row in found
+        ]

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float64
 
 from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
+from model_store.state.database import may_be_damaged
 
 FEWEST = 50  # labelled control rows, below which a figure would say little
 LEVEL = 0.95
@@ -56,9 +57,8 @@ def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
     """Return the figures of rows of one version, given what it said of each and its label or
     target."""
-    if "probabilities" in rows[0][0]:
-        return _of_classes(rows)
-    return _of_targets(rows)
+    with may_be_damaged("what a version said of a control row"):
+        return _of_classes(rows) if "probabilities" in rows[0][0] else _of_targets(rows)
 
 
 def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
 from model_store.sources.columns import unknown_categories
-from model_store.sources.files import check_ids, open_rows
-from model_store.sources.row_file import RowFile
+from model_store.sources.files import check_ids
+from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.openapi import ERRORS, request_body
 from service.api.options import num_samples_of, priors_of
-from service.api.pool_files import path_in, with_id
+from service.api.pool_files import open_file, path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
     envelope_of_query,
@@ -44,6 +44,7 @@ from service.models.models import Served
 from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
+CHECK_BYTES = 100  # of each while they are compared with each other
 
 router = APIRouter()
 
@@ -72,8 +73,7 @@ async def post_acquire(request: Request) -> Response:
     pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         reservation = call.reservation
-        find_names = partial(_names, envelope, pool, pool_size)
-        names = await context.threads.state(find_names)
+        names = await find_names(context, call, envelope, pool, pool_size)
         if rows is not None:
             x = await row_numbers(context, call, rows, served, "pool")
         else:
@@ -84,7 +84,7 @@ async def post_acquire(request: Request) -> Response:
                 raise with_id(error, names) from None
         del body, rows, pool  # which may be many times as large
         reservation.shrink(x.nbytes)
-        reservation.reserve(ID_BYTES * len(x), "ids")
+        reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
         whole, are_named = x, names is not None
         ids = [str(i) for i in range(len(x))] if names is None else names
         seed = fresh_seed() if envelope.seed is None and envelope.control else envelope.seed
@@ -155,16 +155,14 @@ async def _open(
     call: Call, context: Context, envelope: AcquireRequest, served: Served, body: bytes | bytearray
 ) -> RowFile:
     """Open the file that is a request's body, or that it names."""
-    spec, settings = served.model.manifest.input, context.settings
-
-    def work() -> RowFile:
-        if envelope.pool_file is None:
-            ending = FILE_ENDINGS.get(request_media_type(call.request))
-            return open_rows(body, spec, "pool", ending)
-        path = path_in(settings.pools, envelope.pool_file, "pool_file")
-        return open_rows(path, spec, "pool_file")
-
-    pool, most = await context.threads.state(work), settings.max_pool_rows
+    settings, named = context.settings, envelope.pool_file
+    most = settings.max_pool_rows
+    if named is None:
+        ending = FILE_ENDINGS.get(request_media_type(call.request))
+        pool = await open_file(context, call, body, served, "pool", ending)
+    else:
+        path = await context.threads.state(partial(path_in, settings.pools, named, "pool_file"))
+        pool = await open_file(context, call, path, served, "pool_file")
     if pool.rows > most:
         got = f"got {pool.rows} (/acquire/jobs takes more)"
         raise TooLarge(f"{pool.field}: expected at most {most} rows, {got}")
@@ -178,11 +176,20 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
 
 
-def _names(envelope: AcquireRequest, pool: RowFile | None, rows: int) -> list[str] | None:
-    names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
-    if names is not None:
-        check_ids(names, rows)
-    return names
+async def find_names(
+    context: Context, call: Call, envelope: Any, pool: RowFile | None, rows: int
+) -> list[str] | None:
+    """Return the rows' names, of the request or else of its file, None where they have none."""
+
+    def work() -> list[str] | None:
+        names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
+        if names is None:
+            return None
+        with call.reservation.hold(CHECK_BYTES * rows, "ids"):
+            check_ids(names, rows)
+        return list(names)
+
+    return await context.threads.requests.run(call, ID_BYTES * rows, work)
 
 
 def select_rows(

@@ -20,13 +20,14 @@ from fastapi.responses import FileResponse, StreamingResponse
 from model_store.acquisition.choice import most_candidates
 from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
-from model_store.sources.files import check_ids, open_rows, stamp_of
-from model_store.state.database import of_disk
+from model_store.sources.files import open_rows, stamp_of
+from model_store.sources.row_file import RowFile
+from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
-from service.api.acquire import select_rows
+from service.api.acquire import find_names, select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
 from service.api.options import groups_of, num_samples_of
-from service.api.pool_files import ENDINGS, path_in
+from service.api.pool_files import ENDINGS, open_file, path_in
 from service.api.requests import (
     NPZ,
     PARQUET,
@@ -43,8 +44,9 @@ from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call
 from service.context import Context, context_of
+from service.engine.pool_ranking import check_keeping
 from service.error_forms import JSON
-from service.errors import NotDone, Overloaded, TooLarge
+from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
 from service.server.shares import is_within_share
@@ -62,7 +64,12 @@ ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 class _Rows:
     field: str
     path: str  # whole, or the name of a file in the job's folder
-    content: bytes | bytearray | np.ndarray | None = None
+    content: bytes | bytearray | np.ndarray | None
+    pool: RowFile | None  # none of an array
+
+    @property
+    def count(self) -> int:
+        return len(self.content) if self.pool is None else self.pool.rows  # type: ignore[arg-type]
 
 
 @router.post(
@@ -91,9 +98,11 @@ async def post_predict_job(request: Request) -> Response:
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
     context, owner = context_of(request), owner_of(request.scope)
-    jobs = await context.threads.state(lambda: Jobs(context.state).of(owner))
-    content = {"jobs": [_job_json(context, job) for job in jobs]}
-    return json_response(content)
+
+    def listed() -> list[dict[str, Any]]:
+        return [_job_json(context, job) for job in Jobs(context.state).of(owner)]
+
+    return json_response({"jobs": await context.threads.ask(listed)})
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
@@ -129,8 +138,11 @@ async def get_job_result(request: Request, job: str) -> Response:
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
-    path = Jobs(context_of(request).state).folder / found.id / found.outcome
-    media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+    with may_be_damaged(f"job {found.id}"):
+        path = Jobs(context_of(request).state).folder / found.id / found.outcome
+        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+    if not path.exists():
+        raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
@@ -139,7 +151,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
     found = await _find(request, job)
-    found = await context.threads.state(lambda: Jobs(context.state).cancel(found.id))
+    found = await context.threads.ask(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
     return _answer(context, found)
 
@@ -154,7 +166,7 @@ async def delete_job(request: Request, job: str) -> Response:
     if not found.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
         raise NotDone(f"job: expected {expected}, got one {found.state}")
-    await context.threads.state(lambda: Jobs(context.state).forget(found.id))
+    await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
     return _answer(context, found)
 
 
@@ -163,6 +175,11 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     context, owner = context_of(request), owner_of(request.scope)
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     envelope, served, rows = await _read(context, call, envelope_kind, field)
+    num_samples = num_samples_of(envelope, served, settings)
+    if rows.count * num_samples > settings.max_job_row_draws:
+        most, got = settings.max_job_row_draws, rows.count * num_samples
+        raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
+    names = await find_names(context, call, envelope, rows.pool, rows.count)
     client = owner or str(call.client)
 
     def may_wait(queued: Mapping[str, int]) -> bool:
@@ -172,8 +189,10 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
         jobs = Jobs(context.state)
         name, folder = jobs.new_folder()
         try:
-            wanted = _job_request(context, envelope, served, rows, folder)
+            wanted = _job_request(context, envelope, served, rows, names, num_samples, folder)
             work = wanted.rows * wanted.num_samples
+            if time.monotonic() > call.deadline:
+                raise PastDeadline
             asked = name, kind, owner, client, asdict(wanted), work
             return jobs.add(*asked, may_wait, settings.max_job_bytes)
         except BaseException:
@@ -201,7 +220,8 @@ async def _read(
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_options(envelope)
         served = await context.served(call, envelope)
-        return envelope, served, _Rows(field, f"{field}{ending}", body)
+        pool = await open_file(context, call, body, served, field, ending)
+        return envelope, served, _Rows(field, f"{field}{ending}", body, pool)
     envelope, inline = await read_rows(
         context, call, body, kind, field, settings.max_pool_rows, file_field
     )
@@ -210,9 +230,10 @@ async def _read(
     named = getattr(envelope, file_field)
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
-        return envelope, served, _Rows(file_field, str(path))
+        pool = await open_file(context, call, path, served, file_field)
+        return envelope, served, _Rows(file_field, str(path), None, pool)
     x = await row_numbers(context, call, inline, served, field)
-    return envelope, served, _Rows(field, f"{field}.npy", x)
+    return envelope, served, _Rows(field, f"{field}.npy", x, None)
 
 
 def _refuse_options(envelope: Envelope) -> None:
@@ -222,22 +243,19 @@ def _refuse_options(envelope: Envelope) -> None:
 
 
 def _job_request(
-    context: Context, envelope: Any, served: Served, rows: _Rows, folder: Path
+    context: Context,
+    envelope: Any,
+    served: Served,
+    rows: _Rows,
+    names: list[str] | None,
+    num_samples: int,
+    folder: Path,
 ) -> JobRequest:
-    """Return what a job is to do, once its file was opened and its ids were looked at; rows that
-    came with the request are written to the job's folder.
-    """
+    """Return what a job is to do; rows that came with the request are written to its folder."""
     settings, path = context.settings, folder / rows.path
-    num_samples = num_samples_of(envelope, served, settings)
     if rows.content is not None:
         _write(path, rows.content)
-    pool = open_rows(path, served.model.manifest.input, rows.field)
-    if pool.rows * num_samples > settings.max_job_row_draws:
-        most, got = settings.max_job_row_draws, pool.rows * num_samples
-        raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
-    ids = pool.ids() if envelope.ids is None else envelope.ids
-    if ids is not None:
-        check_ids(ids, pool.rows)
+    pool = rows.pool or open_rows(path, served.model.manifest.input, rows.field)
     if envelope.ids is not None:
         _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
     if getattr(envelope, "groups", None) is not None:
@@ -246,9 +264,12 @@ def _job_request(
     seed = fresh_seed() if envelope.seed is None else envelope.seed
     fields = request_fields(envelope, served, num_samples, settings.settle)
     if isinstance(envelope, AcquireRequest):
-        names = [str(i) for i in range(pool.rows)] if ids is None else list(ids)
-        selection = select_rows(context, envelope, served.name, names, ids is not None, seed)
-        selected = len(selection.ranked) < pool.rows
+        selected, excluded = False, 0
+        if names is None:
+            check_keeping(envelope.keep, envelope.control, [], are_named=False)
+        else:
+            selection = select_rows(context, envelope, served.name, names, True, seed)
+            selected, excluded = len(selection.ranked) < pool.rows, selection.excluded
         if selected:
             file = io.BytesIO()
             np.savez(file, ranked=selection.ranked, control=selection.control)
@@ -256,7 +277,7 @@ def _job_request(
         race_stages(envelope.race, fields["acquisition"], served.model.manifest.task, num_samples)
         most_candidates(fields["acquisition"], served.model, pool.rows, envelope.k, num_samples)
         fields |= {"race": envelope.race, "keep": envelope.keep}
-        fields |= {"selected": selected, "excluded": selection.excluded}
+        fields |= {"selected": selected, "excluded": excluded}
     else:
         fields["format"] = envelope.format
     return JobRequest(
@@ -275,21 +296,18 @@ def _job_request(
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    try:
-        with path.open("wb") as file:
-            if isinstance(content, np.ndarray):
-                np.save(file, content, allow_pickle=False)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise of_disk(error) from error
+    with told(), path.open("wb") as file:
+        if isinstance(content, np.ndarray):
+            np.save(file, content, allow_pickle=False)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 async def _find(request: Request, job: str) -> Job:
     context, owner = context_of(request), owner_of(request.scope)
-    return await context.threads.state(lambda: Jobs(context.state).get(job, owner))
+    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
 
 
 async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
@@ -309,7 +327,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
         await asyncio.sleep(EVENTS_S)
         try:
-            job = await context.threads.state(partial(Jobs(context.state).get, job.id))
+            job = await context.threads.ask(partial(Jobs(context.state).get, job.id))
         except NotFound:  # cancelled and deleted meanwhile
             return
 
@@ -326,13 +344,14 @@ def _job_json(context: Context, job: Job) -> dict[str, Any]:
     left = None
     if job.state == "running" and job.done > 0:
         left = job.worked_s / job.done * max(0, job.work - job.done)
-    asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+    with may_be_damaged(f"job {job.id}"):
+        asked = ("model", "version", "rows", "num_samples", "seed", "read_as")
+        numbers = {name: request[name] for name in asked} | {"ignored_columns": request["ignored"]}
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
-        **{name: request[name] for name in asked},
-        "ignored_columns": request["ignored"],
+        **numbers,
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,

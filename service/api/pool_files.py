@@ -12,15 +12,17 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
-from model_store.sources.row_file import Part, RowFile
+from model_store.sources.row_file import Bounds, Part, RowFile, Source
 from service.api.openapi import ERRORS, file_body
 from service.api.options import validate
 from service.api.requests import FILE_ENDINGS, NPY, read_body, request_media_type, text_fields
 from service.api.responses import json_response
 from service.api.schemas import PreviewAnswer, PreviewRequest
-from service.context import context_of
+from service.call import Call
+from service.context import Context, context_of
+from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
-from service.server.budget import Reservation
+from service.models.models import Served
 
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
 TEXT_LETTERS = 1000  # of a text that are shown
@@ -47,21 +49,37 @@ async def post_preview(request: Request) -> Response:
     fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
     asked = validate(PreviewRequest, fields)
     served = await context.served(call, asked)
-    spec = served.model.manifest.input
-    pool = await context.threads.state(partial(open_rows, body, spec, "pool", ending))
-    reading = partial(preview_rows, pool, asked.rows, call.reservation)
+    pool = await open_file(context, call, body, served, "pool", ending)
+    work = partial(preview_rows, pool, asked.rows)
+    shown = await context.threads.requests.run(call, len(body), work)
     answer = {
         "model": served.name,
         "version": served.version,
         "rows": pool.rows,
         "read_as": pool.read_as,
         "ignored_columns": pool.ignored,
-        "preview": await context.threads.state(reading),
+        "preview": shown,
     }
     return json_response(answer)
 
 
-def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> list[dict[str, Any]]:
+async def open_file(
+    context: Context,
+    call: Call,
+    source: Source,
+    served: Served,
+    field: str,
+    ending: str | None = None,
+) -> RowFile:
+    """Open a file of rows that came with a request, or that it names; reading it takes of the
+    request's memory, and ends with it."""
+    bounds = Bounds(call.reservation.reserve, call.pause)
+    spec = served.model.manifest.input
+    work = partial(open_rows, source, spec, field, ending, bounds)
+    return await context.threads.requests.run(call, SLICE_BYTES, work)
+
+
+def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
     """Return rows as they are shown, up to `ROWS_BYTES` of them; a row that is not there is left
     out."""
     ids = pool.ids()
@@ -75,9 +93,10 @@ def preview_rows(pool: RowFile, rows: list[int], reservation: Reservation) -> li
                 left -= cost
                 if left < 0:
                     break
-                reservation.reserve(2 * cost, "rows")
+                pool.bounds.reserve(2 * cost, "rows")
                 found[row] = shown
         first += size
+        pool.bounds.pause()
         if first > wanted[-1] or left < 0:
             break
     return [
@@ -94,7 +113,8 @@ def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
         return cells, sum(len(str(cell)) for cell in cells.values())
     value = part[row]
     if isinstance(value, np.ndarray):
-        return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
+        with np.errstate(over="ignore"):
+            return value.ravel().astype(np.float32), NUMBER_BYTES * value.size
     if isinstance(value, bytes) and not is_text:
         return base64.b64encode(value).decode(), 2 * len(value)
     text = value.decode("utf-8-sig", "replace") if isinstance(value, bytes) else str(value)

@@ -15,7 +15,13 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.columns import from_cells, from_objects
-from model_store.sources.images import decoded_pixels, open_image, pixels, resized_pixels
+from model_store.sources.images import (
+    decoded_pixels,
+    decoding_bytes,
+    open_image,
+    pixels,
+    resized_pixels,
+)
 from model_store.sources.row_file import Part, RowFile, shapes_of
 from service.api.json_blocks import JsonRows
 from service.api.schemas import kind_of
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
 
 # Looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
 FEW_NUMBERS = 4096
-DECODED_BYTES = 10  # that decoding takes for each pixel of an image, at most
 NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
 
 
@@ -189,15 +194,16 @@ class _Reader:
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return an image, the bytes of a file or base64 of them, as a flat row of pixels."""
         assert self.spec.image is not None
-        image = open_image(_content(row, field), field)
-        spec = self.spec.image
-        resized = resized_pixels(image, spec, field)
+        content = _content(row, field)
+        image = open_image(content, field)
+        shape, spec = self.spec.shape, self.spec.image
+        resized = resized_pixels(image, shape, spec, field)
         self.pixels += decoded_pixels(image) + resized
         if self.pixels > self.max_pixels:
             expected = f"expected images of at most {self.max_pixels} pixels together"
             raise TooLarge(f"{self.field}: {expected}, got more")
-        with self.reservation.hold(DECODED_BYTES * (image.width * image.height + resized), field):
-            return pixels(image, self.spec.shape, spec, field).astype(np.float32)
+        with self.reservation.hold(2 * len(content) + decoding_bytes(image, resized), field):
+            return pixels(image, shape, spec, field).astype(np.float32)
 
 
 def _only(row: dict[str, Any], name: str, field: str) -> Any:

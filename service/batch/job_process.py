@@ -31,6 +31,7 @@ from model_store.acquisition.ranking import (
     rank_now,
 )
 from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import UNKNOWN
@@ -118,7 +119,8 @@ class JobRows:
     def _open(self) -> RowFile:
         request = self.request
         path = self.folder / request.path  # a whole path takes the place of the folder
-        if request.stamp is not None and (not path.exists() or stamp_of(path) != request.stamp):
+        is_there = path.exists()
+        if not is_there or (request.stamp is not None and stamp_of(path) != request.stamp):
             expected = "the file as it was when the job was asked for"
             raise InvalidInput(request.field, expected, "another, or none")
         return open_rows(path, self.model.manifest.input, request.field)
@@ -216,6 +218,7 @@ class JobRows:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(self.folder / name)
+        sync_folder(self.folder)
         self._report(self.work, self.work)
         return name
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
@@ -74,6 +75,7 @@ class ColumnFiles:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.folder / LAYOUT)
+        sync_folder(self.folder)
 
     def column(self, name: str) -> np.ndarray:
         dtype, shape = self._layout[name]

@@ -30,6 +30,7 @@ logger = logging.getLogger("dubito")
 JOB_MODULE = "service.batch.job_process"
 LOOK_S = 1.0  # between looks at the queue, for what other processes have put there
 SWEEP_S = 60.0  # between looks for what is old
+PROBE_S = 5.0  # between tries to write a file
 END_S = 10.0  # that a job gets to end in order
 SECRET = ("API_KEYS", "ADMIN_KEY", "KEYS_FILE", "LABEL")  # no settings for a job's process
 
@@ -51,7 +52,7 @@ class JobRunner:
         self._wake = threading.Event()
         self._ending = False
         self._running: list[_Running] = []
-        self._swept = 0.0
+        self._swept = self._probed = 0.0
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
 
     def start(self) -> None:
@@ -103,6 +104,9 @@ class JobRunner:
             self._fill(jobs, slot)
         self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
         self.metrics.jobs_running.set(len(self._running))
+        if time.monotonic() - self._probed > PROBE_S:
+            self._state().probe()
+            self._probed = time.monotonic()
 
     def _fill(self, jobs: Jobs, slot: int) -> None:
         """Start a job in a slot, if it is free and there is one."""

@@ -122,14 +122,31 @@ class _Piece:
 class Threads:
     """The service's threads, without the event loop's and the engine's."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._questions = ThreadPoolExecutor(2, "questions")
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
         self._state = ThreadPoolExecutor(2, "state")
         self.requests = FairThreads("requests", READERS)  # parse large requests, decode images
         self.answers = FairThreads("answers", 1)  # write large answers
-        for pool in (self._files, self._loads, self._state):
+        self._own = (self._questions, self._files, self._loads, self._state)
+        for pool in self._own:
             pool.submit(int).result()  # its thread is there from the beginning
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Return the answer to a quick question about jobs, which waits for none of what is read
+        and written at length.
+
+        Raises:
+            PastDeadline: if it takes longer than a request may.
+        """
+        asked = asyncio.get_running_loop().run_in_executor(self._questions, question)
+        await asyncio.wait([asked], timeout=self._deadline_s)
+        if not asked.done():
+            asked.cancel()
+            raise PastDeadline
+        return asked.result()
 
     async def files(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
@@ -142,7 +159,7 @@ class Threads:
 
     def close(self) -> None:
         """End, after what is being done; what has not begun is dropped."""
-        for pool in (self._files, self._loads, self._state):
+        for pool in self._own:
             pool.shutdown(cancel_futures=True)
         self.requests.close()
         self.answers.close()

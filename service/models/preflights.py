@@ -133,7 +133,7 @@ class Preflights:
                     raise GivenUp
             with suppress(OSError):
                 content = json.loads(said.read_bytes())
-                if content is None or time.time() - said.stat().st_mtime < RETRY_FAILED_S:
+                if content is None or abs(time.time() - said.stat().st_mtime) < RETRY_FAILED_S:
                     return None if content is None else Failure(**content)
             failure = self._run_in_process(manifest)
             with suppress(OSError):  # then each tries it for itself

@@ -10,9 +10,9 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from model_store.errors import InvalidInput
-from model_store.sources.files import open_rows
 from service import VERSION
 from service.api.health import refuse_unready
+from service.api.pool_files import open_file
 from service.api.predict import ToPredict, predict, run_reading
 from service.api.requests import read_body, request_media_type
 from service.api.responses import predict_json, response
@@ -23,7 +23,6 @@ from service.errors import TooLarge, Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 
 CSV = "text/csv"
-CSV_BYTES = 20  # that reading a byte of CSV takes, at most
 
 router = APIRouter(include_in_schema=False)
 
@@ -74,11 +73,9 @@ async def _read(context: Context, call: Call) -> ToPredict:
 async def _read_csv(context: Context, call: Call) -> ToPredict:
     settings = context.settings
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
-    call.reservation.reserve(CSV_BYTES * len(body), "body")
     envelope = envelope_of_params({})
     served = await context.served(call, envelope)
-    spec = served.model.manifest.input
-    pool = await context.threads.state(partial(open_rows, body, spec, "body", ".csv"))
+    pool = await open_file(context, call, body, served, "body", ".csv")
     if pool.rows > settings.max_rows:
         raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
     return ToPredict(call, envelope, served, pool)

@@ -512,7 +512,7 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
             TABLE,
             "with quotes that are closed, got one that is open at the end",
         )
-    (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2,red\n" * 3_000_000)
+    (tmp_path / "open.csv").write_text('width,colour\n1,"' + "2 red\n" * 3_000_000)
     refused(tmp_path / "open.csv", TABLE, "with quotes that are closed, got field larger than")
 
 

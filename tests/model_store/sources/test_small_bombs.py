@@ -1,50 +1,32 @@
 """Files of few bytes that announce or repeat very much: they are refused, or read in bounded
 pieces, before memory is taken for them."""
 
-import io
 import tracemalloc
-import zipfile
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.csv import CsvTable
 from model_store.sources.files import open_rows
+from model_store.sources.row_file import Bounds
+from tests.support.files import npy_header, npz_bytes, parquet_bytes, zip_bytes
 
 NUMBERS = InputSpec(shape=(4,), minimum=0, maximum=1)
+TEXT = InputSpec(
+    shape=(4,),
+    dtype="int32",
+    minimum=0,
+    maximum=9,
+    text={"column": "text", "max_tokens": 4, "pad_id": 0},
+)
 MOST_BYTES = 200 << 20
 
 
-def npz(**members):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(f"{name}.npy", content)
-    return packed.getvalue()
-
-
-def header(shape, dtype):
-    """The header of an npy file, without its numbers."""
-    file = io.BytesIO()
-    form = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
-    np.lib.format.write_array_header_1_0(file, {**form, "shape": shape})
-    return file.getvalue()
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def parquet(table):
-    file = io.BytesIO()
-    pq.write_table(pa.table(table), file, compression="zstd")
-    return file.getvalue()
+def zstd(columns):
+    return parquet_bytes(columns, compression="zstd")
 
 
 @pytest.fixture(autouse=True)
@@ -60,20 +42,20 @@ def _in_little_memory():
 
 @pytest.mark.parametrize("rows", [10**9, 10**15])
 def test_a_header_that_announces_more_than_its_bytes_can_hold_is_refused(rows):
-    body = npz(x=header((rows, 4), "f4"))
+    body = npz_bytes(x=npy_header((rows, 4)))
     assert len(body) < 300
     with pytest.raises(InvalidInput, match="x: expected as many bytes as the npy header says"):
         open_rows(body, NUMBERS, "pool", ".npz")
 
 
 def test_ids_of_millions_of_letters_are_refused():
-    body = npz(x=npy(np.zeros((3, 4), np.float32)), ids=npy(np.array(["a" * 10**6, "b", "c"])))
+    body = npz_bytes(x=np.zeros((3, 4)), ids=np.array(["a" * 10**6, "b", "c"]))
     with pytest.raises(InvalidInput, match="ids: expected ids of at most 1000 letters"):
         open_rows(body, NUMBERS, "pool", ".npz")
 
 
 def test_a_list_that_is_longer_than_a_row_is_refused_before_it_is_read():
-    body = parquet({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
+    body = zstd({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
     with pytest.raises(InvalidInput, match="pool: expected lists of 4 numbers, got 10000000 in 1"):
         open_rows(body, NUMBERS, "pool", ".parquet")
 
@@ -81,24 +63,78 @@ def test_a_list_that_is_longer_than_a_row_is_refused_before_it_is_read():
 def test_an_id_of_a_million_letters_that_repeats_is_refused():
     ids = pa.DictionaryArray.from_arrays(pa.array([0] * 5000), pa.array(["a" * 10**6]))
     rows = pa.array([[0.0] * 4] * 5000, pa.list_(pa.float32()))
-    pool = open_rows(parquet({"id": ids, "x": rows}), NUMBERS, "pool", ".parquet")
+    pool = open_rows(zstd({"id": ids, "x": rows}), NUMBERS, "pool", ".parquet")
     with pytest.raises(InvalidInput, match="id: expected ids of at most 1000 letters"):
         pool.ids()
 
 
 def test_a_text_that_repeats_comes_in_pieces():
-    spec = InputSpec(
-        shape=(4,),
-        dtype="int32",
-        minimum=0,
-        maximum=9,
-        text={"column": "text", "max_tokens": 4, "pad_id": 0},
-    )
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1000), pa.array(["a" * 10**6]))
-    pool = open_rows(parquet({"text": texts}), spec, "pool", ".parquet")
+    pool = open_rows(zstd({"text": texts}), TEXT, "pool", ".parquet")
     assert sum(len(part) for part in pool.parts()) == 1000
 
 
 def test_a_line_of_commas_is_refused():
-    with pytest.raises(InvalidInput, match="pool: expected lines of at most 1048576 cells"):
+    with pytest.raises(
+        InvalidInput, match="pool: expected lines of at most 16777216 letters and 131072"
+    ):
         CsvTable(b"," * (1 << 21), "pool")
+
+
+class Refused(Exception):
+    """Memory that is not to be had."""
+
+
+def bounded(most):
+    """Bounds of `most` bytes in all."""
+    taken = []
+
+    def reserve(size, _):
+        taken.append(size)
+        if sum(taken) > most:
+            raise Refused
+
+    return Bounds(reserve)
+
+
+def test_the_members_of_a_zip_are_counted_before_they_are_listed():
+    content = zip_bytes({f"{i}.txt": b"" for i in range(1000)})
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    for ending in (".npz", ".zip"):
+        with pytest.raises(Refused):
+            open_rows(content, TEXT, "pool", ending, bounded(500_000))
+    assert tracemalloc.get_traced_memory()[1] - taken < 300_000
+    assert open_rows(content, TEXT, "pool", ".zip", bounded(1 << 20)).rows == 1000
+
+
+def test_ids_are_counted_as_they_are_read():
+    names = np.array([f"{i:0900}" for i in range(2000)])
+    content = npz_bytes(x=np.zeros((2000, 4), np.uint8), ids=names)
+    assert len(content) < 100_000
+    with pytest.raises(Refused):
+        open_rows(content, NUMBERS, "pool", ".npz", bounded(1 << 20)).ids()
+    ids = open_rows(content, NUMBERS, "pool", ".npz", bounded(8 << 20)).ids()
+    assert ids == names.tolist()
+
+
+def test_a_large_file_of_a_zip_is_refused_before_it_is_inflated():
+    content = zip_bytes({"a.txt": bytes(65 << 20)})
+    with pytest.raises(InvalidInput, match="files of at most 67108864 bytes, got a larger one"):
+        open_rows(content, TEXT, "pool", ".zip")
+
+
+def test_columns_that_are_not_wanted_are_not_kept():
+    cells = ",".join(f"{i}x" for i in range(1000, 2000))
+    content = f"text,{cells}\n{(cells + ',1' + chr(10)) * 200}".encode()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    pool = open_rows(content, TEXT, "pool", ".csv")
+    assert sum(len(part) for part in pool.parts()) == 200
+    assert tracemalloc.get_traced_memory()[1] - taken < 3 << 20
+
+
+def test_a_row_that_goes_on_over_lines_has_a_bound_too():
+    lines = b'",' + b"," * 100_000 + b'"\n'
+    with pytest.raises(InvalidInput, match="pool: expected lines of at most"):
+        CsvTable(b'"x' + lines * 4, "pool")

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from model_store.artifacts.manifest import InputSpec, TextSpec
 from model_store.errors import InvalidInput
-from model_store.sources.text import MAX_TEXT_BYTES, TextEncoder, _run, text_spec
+from model_store.sources.text import MAX_TEXT_BYTES, TOKENISING_BYTES, TextEncoder, _run, text_spec
+from tests.support.process import taken_bytes
 from tests.support.texts import SPECIAL, VOCABULARY, texts, tokenizer
 
 FILE = tokenizer().to_str().encode()
@@ -157,7 +158,10 @@ def test_a_row_has_room_for_text_and_a_padding_token_is_known():
 
 def test_text_that_is_too_long_or_none_is_refused():
     encoder = TextEncoder(FILE, spec())
-    assert encoder.bytes_for("é" * (MAX_TEXT_BYTES // 2), "inputs.0") == 200 * MAX_TEXT_BYTES
+    assert (
+        encoder.bytes_for("é" * (MAX_TEXT_BYTES // 2), "inputs.0")
+        == TOKENISING_BYTES * MAX_TEXT_BYTES
+    )
     with pytest.raises(
         InvalidInput,
         match=r"^inputs\.0: expected text of at most 262144 bytes in UTF-8, got 262145",
@@ -189,3 +193,33 @@ def test_a_manifest_says_of_text_what_goes_together(changes):
     assert InputSpec.model_validate(said).takes_ids
     with pytest.raises(ValueError, match="expected"):
         InputSpec.model_validate({**said, **changes})
+
+
+@pytest.mark.parametrize("text", ["a", "a ", ".", "\ufdfa", "\uac01", "a\u0301", "\u4e2d"])
+@pytest.mark.parametrize(
+    "normaliser", [None, normalizers.NFKC(), normalizers.NFKD(), normalizers.Replace("a", "bcde")]
+)
+@pytest.mark.parametrize("form", ["words", "bytes", "letters"])
+def test_tokenising_takes_no_more_than_is_counted(form, normaliser, text):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model, before = {
+        "words": (models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"), pre_tokenizers.Whitespace()),
+        "bytes": (
+            models.BPE({c: i for i, c in enumerate(alphabet)}, []),
+            pre_tokenizers.ByteLevel(),
+        ),
+        "letters": (
+            models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"),
+            pre_tokenizers.Split(Regex("."), "isolated"),
+        ),
+    }[form]
+    made = Tokenizer(model)
+    made.pre_tokenizer = before
+    if normaliser is not None:
+        made.normalizer = normaliser
+    encoder, text = (
+        TextEncoder(made.to_str().encode(), spec()),
+        text * (20_000 // len(text.encode())),
+    )
+    counted = encoder.bytes_for(text, "inputs.0")
+    assert taken_bytes(lambda: encoder.row(text)) <= counted

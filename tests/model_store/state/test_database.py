@@ -1,15 +1,38 @@
 """The state's database: whole transactions or none, between processes, on full disks, in folders
 that cannot be."""
 
+import os
 import sqlite3
 import stat
 import subprocess
 import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from re import finditer
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
-from model_store.errors import NoSpace, StateUnusable
+from model_store.errors import DubitoError, NoSpace, StateUnusable
 from model_store.state.database import FILE, Database
+from model_store.state.jobs import Jobs
+from model_store.state.labels import (
+    AcquiredRow,
+    Acquisition,
+    Label,
+    accept,
+    candidates,
+    control_labels,
+    keep_acquired,
+    keep_candidate,
+    labelled_rows,
+)
+from model_store.state.live import live_figures
+
+PLENTY = 1 << 30  # bytes
 
 JOB = "INSERT INTO jobs (id, kind, state, owner, request, created) VALUES (?, 'acquire', 'queued', '', '{}', 0)"
 
@@ -52,6 +75,67 @@ with Database(Path({str(tmp_path / "state")!r})).writing() as connection:
     assert ids(database) == []
 
 
+def test_what_was_committed_is_there_after_a_kill_that_leaves_a_log(tmp_path):
+    dying = f"""
+import os
+from pathlib import Path
+from model_store.state.database import Database
+database = Database(Path({str(tmp_path)!r}))
+for name in "abc":
+    with database.writing() as connection:
+        connection.execute({JOB!r}, (name,))
+os._exit(1)
+"""
+    assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == 1
+    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
+    with closing(Database(tmp_path)) as database:
+        assert ids(database) == ["a", "b", "c"]
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from model_store.errors import StateUnusable
+from model_store.state.database import Database
+from model_store.state.jobs import Jobs
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)
+database = Database(folder)
+jobs = Jobs(database)
+name, _ = jobs.new_folder()
+(folder / "jobs" / name / "rows.npy").touch()
+jobs.add(name, "acquire", "", "", {}, 1, lambda _: True, 1)
+jobs.cancel(name)
+for part in (folder, folder / "jobs", folder / "jobs" / name):
+    part.chmod(0o500)
+acts = jobs.new_folder, jobs.clear_ended, jobs.slot(0).__enter__, database.probe
+(folder / "state.sqlite").chmod(0o400)
+for act in (*acts, lambda: Database(folder)):
+    try:
+        act()
+    except StateUnusable as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_can_only_be_read_is_told():
+    with TemporaryDirectory() as name:  # that another user can reach
+        folder = Path(name) / "state"
+        folder.mkdir()
+        if os.geteuid() == 0:
+            Path(name).chmod(0o755)
+            os.chown(folder, 65534, -1)
+        command = [sys.executable, "-c", READ_ONLY, str(folder)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        for path in (folder, *folder.glob("jobs"), *folder.glob("jobs/*")):
+            path.chmod(0o700)
+    *first, last = said.stdout.splitlines()
+    expected = "the service's state (DUBITO_STATE) cannot be read or written"
+    assert first == [f"{expected}: Permission denied"] * 4, said.stderr
+    assert last == f"{expected}: attempt to write a readonly database"
+
+
 def test_only_its_owner_may_read_it(database, tmp_path):
     assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
 
@@ -75,6 +159,58 @@ def test_a_folder_that_is_a_file_and_a_database_that_is_none_are_told(tmp_path):
     (tmp_path / "state" / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(StateUnusable, match="not a database"):
         Database(tmp_path / "state")
+
+
+def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
+    """Bytes are changed in the text of jobs and labels, and anywhere."""
+    database, said = Database(tmp_path), {"probabilities": {"3": 0.5, "4": 0.5}, "set": ["3"]}
+    jobs, row = Jobs(database), np.zeros(4, np.float32)
+    ids = [jobs.new_folder()[0] for _ in range(8)]
+    for name in ids:
+        jobs.add(name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY)
+    jobs.finish(jobs.claim(0).id, "failed", "why")
+    how = Acquisition("m", "1", "format", "bald", 1, 10)
+    keep_acquired(database, how, [AcquiredRow(str(i), i, 0.1, row, True, said) for i in range(20)])
+    accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
+    keep_candidate(database, "m", "2", "1", 10, 5, True, {"labels_saved": None})
+    database.close()
+    content, random, told = (tmp_path / FILE).read_bytes(), Random(0), Counter()
+    questions = {
+        "list": lambda database: Jobs(database).of("me"),
+        "claim": lambda database: Jobs(database).claim(0),
+        "add": lambda database: added(database),
+        "cancel": lambda database: Jobs(database).cancel(ids[3]),
+        "clear": lambda database: Jobs(database).clear_ended(),
+        "orphans": lambda database: Jobs(database).put_back_orphans(),
+        "rows": lambda database: labelled_rows(database, "m", "format", 4),
+        "candidates": lambda database: candidates(database, "m"),
+        "figures": lambda database: live_figures([r[1:] for r in control_labels(database, "m")]),
+        "accept": lambda database: accept(database, "m", "format", [Label("2", "4")], replace=True),
+    }
+
+    def added(database):
+        name, _ = Jobs(database).new_folder()
+        return Jobs(database).add(
+            name, "acquire", "me", "me", {"model": "m"}, 10, lambda _: True, PLENTY
+        )
+
+    texts = [match.start() for match in finditer(rb'"|model|queued|failed|format|turn', content)]
+    for case in range(30):
+        damaged = bytearray(content)
+        for _ in range(1 if case % 2 else 30):
+            place = random.choice(texts) if case % 3 else random.randrange(len(content))
+            damaged[place] = random.choice((0, 0x41, 0xC3, 0xFF))
+        (tmp_path / FILE).write_bytes(damaged)
+        for name, question in questions.items():
+            try:
+                with closing(Database(tmp_path)) as database:
+                    question(database)
+            except StateUnusable as error:
+                assert str(error).startswith("the service's state (DUBITO_STATE) cannot be read")
+                told[name] += 1
+            except DubitoError:
+                pass
+    assert set(told) == set(questions)
 
 
 def test_a_database_of_a_later_format_is_not_touched(database, tmp_path):

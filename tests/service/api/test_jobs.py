@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.faults import fill_disk_of
 from tests.support.serving import metric, serving, wait_until
 
 K = 20
@@ -433,7 +434,7 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
     settings = {"DUBITO_MAX_JOB_BYTES": "200000", "DUBITO_STATE": str(tmp_path)}
     rows = {"inputs": digits_rows[:100].tolist(), "num_samples": 10}  # 26 kB
     with (
-        serving(digits_store, **settings) as (url, _),
+        serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         job = asked(client, "/predict/jobs", {**rows, "format": "parquet"})
@@ -441,6 +442,9 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         folder = tmp_path / "jobs" / job["id"]
         wait_until(lambda: [f.name for f in folder.iterdir()] == ["predictions.parquet"])
         assert client.get(f"/jobs/{job['id']}/result").status_code == 200
+        (folder / "predictions.parquet").unlink()
+        lost = client.get(f"/jobs/{job['id']}/result")
+        assert (lost.status_code, "whose file is lost" in lost.json()["detail"]) == (404, True)
         too_much = {"inputs": [[0] * 64] * 800}
         answer = client.post("/predict/jobs", json=too_much)
         assert answer.status_code == 507
@@ -450,6 +454,11 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         assert "DUBITO_MAX_JOB_BYTES" in over(client, long)["error"]
         wait_until(lambda: not any((tmp_path / "jobs" / long["id"]).iterdir()))
         assert len(list((tmp_path / "jobs").iterdir())) == 2
+        assert "dubito_state_usable 1.0" in client.get("/metrics").text
+        fill_disk_of(process.pid)
+        wait_until(lambda: "dubito_state_usable 0.0" in client.get("/metrics").text)
+        assert client.get("/jobs").status_code == 200
+        assert client.post("/predict/jobs", json=rows).status_code == 507
 
 
 def test_a_job_belongs_to_its_key_wherever_that_is_in_the_list(digits_store, pools, tmp_path):

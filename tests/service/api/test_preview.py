@@ -95,16 +95,14 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
     )
     from model_store.sources.files import open_rows
     from service.api.pool_files import preview_rows
-    from service.server.budget import ByteBudget, Reservation
 
-    reservation = Reservation(ByteBudget(1 << 30))
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("a.png", b"one")
         file.writestr("b.png", b"two")
     spec = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
     pool = open_rows(archive.getvalue(), spec, "pool", ".zip")
-    (row,) = preview_rows(pool, [1], reservation)
+    (row,) = preview_rows(pool, [1])
     assert (row["id"], base64.b64decode(row["row"])) == ("b.png", b"two")
     columns = (
         NumericColumn(name="age", mean=0.0, std=1.0, indicator=False),
@@ -112,7 +110,7 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
     )
     spec = InputSpec(shape=(3,), minimum=-9.0, maximum=9.0, columns=columns)
     pool = open_rows(b"city;age\nOslo;1,5\nRome;\n", spec, "pool", ".csv")
-    assert [row["row"] for row in preview_rows(pool, [0, 1], reservation)] == [
+    assert [row["row"] for row in preview_rows(pool, [0, 1])] == [
         {"age": 1.5, "city": "Oslo"},
         {"age": None, "city": "Rome"},
     ]

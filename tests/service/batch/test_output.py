@@ -1,10 +1,14 @@
 """Columns on the disk: what was synced is taken up, what was not is cut off."""
 
 import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from service.batch.job_process import JobRows
 from service.batch.output import ColumnFiles, write_npz
 
 ROWS = {
@@ -20,6 +24,43 @@ def some(rows):
 
 def equal(columns, rows):
     return all(np.array_equal(columns.column(name), column[:rows]) for name, column in ROWS.items())
+
+
+def test_what_takes_another_s_place_is_on_the_disk_with_its_name_before_it_counts(
+    tmp_path, monkeypatch
+):
+    steps = []
+
+    def noted(name, act, place):
+        def instead(*arguments, **options):
+            done = act(*arguments, **options)
+            steps.append((name, Path(place(*arguments)).name))
+            return done
+
+        return instead
+
+    monkeypatch.setattr(
+        os, "fsync", noted("sync", os.fsync, lambda f: Path(f"/proc/self/fd/{f}").readlink())
+    )
+    monkeypatch.setattr(Path, "replace", noted("move", Path.replace, lambda _, to: to))
+    columns = ColumnFiles(tmp_path / "columns")
+    columns.append(some(slice(0, 3)))
+    columns.sync()
+    assert steps[-3:] == [
+        ("sync", "columns.json.draft"),
+        ("move", "columns.json"),
+        ("sync", "columns"),
+    ]
+    job = SimpleNamespace(
+        folder=tmp_path, work=1, _report=lambda *_: steps.append(("report", "work"))
+    )
+    JobRows.write(job, "answer.json", lambda path: path.write_text("{}"))
+    assert steps[-4:] == [
+        ("sync", "answer.json.draft"),
+        ("move", "answer.json"),
+        ("sync", tmp_path.name),
+        ("report", "work"),
+    ]
 
 
 def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):

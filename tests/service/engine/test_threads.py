@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from service.call import Call
-from service.engine.threads import SLICE_BYTES, FairThreads
+from service.engine.threads import SLICE_BYTES, FairThreads, Threads
 from service.errors import PastDeadline
 from tests.support.serving import wait_until
 
@@ -185,3 +185,19 @@ def test_nothing_is_held_of_work_that_is_done(threads, error):
         wait_until(lambda: held() is None, 5)
     finally:
         gc.enable()
+
+
+def test_quick_questions_wait_for_nothing_long_and_end_with_their_deadline():
+    threads, held = Threads(0.2), threading.Event()
+
+    async def ask():
+        long = [asyncio.create_task(threads.state(held.wait)) for _ in range(5)]
+        assert await threads.ask(lambda: 1) == 1
+        questions = [threads.ask(held.wait) for _ in range(3)]
+        found = await asyncio.gather(*questions, return_exceptions=True)
+        assert [type(error) for error in found] == [PastDeadline] * 3
+        held.set()
+        await asyncio.gather(*long)
+
+    asyncio.run(ask())
+    threads.close()

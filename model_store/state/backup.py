@@ -1,0 +1,74 @@
+"""A state folder as one tar file, copied while it is in use; and the way back.
+
+It holds the database as it was at one moment, the results of jobs that were done then, and what
+came with those that were not: these begin again at their first row.
+"""
+
+import json
+import os
+import sqlite3
+import tarfile
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+from model_store.errors import InvalidInput
+from model_store.state.database import FILE, Database
+from model_store.state.jobs import FOLDER
+from model_store.state.labels import has_state
+
+
+def back_up(folder: Path | None, archive: BinaryIO) -> None:
+    """Write a state folder to a tar file.
+
+    Raises:
+        InvalidInput: if there is none.
+        StateUnusable: if it cannot be read.
+    """
+    if folder is None or not has_state(folder):
+        raise InvalidInput("DUBITO_STATE", "the folder of a service's state", "none, or another")
+    with (
+        TemporaryDirectory(prefix="backup-", dir=folder) as own,
+        tarfile.open(fileobj=archive, mode="w|") as tar,
+    ):
+        copy = Path(own)
+        with (
+            closing(Database(folder)) as database,
+            closing(sqlite3.connect(copy / FILE)) as target,
+            database.reading() as connection,
+        ):
+            connection.backup(target)
+        tar.add(copy / FILE, FILE)
+        with closing(sqlite3.connect(copy / FILE)) as copied:
+            jobs = copied.execute(
+                "SELECT id, state, said FROM jobs WHERE state IN ('queued', 'running', 'done')"
+            )
+            for name, state, said in jobs:
+                with suppress(FileNotFoundError):  # it was deleted, or ended, meanwhile
+                    for file in sorted((folder / FOLDER / name).iterdir()):
+                        wanted = json.loads(said) if state == "done" else file.name
+                        if file.is_file() and file.name == wanted:
+                            tar.add(file, f"{FOLDER}/{name}/{file.name}")
+
+
+def restore(folder: Path | None, archive: BinaryIO) -> None:
+    """Make a state folder of what `back_up` wrote.
+
+    Raises:
+        InvalidInput: if the folder is not empty, since what is left of another database would
+            damage this one; or if the file is no backup.
+        StateUnusable: if the folder cannot be written to.
+    """
+    if folder is None or (folder.exists() and any(folder.iterdir())):
+        raise InvalidInput("DUBITO_STATE", "an empty folder, or none yet", "one with files, or ''")
+    before = os.umask(0o077)
+    try:
+        with tarfile.open(fileobj=archive, mode="r|") as tar:
+            tar.extractall(folder, filter="data")
+    except tarfile.TarError:
+        expected = "what `python -m service backup` wrote"
+        raise InvalidInput("standard input", expected, "something else") from None
+    finally:
+        os.umask(before)
+    Database(folder).close()

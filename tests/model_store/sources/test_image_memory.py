@@ -1,0 +1,69 @@
+"""What decoding an image takes is never more than is counted for it, whatever the file."""
+
+import io
+
+import pytest
+from PIL import Image, ImageFile, PngImagePlugin
+
+from model_store.artifacts.manifest import ImageSpec
+from model_store.errors import InvalidInput
+from model_store.sources.images import decoded_pixels, decoding_bytes, open_image, pixels
+from model_store.sources.images import resized_pixels as resized
+from tests.support.process import taken_bytes
+
+HEAP_BYTES = 6 << 20  # of small blocks, that the allocator may have or have not at hand
+PROGRESSIVE = {"progressive": True, "subsampling": 0}
+FILES = [
+    *(("PNG", mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")),
+    *(("JPEG", mode, kind) for mode in ("L", "RGB", "CMYK") for kind in ({}, PROGRESSIVE)),
+    *(("WEBP", mode, {"lossless": kind}) for mode in ("RGB", "RGBA") for kind in (False, True)),
+    *(("BMP", mode, {}) for mode in ("1", "L", "P", "RGB", "RGBA")),
+]
+SIZES = [(1500, 1400), (1, 65_500), (65_500, 1), (30, 28)]
+SPECS = [
+    (ImageSpec(mode="RGB", resize=True), (3, 28, 28)),
+    (ImageSpec(mode="L", resize=True), (300, 300)),
+    (ImageSpec(mode="RGB", resize=True, fit="crop", shorter=1000), (3, 64, 64)),
+]
+
+
+def file_of(kind, mode, options, size):
+    file = io.BytesIO()
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(ImageFile, "MAXBLOCK", 1 << 20)  # the encoder's buffer
+        Image.new(mode, size).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "mode", "options"), FILES, ids=str)
+def test_decoding_takes_no_more_than_is_counted(kind, mode, options):
+    for size in SIZES:
+        if max(size) > 9999 and (kind == "WEBP" or options):
+            continue  # which these encoders do not write
+        content = file_of(kind, mode, options, size)
+        for spec, shape in SPECS[: 2 if min(size) == 1 else 3]:
+            image = open_image(content, "inputs.0")
+            counted = decoding_bytes(image, resized(image, shape, spec, "inputs.0"))
+            taken = taken_bytes(lambda: pixels(image, shape, spec, "inputs.0"))  # noqa: B023
+            assert taken <= counted + HEAP_BYTES, (size, spec)
+
+
+def test_texts_in_an_image_are_bounded_before_they_are_inflated():
+    texts, file = PngImagePlugin.PngInfo(), io.BytesIO()
+    for n in range(40):
+        texts.add_text(f"k{n}", "a" * 1_000_000, zip=True)
+    Image.new("L", (8, 8)).save(file, "PNG", pnginfo=texts)
+
+    def refuse():
+        with pytest.raises(InvalidInput, match=r"inputs\.0: expected a PNG, JPEG"):
+            open_image(file.getvalue(), "inputs.0")
+
+    assert taken_bytes(refuse) < 8 << 20
+
+
+def test_scans_of_a_jpeg_of_several_pictures_count_too():
+    file, picture = io.BytesIO(), Image.new("RGB", (64, 64))
+    picture.save(file, "MPO", save_all=True, append_images=[picture] * 30)
+    image = open_image(file.getvalue(), "inputs.0")
+    assert image.format == "MPO"
+    assert decoded_pixels(image) == 4 * 64 * 64

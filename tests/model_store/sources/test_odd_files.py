@@ -1,0 +1,131 @@
+"""Odd files of every format: rows, or an error that says what is wrong with them."""
+
+import warnings
+
+import numpy as np
+import orjson
+import pytest
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from model_store.sources.files import check_ids, open_rows
+from model_store.sources.text import TextEncoder
+from service.api.pool_files import preview_rows
+from service.api.rows import rows_array
+from service.call import Call
+from service.errors import TooLarge
+from tests.support.files import CSV, ENDINGS, npz_bytes, parquet_bytes, zip_bytes
+from tests.support.kinds import PICTURES, TEXTS
+from tests.support.odd_files import bad_utf8, damaged, odd_files
+from tests.support.texts import tokenizer
+
+AGE = {"kind": "numeric", "name": "age", "mean": 50.0, "std": 20.0, "indicator": False}
+CITY = {"kind": "categorical", "name": "city", "categories": ["Rome"]}
+WHEN = {"kind": "time", "name": "when", "mean": 0.0, "std": 1e8, "indicator": False}
+SPECS = [
+    InputSpec.model_validate({"minimum": 0, "maximum": 255, **spec})
+    for spec in (
+        {"shape": [64]},
+        {"shape": [1]},
+        {"shape": [64], "dtype": "int32"},
+        {"shape": [3], "columns": [AGE, CITY]},
+        {"shape": [4], "columns": [AGE, CITY, WHEN]},
+        PICTURES,
+        TEXTS,
+    )
+]
+FLAT, PEOPLE = SPECS[0], SPECS[4]
+X = np.zeros((4, 64), dtype=np.float32)
+COLUMNS = {"age": [1.0] * 4, "city": ["Rome"] * 4, "when": ["2024-05-01"] * 4}
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    assert SPECS[-1].text is not None
+    return TextEncoder(tokenizer().to_str().encode(), SPECS[-1].text)
+
+
+def read(media_type, content, spec, encoder=None):
+    """All that routes read of a file, as JSON can hold it."""
+    try:
+        file = open_rows(content, spec, "pool", ENDINGS[media_type])
+        shown = [file.read_as, file.ignored, preview_rows(file, [0, 1, 9])]
+        ids = file.ids()
+        if ids is not None:
+            check_ids(ids, file.rows)
+        orjson.dumps([shown, ids], option=orjson.OPT_SERIALIZE_NUMPY)
+        first = 0
+        for part in file.parts():
+            first += len(rows_array(part, spec, "pool", 10**8, Call(), encoder, first))
+        assert first == file.rows
+    except (InvalidInput, TooLarge) as error:
+        orjson.dumps(str(error))
+        assert len(str(error)) < 2000
+
+
+def test_an_odd_file_is_read_or_refused(encoder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i, (what, media_type, content) in enumerate(odd_files()[::2]):
+            try:
+                read(media_type, content, SPECS[i % len(SPECS)], encoder)
+            except Exception as error:
+                raise AssertionError(what) from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", range(len(SPECS)))
+def test_every_odd_and_many_a_damaged_file_is_read_or_refused(spec, encoder):
+    files = odd_files()
+    for what, media_type, content in [*files, *damaged(files, 3000, spec)]:
+        try:
+            read(media_type, content, SPECS[spec], encoder)
+        except Exception as error:
+            raise AssertionError(what) from error
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("city", bad_utf8("string"), "pool.city: expected texts in UTF-8"),
+        ("when", np.array([2**60] * 4, "<M8[us]"), "pool.when: expected texts in UTF-8, times up"),
+        ("id", bad_utf8("string"), "id: expected texts in UTF-8"),
+        ("id", np.array([2**60] * 4, "<M8[us]"), "id: expected texts in UTF-8, times up"),
+    ],
+)
+def test_values_that_python_has_no_type_for_are_refused_by_their_column(column, values, says):
+    content = parquet_bytes({**COLUMNS, column: values})
+    with pytest.raises(InvalidInput, match=f"^{says}"):
+        file = open_rows(content, PEOPLE, "pool", ".parquet")
+        file.ids()
+        next(iter(file.parts()))
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (np.array(["a", "b\udc80", "c", "d"]), "got another in row 1"),
+        (np.array([b"a", b"b", b"\xff", b"d"]), "got another in row 2"),
+        (np.array([0x110000] * 4, "<u4").view("<U1"), "expected texts in Unicode"),
+    ],
+)
+def test_ids_that_are_no_unicode_are_refused(ids, says):
+    file = open_rows(npz_bytes(x=X, ids=ids), FLAT, "pool", ".npz")
+    with pytest.raises(InvalidInput, match=f"^ids: .*{says}"):
+        file.ids()
+
+
+def test_names_of_files_that_are_no_utf_8_are_refused():
+    content = bytearray(zip_bytes({"aaa.txt": b"a"}).replace(b"aaa", b"\xed\xa0\x80"))
+    content[content.find(b"PK\x01\x02") + 9] |= 0x08  # says it is UTF-8
+    with pytest.raises(InvalidInput, match="pool: expected a whole zip file"):
+        open_rows(bytes(content), SPECS[-1], "pool", ".zip")
+
+
+def test_a_thousand_columns_that_are_not_read_are_named():
+    names = ",".join(f"{i}{'a' * 100}" for i in range(3000))
+    row = ",".join(["1"] * 3000)
+    content = f"age,city,{names}\n1,Rome,{row}\n".encode()
+    file = open_rows(content, SPECS[3], "pool", ENDINGS[CSV])
+    assert len(file.ignored) == 1000
+    assert {len(name) for name in file.ignored} == {80}

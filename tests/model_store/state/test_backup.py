@@ -1,0 +1,67 @@
+"""Backups of the state: made while it is in use, whole, and restored to an empty folder alone."""
+
+import stat
+
+import numpy as np
+import pytest
+
+from model_store.errors import InvalidInput
+from model_store.state.backup import back_up, restore
+from model_store.state.database import Database
+from model_store.state.jobs import Jobs
+from model_store.state.labels import Label, accept, counts
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A state folder in use: a job that is done, one that runs, one that is queued, and a label."""
+    database = Database(tmp_path / "state")
+    jobs = Jobs(database)
+    for _ in range(3):
+        name, folder = jobs.new_folder()
+        (folder / "pool.npy").write_bytes(b"rows")
+        jobs.add(name, "acquire", "me", "me", {"n": 1}, 10, lambda _: True, 1 << 20)
+    done, running = jobs.claim(0), jobs.claim(0)
+    (jobs.folder / done.id / "answer.json").write_bytes(b"answer")
+    jobs.finish(done.id, "done", "answer.json")
+    (jobs.folder / running.id / "scores").mkdir()
+    (jobs.folder / running.id / "answer.json.draft").write_bytes(b"ans")
+    accept(database, "digits", "format", [Label("a", "3", np.zeros(4, np.float32))])
+    yield tmp_path / "state", jobs
+    database.close()
+
+
+def test_what_is_restored_is_what_was_there(state, tmp_path):
+    folder, jobs = state
+    with (tmp_path / "state.tar").open("wb") as archive:
+        back_up(folder, archive)
+    jobs.clear_ended()
+    with (tmp_path / "state.tar").open("rb") as archive:
+        restore(tmp_path / "new", archive)
+    database = Database(tmp_path / "new")
+    restored = Jobs(database)
+    assert restored.of("me") == jobs.of("me")
+    for job in restored.of("me"):
+        name = "answer.json" if job.state == "done" else "pool.npy"
+        assert (restored.folder / job.id / name).read_bytes() == (
+            b"answer" if job.is_over else b"rows"
+        )
+        assert stat.S_IMODE((restored.folder / job.id).stat().st_mode) == 0o700
+    assert counts(database, "digits")["labels"] == 1
+    restored.put_back_orphans()
+    assert [job.state for job in restored.of("me")] == ["queued", "queued", "done"]
+    database.close()
+    assert not list(folder.glob("backup-*"))
+
+
+def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path):
+    folder, _ = state
+    (tmp_path / "file").write_bytes(b"rubbish" * 1000)
+    with (tmp_path / "file").open("rb+") as file:
+        with pytest.raises(InvalidInput, match="DUBITO_STATE: expected an empty folder"):
+            restore(folder, file)
+        with pytest.raises(InvalidInput, match="what `python -m service backup` wrote"):
+            restore(tmp_path / "new", file)
+        for none in (None, tmp_path / "none"):
+            with pytest.raises(InvalidInput, match="the folder of a service's state"):
+                back_up(none, file)
