@@ -324,7 +324,14 @@ def job_processes(state):
     return found
 
 
-@pytest.mark.parametrize("who", ["the job's process", "the service", "the service, in order"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "the service",
+        pytest.param("the job's process", marks=pytest.mark.slow),
+        pytest.param("the service, in order", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_goes_on_after_its_process_or_the_service_ended(
     digits_store, pools, digits_rows, tmp_path, who
 ):

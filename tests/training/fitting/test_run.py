@@ -50,6 +50,7 @@ def killed(tmp_path_factory, fits):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, killed, tmp_path):
     folder = shutil.copytree(killed, tmp_path / "run")
     kill_after_a_checkpoint(folder)
