@@ -1,6 +1,7 @@
 """The deployment's files: images without training, containers without rights, and settings that
 reach them."""
 
+import json
 import re
 import subprocess
 import sys
@@ -266,6 +267,22 @@ def test_actions_are_named_by_commit():
     assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in used)
 
 
+def test_a_bill_of_what_is_locked_names_every_package_by_its_hashes():
+    """As CI keeps it."""
+    steps = (ROOT / ".github/workflows/ci.yml").read_text()
+    (step,) = re.findall(r"- run: uv (export .*cyclonedx.*) --output-file", steps)
+    command = [sys.executable, "-m", "uv", *step.split(), "--quiet"]
+    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    bill = json.loads(said)
+    packages = {part["name"]: part for part in bill["components"]}
+    assert bill["bomFormat"] == "CycloneDX"
+    assert export_lock("service", "cpu").keys() <= packages.keys()
+    for part in packages.values():
+        files = part["externalReferences"]
+        assert part["purl"].startswith("pkg:pypi/")
+        assert files and all(file["hashes"][0]["alg"] == "SHA-256" for file in files)
+
+
 @pytest.mark.parametrize("name", BUILT)
 def test_dependencies_are_installed_before_any_code_is_copied(name):
     before, _, final = IMAGES[name].rpartition("\nFROM ")
@@ -370,15 +387,12 @@ def test_ci_runs_the_suite_and_what_pre_commit_does():
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     commands = {step["run"] for job in jobs.values() for step in job["steps"] if "run" in step}
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    entries = {hook["entry"] for repository in hooks for hook in repository["hooks"]}
     assert all(repository["repo"] == "local" for repository in hooks)
-    assert ".ci/run" in commands
-    assert {
-        f"{entry} --check ." if "format" in entry else f"{entry} ."
-        for entry in entries
-        if "ruff" in entry
-    } < commands
-    assert ".venv/bin/mypy" in commands & entries
+    assert {".ci/run", "make check"} <= commands
+    _, _, check = (ROOT / "Makefile").read_text().partition("\ncheck: ")
+    done = check.partition("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    entries = [hook["entry"] for repository in hooks for hook in repository["hooks"]]
+    assert entries and all(entry in done for entry in entries)
 
 
 def test_guide_names_every_command_that_it_needs():

@@ -149,6 +149,14 @@ class Model:
         """How many numbers the network takes of a row: those of the encoder, if there is one."""
         return self.row_size if self.manifest.encoder is None else self.manifest.encoder.outputs
 
+    @property
+    def middle_row(self) -> Float32[np.ndarray, "1 I"]:
+        """The row in the middle of the data's range: not zeros, which of ids are padding alone."""
+        spec = self.manifest.input
+        middle = spec.minimum / 2 + spec.maximum / 2
+        number = float(int(middle)) if spec.takes_ids else middle
+        return np.full((1, self.row_size), number, dtype=np.float32)
+
     def warm_up(self) -> None:
         """Predict once, so that the first caller does not pay for it and a wrong graph is found
         out.
@@ -157,9 +165,7 @@ class Model:
             GraphError: if the network gives another number of outputs than the manifest says.
         """
         theta = self.runtime.draw(0, 0, min(2, self.manifest.noise.max_draws or 2))
-        outputs, density = self.runtime.run(
-            np.zeros((1, self.row_size), dtype=np.float32), theta[:, None]
-        )
+        outputs, density = self.runtime.run(self.middle_row, theta[:, None])
         given, expected = outputs.shape[2], self.manifest.output_size
         if given != expected:
             what = "classes" if self.manifest.classes else "mean and log variance"

@@ -318,6 +318,7 @@ class CandidateAnswer(BaseModel):
     time: float
     why: str
     control: dict[str, Any] | None
+    lost: dict[str, Any] | None = None
     labels_saved: dict[str, Any] | None
 
 

@@ -16,7 +16,7 @@ def pss_bytes(pid):
 
 
 def own_bytes(pid):
-    """Memory of a process in bytes that no file backs: what it holds itself, whoever else maps the
+    """Memory of a process in bytes that no file backs: what it holds itself, no matter who else maps the
     same libraries."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):

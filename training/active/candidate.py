@@ -6,8 +6,8 @@ rows and on all labelled rows that were not set aside; each counts as one row. V
 calibration and test rows stay what they were. It is always published under the alias `candidate`.
 
 `latest` moves to it if it is no worse than what that named, beyond chance, on the test rows and,
-where there are enough, on labelled control rows, which no fit sees; and if every label came with a
-key.
+where there are enough, on labelled control rows, which no fit sees; nor than the best version that
+it comes of by labels, so that small losses do not add up; and if every label came with a key.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,15 @@ from model_store.state.live import FEWEST
 from training import log
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.evaluation.figures import Figure, Resamples
-from training.evaluation.pairs import difference
+from training.evaluation.pairs import difference, worse_by
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
-from training.publishing.gate import GateError, check_gate, worse_beyond_chance
+from training.publishing.gate import (
+    GateError,
+    check_gate,
+    check_no_worse,
+    worse_beyond_chance,
+)
 from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable
 from training.publishing.stages import Draft
@@ -177,6 +182,41 @@ class Verdict:
     is_promoted: bool
     why: str
     control: dict[str, Any] | None
+    lost: dict[str, Any]  # by metric, since the best version of its line
+
+
+def line_of(store: ModelStore, manifest: Manifest) -> list[Manifest]:
+    """Return a version and those that it comes of by labels on the same data, as far as they are
+    there, the newest first."""
+    line = [manifest]
+    with suppress(StoreError):
+        while (made := Provenance.of(line[-1])).labels is not None and made.warm_start is not None:
+            before = store.manifest(manifest.name, made.warm_start.version)
+            if int(before.version) >= int(line[-1].version):  # of no version that we published
+                break
+            if Provenance.of(before).data_digest != made.data_digest:  # other test rows
+                break
+            line.append(before)
+    return line
+
+
+def best_of(line: list[Manifest], metric: str) -> Manifest | None:
+    """Return the version that was best at a metric; None where none has it."""
+    known = [version for version in line if metric in version.quality]
+
+    def distance(version: Manifest) -> float:
+        return worse_by(metric, version.quality[metric], known[0].quality[metric])
+
+    return min(known, key=distance, default=None)
+
+
+def lost_since(best: Manifest, manifest: Manifest, metric: str) -> dict[str, Any]:
+    """Return, and log, what a candidate and all promoted before it lost together."""
+    before, now = best.quality[metric], manifest.quality[metric]
+    lost = worse_by(metric, now, before)
+    said = "%s: %.6g against %.6g of version %s, the best of its line: worse by %.6g in all"
+    log.info(said, metric, now, before, best.version, lost)
+    return {"version": best.version, "best": before, "candidate": now, "worse_by": lost}
 
 
 def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Verdict:
@@ -189,11 +229,24 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
     mine = Measurable.of(Model.load(artifact))
     rows = quality_rows(recipe, known.data, known.splits)
     draft = Draft(artifact.manifest, dict(artifact.files), mine.figures(rows))
-    why = ""
+    reasons, lost = [], {}
     try:
         check_gate(gated, store, name, draft, rows, root)
     except GateError as error:
-        why = str(error)
+        reasons.append(str(error))
+    line = line_of(store, known.parent.manifest)
+    for metric, allowed in gate.metrics.items():
+        best = best_of(line, metric)
+        if best is None or metric not in manifest.quality:
+            continue
+        lost[metric] = lost_since(best, manifest, metric)
+        if best.version != known.parent.manifest.version:
+            of_it = gate.model_copy(update={"metrics": {metric: allowed}})
+            called = "the best of its line"
+            try:
+                check_no_worse(recipe, of_it, best, called, store, draft, rows, root)
+            except GateError as error:
+                reasons.append(str(error))
     control = None
     if len(known.control) < FEWEST:
         said = "%d labelled control rows are too few to compare on (%d)"
@@ -207,10 +260,10 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
         label = f"{LATEST} (version {known.parent.manifest.version})"
         worse = worse_beyond_chance(gate, figures, others, label, recipe.seed, "control rows")
         if worse:
-            why = "\n".join([*([why] if why else []), "on control rows it is worse in", *worse])
-    if not why and not known.labels.are_known:
-        why = UNKNOWN_KEYS.format(name=name, version=manifest.version)
-    return Verdict(not why, why or NO_WORSE, control)
+            reasons += ["on control rows it is worse in", *worse]
+    if not reasons and not known.labels.are_known:
+        reasons.append(UNKNOWN_KEYS.format(name=name, version=manifest.version))
+    return Verdict(not reasons, "\n".join(reasons) or NO_WORSE, control, lost)
 
 
 def compare_figures(
@@ -254,7 +307,8 @@ def make_candidate(
         log.info("%s version %s was promoted, and rolled back since", name, manifest.version)
         return None
     verdict = judge(store, known, manifest, root)
-    said = {"why": verdict.why, "control": verdict.control, "labels_saved": saved and saved()}
+    said = {"why": verdict.why, "control": verdict.control, "lost": verdict.lost}
+    said["labels_saved"] = saved and saved()
     counts = known.provenance.rows, len(known.control)
     keep_candidate(database, name, manifest.version, parent.version, *counts, False, said)
     if verdict.is_promoted:

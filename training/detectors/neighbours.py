@@ -70,18 +70,27 @@ class Neighbours(nn.Module):
         return cls(fold, softening, mean.float(), components, bank, neighbour)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        point = self._point(rows)
-        others = self.bank_squares - 2.0 * matmul(point, self.bank)
-        nearest = others.topk(self.neighbour, dim=1, largest=False).values[:, -1]
-        return (nearest + square_norms(point)).clamp(min=ROUNDING)
+        return square_norms(self._from_neighbour(rows)).clamp(min=ROUNDING)
 
     def deviation(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         """Return the vector from the k-th nearest row, both divided and projected, along the axes
         of the rows."""
+        return matmul(self._from_neighbour(rows), self.components.T)
+
+    def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
+        """Return the vector from the k-th nearest row.
+
+        |b|^2 - 2 b'p loses to float32's rounding what distances far shorter than p differ by: it
+        chooses twice as many as are wanted, whose vectors are then made.
+        """
         point = self._point(rows)
         others = self.bank_squares - 2.0 * matmul(point, self.bank)
-        nearest = others.topk(self.neighbour, dim=1, largest=False).indices[:, -1]
-        return matmul(point - self.bank[:, nearest].T, self.components.T)
+        few = min(2 * self.neighbour, self.bank.shape[1])
+        nearest = others.topk(few, dim=1, largest=False).indices
+        vectors = point[:, None] - self.bank[:, nearest].permute(1, 2, 0)
+        squares = square_norms(vectors.flatten(0, 1)).reshape(-1, few)
+        kth = squares.topk(self.neighbour, dim=1, largest=False).indices[:, -1:, None]
+        return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
 
     def _point(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         rows = self.fold(rows)

@@ -281,9 +281,10 @@ def parity(
     """Return the largest differences between torch and the runtime, same noise, with shared and
     paired draws.
 
-    Of theta, probabilities and log variances the differences are absolute, of density scores
-    relative to the score or, where that is larger, to the detector's mean, of their terms relative
-    to the row's sum of them, and of a regression's means to the target's standard deviation.
+    Of probabilities and log variances the differences are absolute, of theta relative to its size
+    where that is more than 1, of density scores relative to the score or, where that is larger, to
+    the detector's mean, of their terms relative to the row's sum of them, and of a regression's
+    means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.
@@ -295,7 +296,8 @@ def parity(
     eps = noise(posterior.algorithm, 0, 0, draws * pairs, posterior.noise_dimension)
     theta = posterior(torch.from_numpy(eps)).numpy()
     served = runtime.sample(eps)
-    found: dict[str, list[np.ndarray]] = {"theta": [served - theta], "density": []}
+    size = np.maximum(np.abs(theta), 1.0)  # by which float32 rounds scales of hundreds
+    found: dict[str, list[np.ndarray]] = {"theta": [_relative(served, theta, size)], "density": []}
     paired = theta.reshape(draws, pairs, -1)
     for shared_or_paired in (paired[:, :1], paired):
         outputs, _, density = network(torch.from_numpy(x), torch.from_numpy(shared_or_paired))

@@ -50,8 +50,24 @@ def check_gate(
             "gate: %s has no alias %s yet, so there is nothing to be worse than", name, gate.against
         )
         return
-    manifest = store.manifest(name, version)
-    label = f"{gate.against} (version {version})"
+    check_no_worse(
+        recipe, gate, store.manifest(name, version), gate.against, store, draft, rows, root
+    )
+
+
+def check_no_worse(
+    recipe: Recipe,
+    gate: GateSection,
+    manifest: Manifest,
+    called: str,
+    store: ModelStore,
+    draft: Draft,
+    rows: MeasuredRows,
+    root: Path,
+) -> None:
+    """Compare a version that is about to be published with another, as `check_gate` does."""
+    name, version = manifest.name, manifest.version
+    label = f"{called} (version {version})"
     if Provenance.of(manifest).data_digest != Provenance.of(draft.description).data_digest:
         log.info(
             "gate: %s was fitted on other data, which may have had some of these test rows", label

@@ -1,10 +1,16 @@
 """What a preflight predicts, in this process; how processes are limited and ended is in
 tests/resilience."""
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
+from model_store.artifacts.manifest import Description
+from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
 from model_store.inference import preflight, runtime
+from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
 from tests.support import tiny
 
@@ -34,3 +40,22 @@ def test_draws_that_cannot_be_made_are_the_version_s_fault(tmp_path, monkeypatch
     with pytest.raises(BrokenArtifact, match="it does not predict a row: MemoryError") as broken:
         preflight.predict(model)
     assert preflight.is_of_memory(broken.value)
+
+
+def test_a_network_that_has_no_answer_for_zeros_is_loaded_without_a_warning(tmp_path):
+    """As the mean of a text's tokens, of which padding alone has none."""
+    graph = onnx.load_model_from_string(tiny.network())
+    graph.graph.node[0].input[0] = "kept"
+    for node in (
+        helper.make_node("Mul", ["x", "one"], ["kept"]),
+        helper.make_node("Div", ["x", "x"], ["one"]),
+    ):
+        graph.graph.node.insert(0, node)
+    files = {**tiny.files(), "network.onnx": graph.SerializeToString()}
+    described = tiny.description().model_dump()
+    described["input"]["minimum"] = 0
+    store = ModelStore(tmp_path)
+    store.publish("tiny", Description.model_validate(described), files)
+    model = Model.load(store.open("tiny", "1", NEEDED), threads=1)
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        model.predict(np.zeros((1, tiny.INPUTS), dtype=np.float32), model.runtime.draw(0, 0, 1))

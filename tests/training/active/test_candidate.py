@@ -22,8 +22,10 @@ from model_store.state.labels import (
 )
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
+from tests.support.stores import tiny_description, tiny_files
 from training.__main__ import main
 from training.provenance import Provenance
+from training.publishing.gate import GateError
 
 pytestmark = pytest.mark.usefixtures("fits")
 HELD_OUT = 3  # labelled rows that are test rows
@@ -95,7 +97,7 @@ def label(work, values, key):
 
 
 def said_of(kept):
-    """What is said of a candidate beside its counts."""
+    """What is said of a candidate next to its counts."""
     return {name: kept[name] for name in ("why", "control", "labels_saved")}
 
 
@@ -154,6 +156,60 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
     assert labels_tried(work.store, work.database, "digits") == 0  # killed before it was promoted
     assert "digits is worse than latest (version 1) in" in kept["why"]
     assert "test_accuracy" in kept["why"]
+
+
+def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
+    """As .986 became .981 by fifteen labels at a time, each loss within what is allowed."""
+    from training.active.candidate import best_of, line_of, lost_since
+
+    store = ModelStore(tmp_path)
+    accuracies = [0.97, 0.986, 0.985, 0.983]
+    for number, accuracy in enumerate(accuracies, start=1):
+        training = {"data_digest": "of the data"}
+        if number > 1:
+            training["warm_start"] = {"name": "tiny", "version": str(number - 1)}
+            training["labels"] = {"rows": 15 * number, "digest": str(number), "left_out": {}}
+        described = tiny_description().model_copy(
+            update={"training": training, "quality": {"test_accuracy": accuracy}}
+        )
+        store.publish("tiny", described, tiny_files())
+    parent = store.manifest("tiny", "4")
+    line = line_of(store, parent)
+    assert [version.version for version in line] == ["4", "3", "2", "1"]
+    best = best_of(line, "test_accuracy")
+    assert best.version == "2"
+    assert best_of(line, "test_rmse") is None
+    candidate = parent.model_copy(update={"quality": {"test_accuracy": 0.981}})
+    lost = lost_since(best, candidate, "test_accuracy")
+    assert (lost["version"], lost["best"], lost["candidate"]) == ("2", 0.986, 0.981)
+    assert np.isclose(lost["worse_by"], 0.005)
+    store.delete("tiny", "3")
+    assert [version.version for version in line_of(store, parent)] == ["4"]
+
+
+def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch):
+    """`latest` is as bad as the candidate will be; the version that it came of is better."""
+    from training.active import candidate as candidates_made
+
+    parent = work.store.manifest("digits", "1")
+    better = parent.model_copy(
+        update={"version": "0", "quality": {**parent.quality, "test_accuracy": 1.0}}
+    )
+    held = []
+
+    def hold(recipe, gate, manifest, called, *_):
+        held.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
+        raise GateError("worse than the best of its line")
+
+    monkeypatch.setattr(candidates_made, "line_of", lambda *_: [parent, better])
+    monkeypatch.setattr(candidates_made, "check_no_worse", hold)
+    label(work, work.truth, key="team")
+    assert candidate(work) == 0
+    assert held == [(1.0, ["test_accuracy"], "the best of its line")]
+    (kept,) = candidates(work.database, "digits")
+    assert not kept["promoted"] and "the best of its line" in kept["why"]
+    assert kept["lost"]["test_accuracy"]["best"] == 1.0
+    assert work.store.aliases("digits")["latest"] == "1"
 
 
 def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, capsys):

@@ -116,6 +116,20 @@ def test_neighbours_are_those_of_brute_force(neighbour):
     assert np.allclose(score(detector, new), expected, rtol=1e-2, atol=1e-5)
 
 
+def test_distances_within_tight_clusters_far_apart_are_no_rounding_of_float32():
+    """As of images of one colour each, of which a network's features are a few lines."""
+    noise = np.random.default_rng(5)
+    x = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], 100, axis=0) + 0.004 * noise.normal(
+        size=(200, 4)
+    )
+    detector = Neighbours.fit(torch.from_numpy(np.float32(x)), generator(), neighbour=NEIGHBOUR)
+    point, bank = detector._point(torch.from_numpy(np.float32(x))).double(), detector.bank.double()
+    exact = (point[:, None] - bank.T[None]).square().sum(-1).sort(dim=1).values[:, NEIGHBOUR - 1]
+    exact = exact.clamp(min=1e-6).numpy()
+    assert exact.mean() < 1e-4
+    assert np.allclose(score(detector, x), exact, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_few_training_rows_are_all_neighbours(rows):
     x = torch.randn(rows, 4, generator=generator())
