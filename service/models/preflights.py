@@ -18,7 +18,8 @@ from pathlib import Path
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import StoreUnreachable
-from model_store.inference.preflight_process import LOOK_S, Failure, GivenUp, PreflightProcess
+from model_store.inference.preflight_process import Failure, PreflightProcess
+from model_store.processes import LOOK_S, GivenUp
 from service.errors import NotReady
 from service.settings import Settings
 

@@ -27,7 +27,7 @@ MOST_BYTES = 2 << 30  # of all processes together, as in compose
 
 @pytest.fixture(scope="module")
 def attacked_store(digits_store, tmp_path_factory):
-    """`digits`, and beside it a model of very many classes that takes images."""
+    """`digits`, and next to it a model of very many classes that takes images."""
     from model_store.artifacts.store import ModelStore
     from tests.support.models import publish_wide
 

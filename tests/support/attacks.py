@@ -141,7 +141,7 @@ ATTACKS = {
 
 @contextmanager
 def attacking(port, attacks=ATTACKS):
-    """Attack in so many threads each while the block runs."""
+    """Attack in some threads each while the block runs."""
     ending = threading.Event()
 
     def again(attack):
