@@ -50,6 +50,9 @@ def settled(measure, seconds=30.0, quiet_s=0.5):
     return value
 
 
+HEAP_BYTES = 6 << 20  # of small blocks, that an allocator may have or have not at hand
+
+
 def taken_bytes(work: Callable[[], object]) -> int:
     """How much more memory than before this process has while it does something, at most."""
     gc.collect()
