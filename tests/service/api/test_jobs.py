@@ -319,7 +319,14 @@ def job_processes(state):
     return found
 
 
-@pytest.mark.parametrize("who", ["the job's process", "the service", "the service, in order"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "the service",
+        pytest.param("the job's process", marks=pytest.mark.slow),
+        pytest.param("the service, in order", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_goes_on_after_its_process_or_the_service_ended(
     digits_store, pools, digits_rows, tmp_path, who
 ):
@@ -328,7 +335,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_THREADS": "1",
     }
-    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
+    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
     with (
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
@@ -351,7 +358,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         assert found["state"] == "done", found
         ranking = client.get(found["result"]).json()["ranking"]
         best = client.post(
-            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
+            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
         ).json()
         assert [row["score"] for row in ranking] == [
             best["ranking"][0]["score"]

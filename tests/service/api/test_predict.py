@@ -124,7 +124,7 @@ def test_values_are_of_their_types_and_in_their_ranges(client, digits_rows):
 def test_fields_are_consistent_with_each_other(client, digits_rows):
     noise = np.random.default_rng(0).uniform(
         0, 16, (20, 64)
-    )  # rows that are flagged, beside rows that are not
+    )  # rows that are flagged, next to rows that are not
     rows = np.concatenate([digits_rows[:100], noise]).tolist()
     predictions = predict(client, rows, fpr=0.2)["predictions"]
     for prediction in predictions:
