@@ -38,7 +38,7 @@ test-real: install # with other people's programs
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
-	$(BIN)/python -m pytest $(IN_TWO) --cov --cov-report=term
+	$(BIN)/python -m pytest $(IN_TWO) --jaxtyping-packages=model_store,training,beartype.beartype --cov --cov-report=term
 
 bench: install
 	$(BIN)/python -m benchmarks

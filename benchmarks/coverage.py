@@ -8,7 +8,7 @@ calibration rows and k = ceil(coverage (n + 1)) that count is BetaBinomial(m, k,
 test rows, if no two nonconformities are equal. Rows whose label is right all have nonconformity 0:
 of a coverage below the accuracy a set is the label alone, and covers more.
 
-Of a classification two other sets stand beside those that are served: least ambiguous ones (all
+Of a classification two other sets stand next to those that are served: least ambiguous ones (all
     classes of
 probability 1 - q and more, and the label) and randomised adaptive ones (with the label). Its rows
 are also split into three equal parts, reference, ranking and test, to count how many are answered

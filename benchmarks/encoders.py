@@ -1,4 +1,4 @@
-"""One row of a version with an encoder, over HTTP, beside the encoder alone in onnxruntime, in one
+"""One row of a version with an encoder, over HTTP, against the encoder alone in onnxruntime, in one
 run.
 
 `python -m benchmarks.encoders NAME --store DIR [--image FILE] [--short] [--write]` takes turns

@@ -1,20 +1,20 @@
-"""A job on a large pool: its rows a second beside the kernel's, its memory, and one-row requests
-beside it.
+"""A job on a large pool: its rows a second against the kernel's, its memory, and one-row requests
+meanwhile.
 
     python -m benchmarks.jobs [--rows 200000] [--whole 1000000] [--precision int8 float32] [--rounds
     3] [--draws 100]
         [--write]
 
 The pool is `--rows` rows of 784 random pixels in an npy file, ranked by BALD with `--draws` draws;
-with `--whole` the first precision ranks one of so many rows too. In one run:
+with `--whole` the first precision ranks one of that many rows too. In one run:
 
 * the kernel: the published version's own graph on the rows that are computed at once, again and again, before the
   job and after it, on the same threads; a job's figure is its rows a second over the mean of both.
   A job's time is from its process' first look at a row to its last, by its own clock, and from its
   start to its end;
-* the job, over HTTP, the service idle beside it; its process' largest resident memory, and the same of a job of 64
+* the job, over HTTP, the service idle meanwhile; its process' largest resident memory, and the same of a job of 64
   rows, which has loaded the model and scored a part: the rest is the pool's;
-* one-row requests at a quarter of the rate that one client gets, evenly, without the job and beside it, in turns.
+* one-row requests at a quarter of the rate that one client gets, evenly, without the job and with it, in turns.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
             before = kernel_rate(model, draws)
             job = rank(service, "pool.npy", draws, 1.0)
             after = kernel_rate(model, draws)
-            latencies = beside(service, rounds, draws)
+            latencies = compare(service, rounds, draws)
     kernel = (before + after) / 2
     return {
         "precision": precision,
@@ -162,17 +162,17 @@ def largest_bytes() -> int:
     return 0
 
 
-def beside(service: Service, rounds: int, draws: int) -> dict[str, list[list[float]]]:
-    """Return p50 and p99 of one-row requests in milliseconds, without a job and beside one, a pair
+def compare(service: Service, rounds: int, draws: int) -> dict[str, list[list[float]]]:
+    """Return p50 and p99 of one-row requests in milliseconds, without a job and with one, a pair
     a round."""
     row = np.random.default_rng(1).integers(0, 256, 784).tolist()
     requests = [post("/predict", json.dumps({"inputs": [row], "num_samples": draws}).encode())]
     rate = closed_loop(service.port, requests, 1, 3.0).rate / 4 if rounds else 0.0
-    found: dict[str, list[list[float]]] = {"alone": [], "beside": []}
+    found: dict[str, list[list[float]]] = {"alone": [], "with_job": []}
     for _ in range(rounds):
-        for how in ("alone", "beside"):
+        for how in ("alone", "with_job"):
             job = None
-            if how == "beside":
+            if how == "with_job":
                 asked = {"pool_file": "pool.npy", "num_samples": draws}
                 job = request(service, "POST", "/acquire/jobs", asked)
                 while request(service, "GET", f"/jobs/{job['id']}")["progress"] == 0.0:
@@ -219,18 +219,18 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         "One-row requests at a quarter of the rate that one client gets, ms, median of the rounds "
         "(least - most):",
         "",
-        "| precision | p50 alone | beside the job | p99 alone | beside the job | p99, times (each "
+        "| precision | p50 alone | with the job | p99 alone | with the job | p99, times (each "
         "round) |",
         "|---|---|---|---|---|---|",
     ]
     for one in measured:
         if not one["latencies_ms"]["alone"]:
             continue
-        alone, with_job = (np.array(one["latencies_ms"][how]) for how in ("alone", "beside"))
+        alone, with_job = (np.array(one["latencies_ms"][how]) for how in ("alone", "with_job"))
         cells = [spread(values[:, i].tolist()) for i in (0, 1) for values in (alone, with_job)]
         times = ", ".join(f"{ratio:.2f}" for ratio in with_job[:, 1] / alone[:, 1])
         lines.append(f"| {one['precision']} | {' | '.join(cells)} | {times} |")
-    return "\n".join([*lines, "", "![rates beside the kernel's, and latencies](jobs.png)", ""])
+    return "\n".join([*lines, "", "![rates against the kernel's, and latencies](jobs.png)", ""])
 
 
 def plot(measured: list[dict[str, Any]]) -> Figure:
@@ -243,7 +243,7 @@ def plot(measured: list[dict[str, Any]]) -> Figure:
     rates.set(ylabel="rows a second", xticks=places, xticklabels=names)
     measured = [one for one in measured if one["latencies_ms"]["alone"]]
     places = np.arange(len(measured))
-    for i, how in enumerate(("alone", "beside")):
+    for i, how in enumerate(("alone", "with_job")):
         values = [
             statistics.median([p99 for _, p99 in one["latencies_ms"][how]]) for one in measured
         ]

@@ -13,7 +13,7 @@ peak is the fastest of products of 3200 x 800 x 800 by onnxruntime (its weight a
 and torch, on the same threads. Rounds alternate between the peak and the graphs; a round's figure
 is of its own peak. Graphs are measured without density detectors, as the torch model that the
 version was made of exports them, in float32 and with its shared weights in int8; the published
-graph, detectors and all, is measured beside them.
+graph, detectors and all, is measured with them.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Every method's quality on MNIST beside its paper's: fit the recipes, then this.
+"""Every method's quality on MNIST against its paper's: fit the recipes, then this.
 
     for m in mnist mnist-mle ...; do python -m training fit recipes/$m.toml; done
     python -m benchmarks.methods [--write]
@@ -63,7 +63,7 @@ def main() -> None:
             f"| {recipe['training']['epochs']} | "
             f"{statistics.mean(m.training['seconds'] for m in manifests):.0f} |"
         )
-    lines += ["", "![test errors beside the papers'](methods-mnist.png)"]
+    lines += ["", "![test errors against the papers'](methods-mnist.png)"]
     text = "\n".join(lines) + "\n"
     report(options, "methods-mnist", text, lambda: plot(errors))
 

@@ -1,4 +1,4 @@
-"""A panel of public data sets, fitted by defaults alone, beside scikit-learn's models.
+"""A panel of public data sets, fitted by defaults alone, against scikit-learn's models.
 
 `python -m benchmarks.panel UCI [--sets NAME ...] [--write]`, where UCI holds UCI sets as `uci:`
 reads them. Others are scikit-learn's, and those of `palmerpenguins` and `vega_datasets` (`pip

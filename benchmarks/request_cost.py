@@ -1,4 +1,4 @@
-"""What a request costs beside its row: the server's own processor time.
+"""What a request costs besides its row: the server's own processor time.
 
     python -m benchmarks.request_cost [--store DIR] [--write]
 

@@ -137,7 +137,7 @@ def time_ratios(model: Model, x: np.ndarray, rule: StoppingRule) -> np.ndarray:
 def main() -> None:
     """Measure, print, and with `--write` keep it in docs/results."""
     parser = parser_of(__doc__, "settling-NAME.{md,png}")
-    parser.add_argument("--rows", type=int, default=10_000, help="the first so many test rows")
+    parser.add_argument("--rows", type=int, default=10_000, help="how many of the first test rows")
     add_splits(parser, 100)
     parser.add_argument(
         "--split-rows",
@@ -234,7 +234,7 @@ def main() -> None:
                 where="post",
                 label=f"settle {tolerance}",
             )
-        left.set(xlabel="draws", ylabel="share of rows that take at most so many", ylim=(0, 1.02))
+        left.set(xlabel="draws", ylabel="share of rows that take at most these", ylim=(0, 1.02))
         left.legend(loc="lower right")
         right.hist(
             found,

@@ -24,7 +24,7 @@ from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
 from model_store.processes import available_processors
 
-VERSIONS = 4  # beside the first, loaded to see what each adds
+VERSIONS = 4  # besides the first, loaded to see what each adds
 
 
 def row_of(store: ModelStore, model: str) -> str:

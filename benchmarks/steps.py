@@ -1,4 +1,4 @@
-"""A training step of each method beside a deterministic network's with the same optimiser, in one
+"""A training step of each method against a deterministic network's with the same optimiser, in one
 run.
 
     python -m benchmarks.steps [--repeats 7] [--steps 10]

@@ -3,9 +3,13 @@
 import ctypes
 import json
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +17,12 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LEAST_NICE = 19
+SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # keys, and what opens buckets
+READY = "ready"  # the first line of a process that answers
+# in which it must be ready: it imports for a second, on an idle machine for less
+START_S = 120.0
+LOOK_S = 0.05  # between looks at whether it is to be given up
+STATUS = Path("/proc/self/status")  # of Linux
 
 
 def available_processors() -> int:
@@ -42,6 +52,112 @@ def write_line(process: subprocess.Popen[bytes], content: Any) -> None:
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(content).encode() + b"\n")
         process.stdin.flush()
+
+
+class GivenUp(Exception):
+    """A process that was not waited for, since everything ends."""
+
+
+class AnsweringProcess:
+    """A process that does what is not to be trusted, where it may be killed: it says `READY`, and
+    then answers each line of JSON with one."""
+
+    def __init__(self, module: str, **environment: str) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
+        self._process = start_module(
+            module, {**kept, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._is_ready = False
+        self._received = b""
+
+    def is_ready(self, stopping: threading.Event) -> bool:
+        """Wait until the process is ready; return whether it is.
+
+        Raises:
+            GivenUp: if `stopping` is set meanwhile.
+        """
+        self._is_ready = self._is_ready or self.line(START_S, stopping) is not None
+        return self._is_ready
+
+    def send(self, content: Any, data: bytes | bytearray = b"") -> None:
+        """Send a line of JSON, and bytes after it, to a process that may have ended."""
+        write_line(self._process, content)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+
+    def line(self, seconds: float, stopping: threading.Event) -> bytes | None:
+        """Return the next line; None if none came in time, or the process has ended.
+
+        Raises:
+            GivenUp: if `stopping` is set meanwhile.
+        """
+        assert self._process.stdout is not None
+        end = time.monotonic() + seconds
+        while b"\n" not in self._received:
+            if stopping.is_set():
+                raise GivenUp
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            if select.select([self._process.stdout], [], [], min(left, LOOK_S))[0]:
+                data = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return None
+                self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> str:
+        """Say how the process ended; one that has not is killed."""
+        try:
+            return describe_exit(self._process.wait(1.0))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "not in time"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def answers_file() -> Any:
+    """Return the file that a process answers to, its standard output; what libraries print is no
+    answer."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have `more` bytes than it has now; no limit where the system does not say
+    (macOS)."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except FileNotFoundError:
+        return
+    has = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def is_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error came of one that says that there is no memory left."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def describe_exit(code: int) -> str:

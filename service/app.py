@@ -90,6 +90,7 @@ def create_app(
         context.engine.close()
         context.preflights.close()
         context.threads.close()
+        context.file_preflights.close()
         context.watcher.stop()
         context.models.close()
         context.close_state()

@@ -14,6 +14,7 @@ from model_store.errors import StateUnusable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled
+from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
@@ -67,6 +68,7 @@ class Context:
         self.admission = Admission(settings, idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads(settings.deadline_s)
+        self.file_preflights = FilePreflights(self.ending)
         self._state: Database | None = None
         self._opening_state = threading.Lock()
 

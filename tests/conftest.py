@@ -1,14 +1,15 @@
 """What tests share: a small real artifact in a store, and the service over real HTTP. Helpers are
 in `tests/support`.
 
-Nothing of the three packages is imported when this module is: jaxtyping's checks are put into them
-    after that.
+Nothing of the three packages is imported when this module is: `make check` has jaxtyping put checks
+of shapes into them after that.
 """
 
 import functools
 import gc
 import os
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,9 @@ if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# clients of tests speak plain HTTP, but each reads all certificates, which takes 40 ms
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
 SERVES = {"serve", "service_url"}
@@ -52,16 +56,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fits() -> Iterator[None]:
     """For whatever fits or exports a model, which takes seconds: its tests are marked `fits`.
 
-    torch's exporter registers all its operators again for each graph, a fifth of the time; here
-    once a process.
+    Half of that time is spared: torch's exporter registers all its operators again for each graph,
+    here once a process; fits in this process draw no plot, and share a process for preflights.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from tests.support.preflights import KeptPreflight
 
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(
             ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
         )
+        changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
+        changes.setattr("training.publishing.stages.PreflightProcess", KeptPreflight)
         yield
+        KeptPreflight.end()
 
 
 @pytest.fixture(scope="session", autouse=True)

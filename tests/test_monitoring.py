@@ -162,9 +162,9 @@ def test_panels_have_ids_and_places_of_their_own():
         place = panel["gridPos"]
         assert place["x"] >= 0 and place["x"] + place["w"] <= 24 and place["h"] > 0
     for one, other in combinations([panel["gridPos"] for panel in every], 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or above, (one, other)
+        assert apart or above, (one, other)
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])

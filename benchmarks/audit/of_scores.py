@@ -29,7 +29,7 @@ def our_mixture(outputs: Float64[np.ndarray, "K N 2"]) -> MixtureScores:
 
 
 def jackknife(log_probs: Float64[np.ndarray, "K N C"], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's jackknife bias and standard error of a score that is made anew, by scipy
+    """Return each row's jackknife bias and standard error of a score that is computed again, by scipy
     and numpy."""
     from resample import jackknife
     from scipy.stats import entropy

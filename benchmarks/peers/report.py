@@ -54,8 +54,7 @@ def table(
         default=float("nan"),
     )
     lines = [
-        "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito beside other "
-        "servers",
+        "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito and other servers",
         "",
         f"`python -m benchmarks.peers --seconds {seconds:g} --rounds {rounds} --write`; "
         f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "

@@ -48,7 +48,7 @@ PATIENCE_S = 10.0  # that is waited until other programs take less
 
 @dataclass(frozen=True)
 class Replica:
-    """What one replica is, beside its speed: seconds, bytes and counts."""
+    """What one replica is, besides its speed: seconds, bytes and counts."""
 
     ready_s: float
     start_processor_s: float

@@ -1,4 +1,4 @@
-"""The page and the picture: measurements beside the simulation, and what the simulation says of
+"""The page and the picture: measurements against the simulation, and what the simulation says of
 many replicas."""
 
 import math
@@ -97,7 +97,7 @@ class Side:
 
 
 def sides(costs: Costs, measured: list[Measured]) -> list[Side]:
-    """Return each load that was measured undisturbed beside its simulation."""
+    """Return each load that was measured undisturbed with its simulation."""
     groups: dict[tuple[int, float], list[Measured]] = {}
     for one in undisturbed(measured):
         groups.setdefault((one.replicas, one.rate), []).append(one)
@@ -242,7 +242,7 @@ def check(checked: list[Side]) -> Iterator[str]:
             yield f"* {text}: simulated over measured {', '.join(found)}; median (least - most)."
     yield (
         "* Two and four replicas were measured later than one, on a quieter machine, once for each "
-        "load; one replica while a fit of low priority ran beside it."
+        "load; one replica while a fit of low priority ran with it."
     )
     yield ""
 
@@ -401,7 +401,7 @@ def publications(fit: Costs, of_many: Plan, replica: Replica) -> Iterator[str]:
     yield (
         "Each replica finds it at its own moment within the time between two looks "
         f"(`DUBITO_POLL_INTERVAL_S`), and then takes {replica.trial_s:.2f} s of processor time to "
-        f"try and load it, beside requests, on its one core. 20 replicas at {rate:.0f} requests a "
+        f"try and load it while it answers requests, on its one core. 20 replicas at {rate:.0f} requests a "
         "second."
     )
     yield from ("", "| seconds between looks | p99 meanwhile, ms |", "|---|---|")

@@ -89,7 +89,7 @@ def most_rate(
 def bursts(
     cluster: Cluster, costs: Costs, rate: float, times: float, lasts_s: float, seed: int
 ) -> Outcome:
-    """Return what comes of requests whose rate is so many times as high for a while, in the last
+    """Return what comes of requests whose rate is some times as high for a while, in the last
     second."""
     steps = [(WARM_UP_S, rate), (lasts_s, times * rate), (1.0, rate)]
     generator = np.random.default_rng([seed, 2])

@@ -47,7 +47,7 @@ class Costs:
     client_s: float = 0.0  # of the client's processor, for a request
 
     def request_s(self, draws: int, together: float, rows: int = 1) -> float:
-        """Return the replica's processor seconds for a request of which so many share a micro-batch
+        """Return the replica's processor seconds for a request of which `together` share a micro-batch
         and its draws."""
         shared = self.batch_s + draws * self.draw_s
         return self.read_s + self.answer_s + rows * draws * self.row_draw_s + shared / together
@@ -67,7 +67,7 @@ class Failure:
 @dataclass(frozen=True)
 class Publication:
     """A new version: each replica finds it at a moment of its own within `spread_s`, and works on
-    it beside requests.
+    it while it answers requests.
 
     `work_s` is processor time: of the trial, and of loading.
     """
@@ -223,7 +223,7 @@ class _Core:
         self.held = False
 
     def add(self, work: float, done: Callable[[Any], None], argument: Any) -> None:
-        """Have a thread compute for so many processor seconds, and then call `done`."""
+        """Have a thread compute for some processor seconds, and then call `done`."""
         self._advance()
         clock = self.clock
         clock.count += 1

@@ -6,8 +6,6 @@ predicts. After one that failed the process ends: what it has in memory is not t
 """
 
 import json
-import os
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,21 @@ from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
 from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
-from model_store.processes import be_killed_first, end_with_parent
+from model_store.processes import (
+    READY,
+    answers_file,
+    be_killed_first,
+    end_with_parent,
+    is_of_memory,
+    limit_memory,
+)
 
-READY = "ready"
 ENCODED_ROWS = 4  # that are run together, where each may take long
 COPIES = 6  # of the files that are needed, while they become sessions
-STATUS = Path("/proc/self/status")  # of Linux
 
 
 def main() -> int:
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    answers = answers_file()
     end_with_parent()
     be_killed_first()
     print(READY, file=answers, flush=True)
@@ -53,7 +55,7 @@ def check(store: str, name: str, version: str, working_bytes: int) -> dict[str, 
         files = ModelStore(Path(store)).manifest(name, version).files
         copies = {**dict.fromkeys((*NEEDED, ENCODER), COPIES), TOKENIZER: TOKENIZER_COPIES}
         made = sum(times * files[file].size for file, times in copies.items() if file in files)
-        _limit_memory(working_bytes + made)
+        limit_memory(working_bytes + made)
         artifact = ModelStore(Path(store)).open(name, version, wanted=NEEDED)
         is_read = True
         predict(Model.load(artifact, threads=1))
@@ -101,27 +103,6 @@ def predict(model: Model) -> None:
                 f"got {values[0]}"
             )
             raise manifest.broken("network.onnx", reason)
-
-
-def _limit_memory(more: int) -> None:
-    """Let this process have `more` bytes than it has now; no limit where the system does not say
-    (macOS)."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except FileNotFoundError:
-        return
-    has = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = has + more if hard == resource.RLIM_INFINITY else min(has + more, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def is_of_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, MemoryError) or "alloc" in str(error).lower():
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 if __name__ == "__main__":

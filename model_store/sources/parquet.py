@@ -33,7 +33,7 @@ INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 # Of a row group, which may be larger than memory, that are read ahead: of all columns, and of each.
 BUFFERED_BYTES = 32 << 20
 LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20
-TEXT_BYTES = 64 << 20  # of a part's texts, which a file may hold once for all of its rows
+TEXT_BYTES = 16 << 20  # of a part's texts, which a file may hold once for all of its rows
 SPARE_NUMBERS = 1 << 22  # of lists that are too long, for which a row is named
 
 
@@ -112,10 +112,14 @@ class ParquetFile(RowFile):
     def ids(self) -> list[str] | None:
         if self.id_column is None:
             return None
-        ids: list[str] = []
-        for batch in self._batches([self.id_column]):
-            ids += self._counted(self.ids_of(batch, len(ids)))
-        return ids
+        return [name for part in self.id_parts() for name in self._counted(part)]
+
+    def id_parts(self) -> Iterator[list[str]]:
+        """Yield the ids, if there are any, in parts."""
+        first = 0
+        for batch in self._batches(self._id_columns) if self.has_ids else ():
+            yield self.ids_of(batch, first)
+            first += batch.num_rows
 
     def parts(self, first: int = 0) -> Iterator[Part]:
         start = 0

@@ -39,7 +39,7 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
             database.reading() as connection,
         ):
             connection.backup(target)
-        tar.add(copy / FILE, FILE)
+        tar.add(copy / FILE, FILE, filter=_private)
         with closing(sqlite3.connect(copy / FILE)) as copied:
             jobs = copied.execute(
                 "SELECT id, state, said FROM jobs WHERE state IN ('queued', 'running', 'done')"
@@ -49,7 +49,12 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
                     for file in sorted((folder / FOLDER / name).iterdir()):
                         wanted = json.loads(said) if state == "done" else file.name
                         if file.is_file() and file.name == wanted:
-                            tar.add(file, f"{FOLDER}/{name}/{file.name}")
+                            tar.add(file, f"{FOLDER}/{name}/{file.name}", filter=_private)
+
+
+def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mode = 0o600
+    return member
 
 
 def restore(folder: Path | None, archive: BinaryIO) -> None:

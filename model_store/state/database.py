@@ -112,7 +112,7 @@ class Database:
         """
         self.folder = folder
         self._lock = threading.Lock()
-        with _told():
+        with told():
             make_folder(folder)
             path = folder / FILE
             # What came as rows and labels is for nobody else to read
@@ -147,7 +147,7 @@ class Database:
         Raises:
             StateUnusable: if it cannot be read.
         """
-        with self._lock, _told():
+        with self._lock, told():
             yield self._connection
 
     @contextmanager
@@ -159,7 +159,7 @@ class Database:
             NoSpace: if the disk is full.
             StateUnusable: if it cannot be written.
         """
-        with self._lock, _told(), self._transaction():
+        with self._lock, told(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
@@ -171,7 +171,7 @@ class Database:
             StateUnusable: if nothing can be written.
         """
         path = self.folder / PROBE
-        with _told():
+        with told():
             try:
                 write_synced(path, bytes(PROBE_BYTES))
             finally:
@@ -207,7 +207,8 @@ def may_be_damaged(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
+    """Tell of errors of SQLite and of the disk as of the state's."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError, IndexError) as error:  # the last: a column is gone

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args
 
 from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota
-from model_store.state.database import Database, may_be_damaged, of_disk
+from model_store.state.database import Database, may_be_damaged, told
 
 Kind = Literal["acquire", "predict"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -75,11 +75,9 @@ class Jobs:
     def new_folder(self) -> tuple[str, Path]:
         """Return the id of a new job, and its folder."""
         name = secrets.token_hex(16)
-        try:
+        with told():
             make_folder(self.folder)
             (self.folder / name).mkdir(mode=0o700)
-        except OSError as error:
-            raise of_disk(error) from error
         return name, self.folder / name
 
     def add(
@@ -252,7 +250,7 @@ class Jobs:
         for row in rows:
             with may_be_damaged(f"job {row['id']}"):
                 result = json.loads(row["said"]) if row["state"] == "done" else None
-            with suppress(FileNotFoundError):
+            with told(), suppress(FileNotFoundError):
                 for entry in os.scandir(self.folder / row["id"]):
                     if entry.is_dir():
                         shutil.rmtree(entry, ignore_errors=True)
@@ -273,32 +271,32 @@ class Jobs:
         return size
 
     def forget(self, name: str) -> None:
-        with self._database.writing() as connection:
-            connection.execute(
-                "DELETE FROM jobs WHERE id = ? AND state IN ('done', 'failed', 'cancelled')",
-                (name,),
-            )
-        self._sweep([name])
+        """Delete a job that is over: its files first, which makes room on a full disk."""
+        if self.get(name).is_over:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            with self._database.writing() as connection:
+                connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
 
     def forget_old(self, kept_s: float) -> None:
         """Delete jobs that ended longer ago, their files, and folders without a job."""
         now = time.time()
-        with self._database.writing() as connection:
-            connection.execute(
-                "DELETE FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
+        with self._database.reading() as connection:
+            old = connection.execute(
+                "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
                 (now - kept_s,),
-            )
-        with suppress(FileNotFoundError):
+            ).fetchall()
+        for row in old:
+            with suppress(NotFound):  # another process deletes them too
+                self.forget(row["id"])
+        with told(), suppress(FileNotFoundError):
             entries = os.scandir(self.folder)
-            self._sweep([e.name for e in entries if e.stat().st_mtime < now - STRAY_S])
-
-    def _sweep(self, names: list[str]) -> None:
-        """Delete those of the folders that belong to no job."""
-        for name in names:
-            try:
-                self.get(name)
-            except NotFound:
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+            for name in [e.name for e in entries if e.stat().st_mtime < now - STRAY_S]:
+                try:
+                    self.get(name)
+                except NotFound:
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+        with self._database.writing() as connection:  # where the clock was ahead
+            connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def put_back_orphans(self) -> None:
         with self._database.reading() as connection:
@@ -313,11 +311,9 @@ class Jobs:
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
         """Hold a slot's lock, as an open file that a child can inherit; None if it is taken."""
-        try:
+        with told():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError as error:
-            raise of_disk(error) from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -350,7 +350,7 @@ def keep_candidate(
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
     with database.reading() as connection:
         found = connection.execute(
-            "SELECT * FROM candidates WHERE model = ? ORDER BY time DESC", (model,)
+            "SELECT * FROM candidates WHERE model = ? ORDER BY rowid DESC", (model,)
         ).fetchall()
     with may_be_damaged(f"a candidate of {model}"):
         return [

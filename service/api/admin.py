@@ -44,7 +44,7 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
 
 @router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
-    """Begin anew to watch a version's rows for drift, in all workers: an alarm that was looked into
+    """Start over watching a version's rows for drift, in all workers: an alarm that was looked into
     goes."""
     context = context_of(request)
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))

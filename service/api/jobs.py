@@ -22,7 +22,7 @@ from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import open_rows, stamp_of
 from model_store.sources.row_file import RowFile
-from model_store.state.database import may_be_damaged, of_disk
+from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
 from service.api.openapi import ERRORS, problem_content, request_body
@@ -138,10 +138,11 @@ async def get_job_result(request: Request, job: str) -> Response:
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
-    path = Jobs(context_of(request).state).folder / found.id / found.outcome
+    with may_be_damaged(f"job {found.id}"):
+        path = Jobs(context_of(request).state).folder / found.id / found.outcome
+        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
     if not path.exists():
         raise NotFound("job: expected one whose result is kept, got one whose file is lost")
-    media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
@@ -295,16 +296,13 @@ def _job_request(
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    try:
-        with path.open("wb") as file:
-            if isinstance(content, np.ndarray):
-                np.save(file, content, allow_pickle=False)
-            else:
-                file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise of_disk(error) from error
+    with told(), path.open("wb") as file:
+        if isinstance(content, np.ndarray):
+            np.save(file, content, allow_pickle=False)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 async def _find(request: Request, job: str) -> Job:

@@ -15,7 +15,14 @@ from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
 from service.api.openapi import ERRORS, file_body
 from service.api.options import validate
-from service.api.requests import FILE_ENDINGS, NPY, read_body, request_media_type, text_fields
+from service.api.requests import (
+    FILE_ENDINGS,
+    NPY,
+    PARQUET,
+    read_body,
+    request_media_type,
+    text_fields,
+)
 from service.api.responses import json_response
 from service.api.schemas import PreviewAnswer, PreviewRequest
 from service.call import Call
@@ -25,6 +32,7 @@ from service.errors import Unsupported
 from service.models.models import Served
 
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
+PARQUET_ENDING = FILE_ENDINGS[PARQUET]
 TEXT_LETTERS = 1000  # of a text that are shown
 ROWS_BYTES = 64 << 20  # of all rows that are shown
 NUMBER_BYTES = 12  # of a number as JSON, about
@@ -75,6 +83,9 @@ async def open_file(
     request's memory, and ends with it."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = served.model.manifest.input
+    if ending == PARQUET_ENDING and not isinstance(source, Path):
+        check = partial(context.file_preflights.reserve, source, spec, field, call)
+        await context.threads.preflights.run(call, len(source), check)
     work = partial(open_rows, source, spec, field, ending, bounds)
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 

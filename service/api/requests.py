@@ -47,6 +47,8 @@ MAX_NESTED = 1_000_000
 # and half of a string outside the rows; rows that are objects have fewer numbers than commas and
 # colons.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
+AT_ONCE = {b"[": 10, b"{": 10, b":": 2, b",": 1}  # how long each takes to parse, in tenths of a us
+MOST_AT_ONCE = 1_000_000
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
@@ -262,6 +264,11 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: 
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
+    """Parse a JSON object in one step, in which nobody else has a turn."""
+    cost = sum(weight * body.count(mark) for mark, weight in AT_ONCE.items())
+    if cost > MOST_AT_ONCE:
+        expected = f"at most {MOST_AT_ONCE} marks, of [ and {{ ten each and of : two"
+        raise TooLarge(f"body: expected JSON of {expected}, got {cost}")
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -106,10 +106,7 @@ class Keys:
         self.api_is_open = api_is_open
         self.has_administration = has_administration
         self._by_digest = {key.digest: key for key in keys}
-
-    @property
-    def names(self) -> list[str]:
-        return [key.name for key in self._by_digest.values()]
+        self.names = [key.name for key in self._by_digest.values()]
 
     def find(self, key: bytes) -> Key | None:
         """Return a key by its text; it may have expired."""

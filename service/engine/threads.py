@@ -130,6 +130,7 @@ class Threads:
         self._state = ThreadPoolExecutor(2, "state")
         self.requests = FairThreads("requests", READERS)  # parse large requests, decode images
         self.answers = FairThreads("answers", 1)  # write large answers
+        self.preflights = FairThreads("preflights", 1)  # of files
         self._own = (self._questions, self._files, self._loads, self._state)
         for pool in self._own:
             pool.submit(int).result()  # its thread is there from the beginning
@@ -163,3 +164,4 @@ class Threads:
             pool.shutdown(cancel_futures=True)
         self.requests.close()
         self.answers.close()
+        self.preflights.close()

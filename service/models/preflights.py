@@ -18,7 +18,8 @@ from pathlib import Path
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import StoreUnreachable
-from model_store.inference.preflight_process import LOOK_S, Failure, GivenUp, PreflightProcess
+from model_store.inference.preflight_process import Failure, PreflightProcess
+from model_store.processes import LOOK_S, GivenUp
 from service.errors import NotReady
 from service.settings import Settings
 
@@ -133,7 +134,7 @@ class Preflights:
                     raise GivenUp
             with suppress(OSError):
                 content = json.loads(said.read_bytes())
-                if content is None or time.time() - said.stat().st_mtime < RETRY_FAILED_S:
+                if content is None or abs(time.time() - said.stat().st_mtime) < RETRY_FAILED_S:
                     return None if content is None else Failure(**content)
             failure = self._run_in_process(manifest)
             with suppress(OSError):  # then each tries it for itself

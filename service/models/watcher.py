@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from model_store.artifacts.store import LATEST
 from model_store.errors import StoreError, StoreUnreachable, one_line
-from model_store.inference.preflight_process import LOOK_S
+from model_store.processes import LOOK_S
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH, Models
 

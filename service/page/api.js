@@ -69,7 +69,7 @@ function askForKey(wasWrong) {
     const given = document.getElementById("key-given");
     document.getElementById("key-why").textContent = wasWrong
       ? "The key that was given is not valid here, or has expired."
-      : "Whoever runs it can give you one, with the scopes read, predict, acquire and metrics for all of this page.";
+      : "Those who run it can give you one, with the scopes read, predict, acquire and metrics for all of this page.";
     given.value = "";
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.addEventListener(

@@ -70,7 +70,7 @@ export async function show(view, app, link) {
       try {
         input.restore(before);
       } catch {
-        // another kind of input: one begins anew
+        // another kind of input: one starts over
       }
     }
   }

@@ -52,7 +52,7 @@ export function field(text, control, hint = null) {
   return h("p", { class: "field" }, h("label", { for: control.id }, text), control, told);
 }
 
-/** A slider whose value is said beside it; `write` makes the value of its position, `read` the reverse. */
+/** A slider whose value is shown next to it; `write` makes the value of its position, `read` the reverse. */
 export function slider(text, { min, max, step, value, write = (x) => x, say = String, onchange }) {
   const shown = h("output", {}, say(write(value)));
   const control = h("input", { type: "range", min, max, step, value, "aria-valuetext": say(write(value)) });

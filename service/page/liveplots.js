@@ -138,7 +138,7 @@ export function doubt(bins, isClassified) {
   const what = isClassified ? "Entropies" : "Predicted standard deviations";
   return figure(`${what} of ${number(all)} rows`, `Most often up to ${bars.reduce((a, b) => (b.count > a.count ? b : a)).name}.`,
     {
-      ...size(), marginLeft: 48, x: { domain: bars.map((bar) => bar.name), label: isClassified ? "up to so many nats" : "up to, in the target's units", labelAnchor: "center", labelArrow: "none", tickSize: 0, ticks: bars.filter((_, i) => i % every === 0).map((bar) => bar.name) },
+      ...size(), marginLeft: 48, x: { domain: bars.map((bar) => bar.name), label: isClassified ? "up to this many nats" : "up to, in the target's units", labelAnchor: "center", labelArrow: "none", tickSize: 0, ticks: bars.filter((_, i) => i % every === 0).map((bar) => bar.name) },
       y: { label: null, grid: true, tickFormat: (x) => percent(x), ticks: 5, ...from0(bars.map((bar) => bar.share)) },
       marks: [globalThis.Plot.barY(bars, { x: "name", y: "share", fill: ACCENT, fillOpacity: 0.45, inset: 0.5 }), globalThis.Plot.ruleY([0], { stroke: QUIET })],
     },

@@ -1,4 +1,4 @@
-// What GET /metrics says, and its history: counters that begin anew never count backwards.
+// What GET /metrics says, and its history: counters that start over never count backwards.
 
 /** The samples of a page of Prometheus text: [{name, labels, value}]. Lines that are none are passed over. */
 export function parsed(text) {
@@ -21,7 +21,7 @@ const MOST_NUMBERS = 3_000_000; // of all that is kept
 
 /**
  * Samples over time. Those of `counting` families are counters and the parts of histograms: what is kept of them is
- * how far they have risen since the first look, so that `rise` between any two looks is right, whatever began anew
+ * how far they have risen since the first look, so that `rise` between any two looks is right, whatever started over
  * between them.
  */
 export class History {
@@ -42,7 +42,7 @@ export class History {
   take(time, samples) {
     const restarted = this.restarted(samples);
     const found = new Map(); // place: value
-    const groups = new Map(); // a counter, or the parts of a histogram, which begin anew together: their places
+    const groups = new Map(); // a counter, or the parts of a histogram, which start over together: their places
     for (const { name, labels, value } of samples) {
       if (!this.kept.has(name)) continue;
       const place = this.place(name, labels);

@@ -12,7 +12,7 @@ const CLASSES_SHOWN = 12;
 
 const plotWidth = () => Math.min(WIDTH, Math.max(280, document.documentElement.clientWidth - BESIDE));
 
-/** A name in so many letters, on one line. */
+/** A name in at most some letters, on one line. */
 function cut(name, letters) {
   const line = [...name.replace(/\s+/g, " ")];
   return line.length > letters ? `${line.slice(0, letters - 1).join("")}…` : line.join("");
@@ -90,7 +90,7 @@ function spreadOf(values) {
   return [0.05, 0.95].map((q) => percent(sorted[Math.round(q * (sorted.length - 1))]));
 }
 
-/** A target: each draw's mean and standard deviation, from least to greatest, beside the interval. */
+/** A target: each draw's mean and standard deviation, from least to greatest, next to the interval. */
 export function target(name, row, coverage) {
   const draws = (row.samples ?? []).map(({ mean, std }) => ({ mean, low: mean - std, high: mean + std }));
   draws.sort((a, b) => a.mean - b.mean);

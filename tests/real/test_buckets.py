@@ -173,7 +173,7 @@ def run(*command, **environment):
 
 
 def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
-    """A fit, its report, a version calibrated anew; and what the store's own commands say of
+    """A fit, its report, a version calibrated again; and what the store's own commands say of
     them."""
     from training.data import digits
 

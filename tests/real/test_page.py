@@ -198,7 +198,7 @@ def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, eve
     said = until(driver, lambda: text_of(driver, ".answers .notice"))
     assert said.startswith("b.heic (inputs.1): expected a PNG")
     assert give(driver, "drop", "h1", ("c.png", "image/png", image)), (
-        "beside its place it is not opened either"
+        "next to its place it is not opened either"
     )
     assert not give(driver, "paste", "body"), "text is pasted as ever"
     press(driver, "Numbers")

@@ -304,7 +304,7 @@ def test_counters_never_count_backwards(driver, service):
     pages = [
         page(1, 5, (1, 2, 3)),
         page(1, 9, (1, 4, 5)),
-        page(1, 2, (2, 2, 2)),  # began anew, though one bucket is larger than before
+        page(1, 2, (2, 2, 2)),  # started over, though one bucket is larger than before
         page(1, 2, (2, 2, 2), other=4),  # a new series
         page(2, 7, (2, 2, 2), other=4),  # a new process that has counted further already
         page(2, 7, (3, 4, 6), other=4),
@@ -619,12 +619,6 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     seen("live")
     assert seen("ask") == ["digits"]
     assert text_of(driver, "main h1") == "Ask digits"
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def base64_of(content):

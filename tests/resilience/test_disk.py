@@ -4,6 +4,7 @@ import shutil
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
 from model_store.artifacts.store import ModelStore
 from tests.support.crowd import Crowd, references
@@ -48,6 +49,7 @@ def full_disk(serve, digits_store, rows, folder, limits, workers="2"):
     return f"{len(limits(largest))} publications failed, none partial, and the next went through; {text}"
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_partial_version_and_no_wrong_answer(
     serve, digits_store, digits_rows, tmp_path
 ):

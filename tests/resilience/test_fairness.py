@@ -54,8 +54,8 @@ def asked(port, seconds, address):
     return statuses, np.array(predicted), np.array(health)
 
 
-def beside(serve, store, kind, address, seconds):
-    """What a client gets alone, and beside one that takes what it can."""
+def compare(serve, store, kind, address, seconds):
+    """What a client gets alone, and next to one that takes what it can."""
     with serve(store, DUBITO_LOG_LEVEL="error") as (url, _):
         port = int(url.rpartition(":")[2])
         asked(port, 0.5, OTHER)
@@ -64,7 +64,7 @@ def beside(serve, store, kind, address, seconds):
             together = asked(port, seconds, OTHER)
     for name, (statuses, predicted, health) in (
         ("alone", alone),
-        (f"beside {kind} of {address}", together),
+        (f"with {kind} of {address}", together),
     ):
         p50, p99 = 1e3 * np.quantile(predicted, (0.5, 0.99))
         live = 1e3 * np.quantile(health, 0.99)
@@ -83,7 +83,7 @@ def beside(serve, store, kind, address, seconds):
 def test_small_requests_are_let_in_while_others_send_the_largest_pools(
     serve, digits_store, address
 ):
-    _, (statuses, _, _) = beside(serve, digits_store, "pools", address, 2.0)
+    _, (statuses, _, _) = compare(serve, digits_store, "pools", address, 2.0)
     assert set(statuses) == {200}
     assert statuses[200] >= 10  # of which each would wait for a part of each of 31 pools
 
@@ -97,7 +97,7 @@ def test_whatever_one_client_does_others_are_answered_within_a_tenth_of_a_second
     serve, digits_store, kind, address
 ):
     """On an otherwise idle machine with a processor for those who ask."""
-    _, (statuses, predicted, health) = beside(serve, digits_store, kind, address, 15.0)
+    _, (statuses, predicted, health) = compare(serve, digits_store, kind, address, 15.0)
     assert set(statuses) == {200}
     assert np.quantile(health, 0.99) < 0.05
     assert np.quantile(predicted, 0.99) < 0.1  # alone some 3 ms; measured 12 to 45

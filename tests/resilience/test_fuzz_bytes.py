@@ -5,6 +5,8 @@ import os
 import shutil
 from urllib.parse import urlsplit
 
+import pytest
+
 from model_store.artifacts.store import ModelStore
 from tests.support.bad_inference import BadInference
 from tests.support.bad_requests import BadRequests
@@ -62,6 +64,7 @@ def test_a_thousand_bad_requests_are_each_refused_and_a_good_one_between_them_is
     assert outcome.good > 0
 
 
+@pytest.mark.slow
 def test_a_thousand_bad_requests_of_other_protocols_are_each_refused(serve, kinds):
     seed = int.from_bytes(os.urandom(4))
     print(f"seed {seed}")

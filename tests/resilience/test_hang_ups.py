@@ -3,6 +3,8 @@ behind."""
 
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.support.crowd import references
 from tests.support.faults import hang_ups
 
@@ -13,6 +15,7 @@ def reference_answers(serve, store, rows):
         return references(urlsplit(url).port, rows)
 
 
+@pytest.mark.slow
 def test_clients_that_hang_up_at_random_moments_cost_no_other_its_answer(
     serve, digits_store, digits_rows
 ):

@@ -1,4 +1,4 @@
-"""One connection, one meaning: no bytes of one request are taken for another's, whoever stands in
+"""One connection, one meaning: no bytes of one request are taken for another's, no matter who stands in
 between."""
 
 import random

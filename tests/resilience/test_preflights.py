@@ -171,7 +171,9 @@ def test_a_preflight_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch)
     ):
         monkeypatch.setenv(name, KEY)
     with closing(PreflightProcess()) as process:
-        told = Path(f"/proc/{process._process.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{process._process.pid}/environ")
+        wait_until(environment.read_bytes)  # it has none before it runs Python
+        told = environment.read_bytes()
         assert process.run(Path("/nowhere"), "m", "1", 30.0).file == "manifest.json"
     assert b"PYTHONPATH" in told
     assert KEY.encode() not in told

@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 
+from model_store.state.database import FILE, Database
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 from tests.support.serving import answers, wait_until
@@ -19,6 +20,16 @@ def service(*arguments, **settings):
     return subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_the_state_is_backed_up_and_restored_by_commands(tmp_path):
+    Database(tmp_path / "state").close()
+    command = [sys.executable, "-m", "service"]
+    settings = environment_with(DUBITO_STATE=str(tmp_path / "state"))
+    archive = subprocess.check_output([*command, "backup"], env=settings, cwd=ROOT, timeout=60)
+    settings = environment_with(DUBITO_STATE=str(tmp_path / "new"))
+    subprocess.run([*command, "restore"], input=archive, env=settings, cwd=ROOT, check=True)
+    assert (tmp_path / "new" / FILE).exists()
 
 
 def test_help_says_the_options_and_where_the_settings_are():

@@ -95,7 +95,7 @@ def complaints(driver: Any) -> list[str]:
 
 
 def opened(driver: Any, address: str) -> Any:
-    """Open the page at an address, anew, and forget what the console said before; return the
+    """Open the page at an address, again, and forget what the console said before; return the
     driver."""
     driver.get("about:blank")
     driver.get_log("browser")

@@ -22,7 +22,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 
 @contextmanager
 def nodes(*processors: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Nodes of Ray with so many processors each; yields the cluster's address, and what is told to
+    """Nodes of Ray with some processors each; yields the cluster's address, and what is told to
     kill them."""
     command = [str(PYTHON), str(ROOT / "tests" / "support" / "ray_nodes.py"), *map(str, processors)]
     process = subprocess.Popen(
@@ -158,7 +158,7 @@ class Load:
                 self.wrong.append(answer.text[:200])
 
     def wait_for(self, more: int, seconds: float = 60) -> None:
-        """Wait for so many more good answers."""
+        """Wait for some more good answers."""
         wanted = len(self.good) + more
         wait_until(lambda: len(self.good) >= wanted, seconds)
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 
 def write_digits(folder: Path, rows: np.ndarray, files: int, each: int) -> None:
-    """Write rows like these, with a little noise so that none is another's copy, to so many
+    """Write rows like these, with a little noise so that none is another's copy, to that many
     files."""
     random = np.random.default_rng(0)
     folder.mkdir()

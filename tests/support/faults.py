@@ -41,7 +41,7 @@ def reading_log(process):
 
 
 def assert_right(told, port, may_end=0):
-    """Every answer was 200 and right; at most so many connections ended without one."""
+    """Every answer was 200 and right; at most these connections ended without one."""
     assert told.wrong == [], told.wrong[:5]
     assert set(told.statuses) <= {200}, told.statuses
     assert told.ended <= may_end, told.ended
@@ -119,7 +119,7 @@ def hang_ups(serve, store, made, seconds, clients=8):
 
 
 def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
-    """Clients whose requests trickle, and who do not read their answers, beside others; return
+    """Clients whose requests trickle, and who do not read their answers, among others; return
     figures."""
     large = {
         "inputs": rows.astype(int).tolist(),
@@ -147,7 +147,7 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
                 time.sleep(0.3)
             begun, so_far = time.monotonic(), crowd.right
             time.sleep(seconds / 2)
-            beside = (crowd.right - so_far) / (time.monotonic() - begun)
+            meanwhile = (crowd.right - so_far) / (time.monotonic() - begun)
             for thread in threads:
                 thread.join()
         text = assert_right(crowd.whole(), port)
@@ -158,7 +158,7 @@ def slow_clients(serve, store, made, rows, seconds, many=40, receive_s=2):
     return (
         f"{many} trickle and {len(unread)} do not read: all are hung up on, with {receive_s} s "
         f"allowed; {text}; "
-        f"{beside:.0f} right answers a second beside them, {alone:.0f} before"
+        f"{meanwhile:.0f} right answers a second with them, {alone:.0f} before"
     )
 
 
@@ -287,7 +287,7 @@ except Exception as error:
 
 
 def publish_with(limit_bytes, root, source):
-    """Publish in a process that can write files of so many bytes at most, as on a disk that fills
+    """Publish in a process that can write files of `limit_bytes` at most, as on a disk that fills
     up."""
     command = [sys.executable, "-c", PUBLISH, str(root), str(source), str(limit_bytes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -21,7 +21,7 @@ def endless(graph: bytes) -> bytes:
 
 
 def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
-    """The graph with so many float32 numbers before its first output, made when it is loaded or
+    """The graph with a number of float32 numbers before its first output, made when it is loaded or
     when it is run."""
     nodes = (
         [helper.make_node("Identity", ["odd.shape"], ["odd.long"])]

@@ -26,7 +26,7 @@ def png_file(header: tuple[int, ...], data: bytes) -> bytes:
 
 
 def jpeg_of_scans(picture: bytes, scans: int) -> bytes:
-    """A progressive JPEG file with so many more scans, of no data: ten bytes each, and all its
+    """A progressive JPEG file with some more scans, of no data: ten bytes each, and all its
     pixels' time."""
     start = picture.rfind(b"\xff\xda")
     header = picture[start : start + 2 + int.from_bytes(picture[start + 2 : start + 4], "big")]
@@ -34,12 +34,12 @@ def jpeg_of_scans(picture: bytes, scans: int) -> bytes:
 
 
 def jpeg_of_segments(picture: bytes, segments: int) -> bytes:
-    """A JPEG file with so many empty comments before its pixels."""
+    """A JPEG file with some empty comments before its pixels."""
     return picture[:2] + b"\xff\xfe\x00\x02" * segments + picture[2:]
 
 
 def png_of_chunks(picture: bytes, chunks: int) -> bytes:
-    """A PNG file with so many empty chunks before its pixels, that readers pass over."""
+    """A PNG file with some empty chunks before its pixels, that readers pass over."""
     empty = b"\0\0\0\0" + b"teST" + struct.pack(">I", zlib.crc32(b"teST"))
     place = 8 + 25  # after the signature and the header
     return picture[:place] + empty * chunks + picture[place:]

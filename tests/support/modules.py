@@ -40,7 +40,7 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
-class Beside(nn.Module):
+class InParallel(nn.Module):
     """Two layers side by side, along the last axis."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
@@ -52,7 +52,7 @@ class Beside(nn.Module):
 
 
 class WithSpare(nn.Module):
-    """A module beside a layer that is never used."""
+    """A module next to a layer that is never used."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ OF_ANY: tuple[Make, ...] = (
     lambda shape: nn.Linear(shape[-1], 5),
     lambda shape: nn.Linear(shape[-1], 4, bias=False),
     lambda shape: Residual(nn.Linear(shape[-1], shape[-1])),
-    lambda shape: Beside(nn.Linear(shape[-1], 3), nn.Linear(shape[-1], 2)),
+    lambda shape: InParallel(nn.Linear(shape[-1], 3), nn.Linear(shape[-1], 2)),
     lambda _: nn.Threshold(0.1, 0.0),
     lambda _: nn.Flatten(),
     lambda shape: nn.Unflatten(-1, (2, shape[-1] // 2)),

@@ -3,7 +3,7 @@
 Mutants are made by cosmic-ray rather than mutmut: it keeps plan and results in a file for each
 module, so that a run which is stopped goes on where it was, and new tests can be tried on what
 survived (`--again`); it mutates decorated methods and constants too; and its tests are a command,
-so that each part has its own. It changes files in place: here in a clone of the last commit, beside
+so that each part has its own. It changes files in place: here in a clone of the last commit, next to
 the sessions in `build/`.
 
 Of cosmic-ray's replacements those are made that a test may well miss: of comparisons the

@@ -16,7 +16,7 @@ def pss_bytes(pid):
 
 
 def own_bytes(pid):
-    """Memory of a process in bytes that no file backs: what it holds itself, whoever else maps the
+    """Memory of a process in bytes that no file backs: what it holds itself, no matter who else maps the
     same libraries."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
@@ -48,6 +48,9 @@ def settled(measure, seconds=30.0, quiet_s=0.5):
         if (now := measure()) != value:
             value, since = now, time.monotonic()
     return value
+
+
+HEAP_BYTES = 6 << 20  # of small blocks, that an allocator may have or have not at hand
 
 
 def taken_bytes(work: Callable[[], object]) -> int:

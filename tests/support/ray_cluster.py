@@ -4,7 +4,7 @@ are killed.
     .venv-ray/bin/python -m tests.support.ray_cluster '{"nodes": 3, "command": [...], "kills":
     [[2.5, "node"], ...]}'
 
-`command` is given to `python -m service`, with the cluster's address. Each kill comes so many
+`command` is given to `python -m service`, with the cluster's address. Each kill comes that many
 seconds after the one before: of a worker (an actor's process), of a node (a raylet and all its
 processes, replaced by another), or of the driver, which is then started again. Says in JSON how the
 driver ended, how often it was started, and what was killed.

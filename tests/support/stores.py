@@ -1,4 +1,4 @@
-"""Versions that tests publish: of a fitted model anew, or tiny ones that only a store can read."""
+"""Versions that tests publish: of a fitted model again, or tiny ones that only a store can read."""
 
 from pathlib import Path
 

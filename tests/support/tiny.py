@@ -40,7 +40,7 @@ def rows(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def published(folder: Path, paired: bool = True, versions: int = 1) -> ModelStore:
-    """A store with so many versions of `tiny`."""
+    """A store with some versions of `tiny`."""
     store = ModelStore(folder)
     for _ in range(versions):
         publish(store, paired=paired)

@@ -210,11 +210,11 @@ def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_on
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    beside, data, elsewhere = (tmp_path / name for name in ("beside", "data", "elsewhere"))
-    for folder in (beside, data, elsewhere):
+    near, data, elsewhere = (tmp_path / name for name in ("near", "data", "elsewhere"))
+    for folder in (near, data, elsewhere):
         folder.mkdir()
     network = {"factory": "mynets:net", "weights": "w.safetensors", "trained": ["0"]}
-    path = write_recipe(beside, data={"source": "csv:rows.csv", "target": "y"}, network=network)
+    path = write_recipe(near, data={"source": "csv:rows.csv", "target": "y"}, network=network)
 
     def paths():
         recipe = load(path, data)
@@ -228,8 +228,8 @@ def test_a_path_is_of_the_recipes_folder_then_of_the_data_then_of_the_current_on
     (data / "w.safetensors").touch()
     assert paths() == ("csv:rows.csv", str(data / "w.safetensors"))
     for name in ("rows.csv", "w.safetensors"):
-        (beside / name).touch()
-    assert paths() == (f"csv:{beside / 'rows.csv'}", str(beside / "w.safetensors"))
+        (near / name).touch()
+    assert paths() == (f"csv:{near / 'rows.csv'}", str(near / "w.safetensors"))
     assert load(path, data).digest() != digest
-    monkeypatch.chdir(beside)
-    assert load(path, beside).digest() == digest
+    monkeypatch.chdir(near)
+    assert load(path, near).digest() == digest

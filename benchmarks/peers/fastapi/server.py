@@ -1,4 +1,4 @@
-"""Plain FastAPI with torch: a request at a time on a thread beside the event loop, no batching."""
+"""Plain FastAPI with torch: a request at a time on a thread next to the event loop, no batching."""
 
 import asyncio
 import os

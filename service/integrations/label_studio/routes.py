@@ -19,7 +19,7 @@ from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.openapi import ERRORS, problem_content
-from service.api.options import num_samples_of
+from service.api.options import num_samples_of, validate
 from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
 from service.api.responses import json_response
@@ -65,7 +65,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Say which version answers, if a project's labelling configuration suits the model."""
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
-    content = parse_json(await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES))
+    content = await _read(context, call, MAX_WEBHOOK_BYTES)
     served = await context.served(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
     return json_response({"model_version": model_version(served)})
@@ -77,9 +77,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     tasks first."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
-    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
-    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
-    content = await context.threads.state(partial(parse_json, body))
+    content = await _read(context, call, settings.max_json_bytes)
     served = await context.served(call, Envelope(model=name))
     manifest = served.model.manifest
     config = label_config(content.get("label_config"), manifest)
@@ -126,9 +124,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     context = context_of(request)
     call = context.begin(request)
     refuse_but_json(request)
-    body = await read_body(call, MAX_WEBHOOK_BYTES, MAX_WEBHOOK_BYTES)
-    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
-    content = parse_json(body)
+    content = await _read(context, call, MAX_WEBHOOK_BYTES)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
         return json_response({"kept": False})
@@ -136,6 +132,12 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     key = key_name(request.scope)
     kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
     return json_response({"kept": kept}, 201 if kept else 200)
+
+
+async def _read(context: Context, call: Call, limit: int) -> dict[str, Any]:
+    body = await read_body(call, limit, limit)
+    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
+    return await context.threads.state(partial(parse_json, body))
 
 
 def model_version(served: Served) -> str:
@@ -195,7 +197,7 @@ def _keep(
         return False
     name = label_id(project, task)
     field = "label" if isinstance(value, str) else "target"
-    entry = LabelEntry.model_validate({"id": name, field: value})
+    entry = validate(LabelEntry, {"id": name, field: value})
     if not is_known(context.state, served.name, name):
         data = task.get("data") if isinstance(task, dict) else None
         entry.input = row_input(manifest, config, data, "task.data", fetch)

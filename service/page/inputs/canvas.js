@@ -48,7 +48,7 @@ export function canvasInput(spec, changed) {
     board,
     h(
       "div",
-      { class: "beside" },
+      { class: "panel" },
       h("p", {}, h("button", { type: "button", onclick: clear }, "Clear"), " ", h("button", { type: "button", onclick: noise }, "Noise")),
       h("p", {}, fitted, " ", h("label", { for: "fitted" }, "Size and centre it as the data")),
       h("p", {}, inverted, " ", h("label", { for: "inverted" }, "Swap ink and paper")),

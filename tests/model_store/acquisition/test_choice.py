@@ -91,7 +91,7 @@ def said(seed):
 
 
 def best_of(probs, most, part):
-    """The best candidates, of parts of so many rows."""
+    """The best candidates, of parts of some rows."""
     best = Best(most)
     for first in range(0, ROWS, part):
         best.take(BatchBald.of(probs[:, first : first + part]), first)

@@ -353,7 +353,7 @@ def test_a_damaged_copy_is_fetched_again(server, store, tmp_path, damage, is_kno
 
 
 def test_another_version_of_the_same_number_is_no_copy(server, store, tmp_path):
-    """The bucket was emptied and filled anew."""
+    """The bucket was emptied and filled again."""
     store.publish("m", DESCRIPTION, CONTENT)
     held = store.open("m", "1")
     store.delete("m", force=True)

@@ -1,4 +1,4 @@
-"""Evaluation reports: beside the version, whole or not at all, replaced as a whole, gone with the
+"""Evaluation reports: next to the version, whole or not at all, replaced as a whole, gone with the
 version."""
 
 import pytest

@@ -137,7 +137,7 @@ def test_signatures_of_other_versions_and_names_are_refused(trusting):
 
 
 def test_a_version_that_is_renamed_is_refused(trusting):
-    """Its manifest rewritten to say the new number, and its digest to be right, as whoever can
+    """Its manifest rewritten to say the new number, and its digest to be right, as anyone who can
     write could."""
     folder = trusting.root / "m" / "3"
     shutil.copytree(trusting.root / "m" / "1", folder)

@@ -152,7 +152,7 @@ def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):
 
 
 class WithStatistic(Abstention):
-    """An abstention beside the statistics that its rows are ordered by."""
+    """An abstention next to the statistics that its rows are ordered by."""
 
     def __init__(self, statistic, **fields):
         super().__init__(**fields)

@@ -197,7 +197,7 @@ def philox4x64(counter, key):
 
 
 def plain_normal(word):
-    """A word's number, with the line between the two nodes beside it worked out afresh."""
+    """A word's number, with the line between the two nodes next to it worked out afresh."""
     f = np.float32(word & 0x7FFFFFFF) + np.float32(0.5)
     mantissa, exponent = math.frexp(float(f))
     low = math.floor(mantissa * 512) / 512 * 2.0**exponent  # 256 nodes from 1/2 to 1

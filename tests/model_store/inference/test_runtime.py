@@ -361,7 +361,7 @@ def sampler():
 
 
 def with_theta_of(length):
-    """The network with so many numbers in a draw, None where the graph does not fix it; they scale
+    """The network with a number of numbers in a draw, None where the graph does not fix it; they scale
     all logits."""
     made = network()
     (theta,) = (given for given in made.graph.input if given.name == "theta")

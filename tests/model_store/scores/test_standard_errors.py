@@ -52,7 +52,7 @@ TARGETS = (  # the laws of m_k and the deviations of log s_k, a row each
     ("num_draws", "groups"), [(2, 100), (3, 100), (5, 100), (40, 100), (17, 7), (30, 10), (9, 3)]
 )
 def test_standard_errors_are_the_jackknife_s(task, num_draws, groups):
-    """Each group's draws are left out of the array of draws, and all scores made anew."""
+    """Each group's draws are left out of the array of draws, and all scores made again."""
     generator = np.random.default_rng([num_draws, groups])
     draws = {
         "classification": lambda: generator.dirichlet([3.0, 1.0, 0.3, 0.3], (num_draws, 50)),

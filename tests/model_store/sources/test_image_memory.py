@@ -9,9 +9,8 @@ from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.sources.images import decoded_pixels, decoding_bytes, open_image, pixels
 from model_store.sources.images import resized_pixels as resized
-from tests.support.process import taken_bytes
+from tests.support.process import HEAP_BYTES, taken_bytes
 
-HEAP_BYTES = 6 << 20  # of small blocks, that the allocator may have or have not at hand
 PROGRESSIVE = {"progressive": True, "subsampling": 0}
 FILES = [
     *(("PNG", mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")),

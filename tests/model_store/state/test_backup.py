@@ -7,7 +7,7 @@ import pytest
 
 from model_store.errors import InvalidInput
 from model_store.state.backup import back_up, restore
-from model_store.state.database import Database
+from model_store.state.database import FILE, Database
 from model_store.state.jobs import Jobs
 from model_store.state.labels import Label, accept, counts
 
@@ -47,6 +47,7 @@ def test_what_is_restored_is_what_was_there(state, tmp_path):
             b"answer" if job.is_over else b"rows"
         )
         assert stat.S_IMODE((restored.folder / job.id).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / FILE).stat().st_mode) == 0o600
     assert counts(database, "digits")["labels"] == 1
     restored.put_back_orphans()
     assert [job.state for job in restored.of("me")] == ["queued", "queued", "done"]

@@ -1,14 +1,17 @@
 """The state's database: whole transactions or none, between processes, on full disks, in folders
 that cannot be."""
 
+import os
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from random import Random
 from re import finditer
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -70,6 +73,67 @@ with Database(Path({str(tmp_path / "state")!r})).writing() as connection:
 """
     assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == 1
     assert ids(database) == []
+
+
+def test_what_was_committed_is_there_after_a_kill_that_leaves_a_log(tmp_path):
+    dying = f"""
+import os
+from pathlib import Path
+from model_store.state.database import Database
+database = Database(Path({str(tmp_path)!r}))
+for name in "abc":
+    with database.writing() as connection:
+        connection.execute({JOB!r}, (name,))
+os._exit(1)
+"""
+    assert subprocess.run([sys.executable, "-c", dying], timeout=60, check=False).returncode == 1
+    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
+    with closing(Database(tmp_path)) as database:
+        assert ids(database) == ["a", "b", "c"]
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from model_store.errors import StateUnusable
+from model_store.state.database import Database
+from model_store.state.jobs import Jobs
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)
+database = Database(folder)
+jobs = Jobs(database)
+name, _ = jobs.new_folder()
+(folder / "jobs" / name / "rows.npy").touch()
+jobs.add(name, "acquire", "", "", {}, 1, lambda _: True, 1)
+jobs.cancel(name)
+for part in (folder, folder / "jobs", folder / "jobs" / name):
+    part.chmod(0o500)
+acts = jobs.new_folder, jobs.clear_ended, jobs.slot(0).__enter__, database.probe
+(folder / "state.sqlite").chmod(0o400)
+for act in (*acts, lambda: Database(folder)):
+    try:
+        act()
+    except StateUnusable as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_can_only_be_read_is_told():
+    with TemporaryDirectory() as name:  # that another user can reach
+        folder = Path(name) / "state"
+        folder.mkdir()
+        if os.geteuid() == 0:
+            Path(name).chmod(0o755)
+            os.chown(folder, 65534, -1)
+        command = [sys.executable, "-c", READ_ONLY, str(folder)]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        for path in (folder, *folder.glob("jobs"), *folder.glob("jobs/*")):
+            path.chmod(0o700)
+    *first, last = said.stdout.splitlines()
+    expected = "the service's state (DUBITO_STATE) cannot be read or written"
+    assert first == [f"{expected}: Permission denied"] * 4, said.stderr
+    assert last == f"{expected}: attempt to write a readonly database"
 
 
 def test_only_its_owner_may_read_it(database, tmp_path):

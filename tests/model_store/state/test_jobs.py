@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from model_store.errors import NotFound, OverQuota
+from model_store.errors import NoSpace, NotFound, OverQuota
 from model_store.state.database import JOB_COLUMNS, Database
 from model_store.state.jobs import MOST_DEATHS, MOST_ORPHANED, STRAY_S, Jobs, TooManyJobs
 
@@ -98,6 +99,38 @@ def test_a_job_s_folder_is_on_the_disk_before_the_job_is(jobs, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     job = added(jobs)
     assert synced[-2:] == [jobs.folder / job.id, jobs.folder]
+
+
+def test_a_result_of_a_clock_that_was_ahead_is_kept_as_long_as_others(jobs, monkeypatch):
+    now, year = time.time(), 365 * 86400.0
+    monkeypatch.setattr(time, "time", lambda: now + year)
+    ahead = added(jobs)
+    jobs.claim(0)
+    jobs.finish(ahead.id, "done", "answer.json")
+    monkeypatch.setattr(time, "time", lambda: now)
+    jobs.forget_old(60.0)
+    assert jobs.get(ahead.id).ended == now
+    monkeypatch.setattr(time, "time", lambda: now + 61.0)
+    jobs.forget_old(60.0)
+    assert jobs.of("me") == []
+
+
+def test_a_job_can_be_deleted_on_a_full_disk_and_its_files_make_room(jobs, monkeypatch):
+    job = added(jobs)
+    jobs.claim(0)
+    jobs.finish(job.id, "done", "answer.json")
+
+    @contextmanager
+    def writing(database):
+        if any((database.folder / "jobs").iterdir()):
+            raise NoSpace("full")
+        with write(database) as connection:
+            yield connection
+
+    write = Database.writing
+    monkeypatch.setattr(Database, "writing", writing)
+    jobs.forget(job.id)
+    assert jobs.of("me") == []
 
 
 def test_jobs_of_an_earlier_service_are_kept(tmp_path):

@@ -35,7 +35,7 @@ def refused(*arguments):
 
 picture = base64.b64encode((folder / "picture.png").read_bytes()).decode()
 table = pandas.DataFrame(
-    {"age": [31.0, np.nan], "city": pandas.Series(["Rome", None], dtype=object), "beside": [1, 2]}
+    {"age": [31.0, np.nan], "city": pandas.Series(["Rome", None], dtype=object), "other": [1, 2]}
 )
 answers = {
     "version": client.get_version(),

@@ -34,7 +34,7 @@ def model(digits_store):
 
 @pytest.fixture(scope="module")
 def rows(digits_rows):
-    """Digits, and beside them noise, which is flagged."""
+    """Digits, and next to them noise, which is flagged."""
     return np.concatenate([digits_rows[:150], np.random.default_rng(0).integers(0, 17, (20, 64))])
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.faults import fill_disk_of
+from tests.support.files import npz_bytes
 from tests.support.serving import metric, serving, wait_until
 
 K = 20
@@ -273,7 +274,7 @@ def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_nothing(service, bod
 def test_a_broken_file_and_one_of_another_width_are_refused(service):
     for content, words in (
         (b"rubbish", "a whole npz file"),
-        (_npz(np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
+        (npz_bytes(x=np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
     ):
         answer = service.post(
             "/acquire/jobs", content=content, headers={"Content-Type": "application/x-npz"}
@@ -302,12 +303,6 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     assert "the file as it was when the job was asked for" in over(service, job)["error"]
 
 
-def _npz(array):
-    file = io.BytesIO()
-    np.savez(file, x=array)
-    return file.getvalue()
-
-
 def job_processes(state):
     """Processes that run a job of a state folder."""
     found = []
@@ -324,7 +319,14 @@ def job_processes(state):
     return found
 
 
-@pytest.mark.parametrize("who", ["the job's process", "the service", "the service, in order"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "the service",
+        pytest.param("the job's process", marks=pytest.mark.slow),
+        pytest.param("the service, in order", marks=pytest.mark.slow),
+    ],
+)
 def test_a_job_goes_on_after_its_process_or_the_service_ended(
     digits_store, pools, digits_rows, tmp_path, who
 ):
@@ -333,7 +335,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_THREADS": "1",
     }
-    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
+    asks = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
     with (
         serving(digits_store, **settings) as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
@@ -356,7 +358,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         assert found["state"] == "done", found
         ranking = client.get(found["result"]).json()["ranking"]
         best = client.post(
-            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 100}
+            "/acquire", json={"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
         ).json()
         assert [row["score"] for row in ranking] == [
             best["ranking"][0]["score"]

@@ -96,7 +96,7 @@ def test_what_is_not_json_is_refused(content, data):
         found = read(each)
         if not isinstance(expected, dict):
             assert found is None, each
-        elif found is not None:  # a wrong field beside the rows may be refused for its depth
+        elif found is not None:  # a wrong field next to the rows may be refused for its depth
             assert found == expected, each
         else:
             assert (

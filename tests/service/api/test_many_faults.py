@@ -6,7 +6,9 @@ import pytest
 
 from model_store.errors import InvalidInput
 from service.api.options import validate
+from service.api.requests import parse_json
 from service.api.schemas import AcquireRequest, LabelsRequest, PredictRequest
+from service.errors import TooLarge
 
 MANY = 200_000
 UNKNOWN = {f"unknown{i}": 0 for i in range(MANY)}
@@ -29,5 +31,17 @@ def test_one_error_is_made_of_many_faults(kind, content, says):
         with pytest.raises(InvalidInput, match=says):
             validate(kind, content)
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("piece", [b"[]", b'{"a":0}', b'"a"', b"[[[]]]"])
+def test_json_of_very_many_parts_is_refused_before_it_is_parsed(piece):
+    body = b'{"a":[' + b",".join([piece] * (4_000_000 // len(piece))) + b"]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match=r"^body: expected JSON of at most 1000000 marks"):
+            parse_json(body)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

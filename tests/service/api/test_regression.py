@@ -418,7 +418,7 @@ def test_a_race_ranks_a_pool_of_a_regression_as_all_draws_do(client, wavy, acqui
 
 def test_a_batch_of_largest_determinant_leaves_out_what_lies_beside_a_row_chosen(client, wavy):
     """Its first row is that of the most epistemic variance in units of noise, its next not the one
-    beside it."""
+    next to it."""
     pool = wavy["x_test"][:100].tolist()
     request = {
         "model": "wavy",

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.support.environment import run_training
+from tests.support.environment import working_in
 from tests.support.images import jpeg_of_scans, png_file
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
+from training.__main__ import main
 
 PEOPLE = [
     {"age": 20, "city": "Rome", "vip": True, "income": 30.5},
@@ -49,10 +50,11 @@ def client(tmp_path_factory, fits):
         "serving": {"draws": 10},
     }
     people = {"source": "csv:people.csv", "target": "label"}
-    for name, source in (("people", people), ("pictures", {"source": "images:pictures"})):
-        data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
-        recipe = write_recipe(folder, name=name, data=data, **settings)
-        run_training(folder, "fit", str(recipe), "--quiet", "--device", "cpu")
+    with working_in(folder):
+        for name, source in (("people", people), ("pictures", {"source": "images:pictures"})):
+            data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
+            recipe = write_recipe(folder, name=name, data=data, **settings)
+            assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     limits = {"DUBITO_MAX_IMAGE_PIXELS": "1000", "DUBITO_MAX_ROWS": "30"}
     with (
         serving(folder / "models", **limits) as (url, _),

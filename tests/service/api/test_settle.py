@@ -1,4 +1,4 @@
-"""Stopping when settled, over HTTP: rows say their draws, replay, and do not see the rows beside
+"""Stopping when settled, over HTTP: rows say their draws, replay, and do not see the rows next to
 them."""
 
 import io
@@ -24,7 +24,7 @@ def draws(answer):
 
 @pytest.fixture(scope="module")
 def rows(digits_rows):
-    """Digits, and beside them noise, which is flagged."""
+    """Digits, and next to them noise, which is flagged."""
     return np.concatenate([digits_rows[:60], np.random.default_rng(0).integers(0, 17, (10, 64))])
 
 

@@ -222,6 +222,7 @@ def test_excluded_rows_are_not_ranked(run, data, tmp_path, capsys, client, digit
     assert (found["excluded"], found["pool_size"]) == (180, 359)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
     data, scored, digits_store, tmp_path
 ):
@@ -288,6 +289,7 @@ def test_a_worker_that_is_killed_is_replaced(run, data, scored, tmp_path):
     assert content_of(tmp_path / "out") == content_of(scored)
 
 
+@pytest.mark.slow
 def test_a_shard_whose_workers_die_is_given_up(run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_do_shard", os._exit)
     with pytest.raises(Stopped, match=r"^out: part \d was tried 5 times: its process died \(0\)$"):

@@ -310,7 +310,7 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     )
 
     def fits(rows):
-        """Whether so many rows of one draw are let in beside what is there."""
+        """Whether that many rows of one draw are let in next to what is there."""
         try:
             with admission.admitted(rows, 1, BATCH_ROW_DRAWS):
                 return True

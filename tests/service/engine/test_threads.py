@@ -1,4 +1,4 @@
-"""Threads beside the event loop: work is done in slices, by clients' shares, and ends with its
+"""Threads next to the event loop: work is done in slices, by clients' shares, and ends with its
 deadline or client."""
 
 import asyncio

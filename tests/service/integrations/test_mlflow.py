@@ -19,12 +19,12 @@ from tests.support.serving import serving
 JSON, CSV = "application/json", "text/csv"
 PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
 SPLIT = {
-    "columns": ["beside", "city", "age"],
+    "columns": ["other", "city", "age"],
     "index": [5, 6],
     "data": [[1, "Rome", 31.0], [2, None, None]],
 }
-COLUMNS = {"age": [31.0, None], "city": ["Rome", None], "beside": [1, 2]}
-RECORDS = [{**row, "beside": 1} for row in PEOPLE]
+COLUMNS = {"age": [31.0, None], "city": ["Rome", None], "other": [1, 2]}
+RECORDS = [{**row, "other": 1} for row in PEOPLE]
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +116,10 @@ def test_texts_and_pictures_come_in_every_form(client):
             assert (
                 invoke(client, {form: content, "params": {"seed": 7, "model": model}}) == expected
             ), form
-    beside = {"columns": ["stars", "text"], "data": [[3, text] for text in of_kind["texts"]]}
+    other = {"columns": ["stars", "text"], "data": [[3, text] for text in of_kind["texts"]]}
     expected = native(client, of_kind["texts"], model="texts", seed=7)
     assert (
-        invoke(client, {"dataframe_split": beside, "params": {"seed": 7, "model": "texts"}})
+        invoke(client, {"dataframe_split": other, "params": {"seed": 7, "model": "texts"}})
         == expected
     )
 
@@ -133,7 +133,7 @@ def test_long_requests_are_answered(client, digits_rows):
 
 
 def test_csv_is_a_table_of_the_default_model(kinds, client):
-    text = b"city,age,beside\nRome,31,x\n,,y\n"
+    text = b"city,age,other\nRome,31,x\n,,y\n"
     assert refusal(post(client, text, CSV)).startswith(
         "body: expected a CSV file for a model of columns or text"
     )

@@ -395,7 +395,7 @@ def test_an_output_s_own_flag_is_stronger_than_the_request_s(
 
 def test_an_answer_that_is_passed_on_is_a_request(client, digits_rows):
     rows = digits_rows[:2]
-    others = [tensor(np.zeros((5, 2), dtype=np.float32), "beside"), tensor(rows)]
+    others = [tensor(np.zeros((5, 2), dtype=np.float32), "other"), tensor(rows)]
     passed_on = {
         "id": "a step",
         "model_name": "before",

@@ -33,7 +33,7 @@ def generator():
 
 
 def watched(ranking, scores, rows_at_once=16):
-    """The report on live scores, in requests of so many rows."""
+    """The report on live scores, in requests of some rows."""
     drift = Drift(Watched.of_ranking(ranking))
     for start in range(0, len(scores), rows_at_once):
         drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 import onnx
+import pytest
 from onnx import numpy_helper
 
 from model_store.artifacts.store import ModelStore
@@ -143,6 +144,7 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
     return Outcome(sum(counts), len(seen), wrong, seconds)
 
 
+@pytest.mark.slow
 def test_ten_publications_and_roll_backs_under_load(digits_store, tmp_path):
     outcome = cycle(digits_store, tmp_path, cycles=10)
     assert outcome.wrong == []

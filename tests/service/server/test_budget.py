@@ -1,4 +1,4 @@
-"""The budget of bytes: never more than there is, and something is left for whoever comes."""
+"""The budget of bytes: never more than there is, and something is left for newcomers."""
 
 import io
 

@@ -81,6 +81,7 @@ def test_workers_that_are_killed_or_stopped_are_replaced_while_the_other_answers
         wait_until(lambda: not any(is_running(pid) for pid in left))
 
 
+@pytest.mark.slow
 def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_end(
     serve, digits_store
 ):

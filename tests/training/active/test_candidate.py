@@ -97,7 +97,7 @@ def label(work, values, key):
 
 
 def said_of(kept):
-    """What is said of a candidate beside its counts."""
+    """What is said of a candidate next to its counts."""
     return {name: kept[name] for name in ("why", "control", "labels_saved")}
 
 

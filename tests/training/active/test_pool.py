@@ -93,7 +93,7 @@ def test_batchbald_takes_no_two_rows_that_teach_the_same():
     best = taken(outputs, "bald", 1)[0]
     outputs[:, (best + 1) % 12] = (
         outputs[:, best] - 1e-4
-    )  # as good alone, and nothing beside the best
+    )  # as good alone, and nothing next to the best
     assert set(taken(outputs, "bald", 2)) == {best, (best + 1) % 12}
     batch = taken(outputs, "batchbald", 2)
     assert len(set(batch) & {best, (best + 1) % 12}) == 1

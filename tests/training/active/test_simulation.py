@@ -151,6 +151,7 @@ def test_a_simulation_that_is_stopped_anywhere_goes_on_as_if_it_had_not_been(
     assert rounds_of(tmp_path) == rounds_of(uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_a_simulation_that_is_killed_goes_on(uninterrupted, tmp_path):
     recipe = write_recipe(tmp_path, name="small", network={"hidden": [8]})

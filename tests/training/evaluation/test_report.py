@@ -137,6 +137,7 @@ def test_the_text_has_every_set_and_plot(report):
     assert "nan" not in text
 
 
+@pytest.mark.slow
 def test_a_card_is_a_function_of_its_seed(
     evaluated_store, digits_store, tmp_path, monkeypatch, capsys
 ):

@@ -56,7 +56,7 @@ def test_every_method_finds_the_posterior_of_a_linear_regression(
 ):
     if (method, start) == ("bhn-weights", -1.0):  # variances end 1.1 to 3.1 times the best
         request.applymarker(
-            pytest.mark.xfail(reason="too noisy a gradient for so many steps", strict=True)
+            pytest.mark.xfail(reason="too noisy a gradient for this number of steps", strict=True)
         )
     ratio, off, facts = found(problem, method, start, tmp_path)
     assert (ratio.log().abs() < VARIANCE_TOLERANCE).all(), ratio

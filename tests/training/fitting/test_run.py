@@ -50,6 +50,7 @@ def killed(tmp_path_factory, fits):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, killed, tmp_path):
     folder = shutil.copytree(killed, tmp_path / "run")
     kill_after_a_checkpoint(folder)
@@ -141,7 +142,7 @@ def test_every_checkpoint_leads_to_the_same_weights(splits, tmp_path):
     thread.start()
     while (
         thread.is_alive()
-    ):  # a checkpoint is replaced at once, so a reader beside the run never sees half of one
+    ):  # a checkpoint is replaced at once, so a reader next to the run never sees half of one
         if run.checkpoint.exists():
             content = run.checkpoint.read_bytes()
             if not snapshots or content != snapshots[-1]:

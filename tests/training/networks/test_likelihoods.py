@@ -1,4 +1,4 @@
-"""Likelihoods: beside distributions of torch, CRPS by its definition, units, and methods with a
+"""Likelihoods: next to distributions of torch, CRPS by its definition, units, and methods with a
 Gaussian."""
 
 import math

@@ -1,5 +1,5 @@
 """A fit that is calibrated by group: the manifest, what is said of few rows, evidence, calibration
-anew."""
+again."""
 
 import json
 
@@ -29,7 +29,7 @@ def table(path, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a regression that is calibrated by group, evaluated, and calibrated anew on
+    """A folder with a regression that is calibrated by group, evaluated, and calibrated again on
     other rows."""
     folder = tmp_path_factory.mktemp("sites")
     table(folder / "rows.csv", 0)

@@ -62,7 +62,7 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     assert "test_accuracy" in lines[1]
     assert (
         f"against {best:.6g} of champion (version 1) on the same 359 rows" in lines[1]
-    )  # scored anew as it was
+    )  # scored again as it was
     assert re.search(
         r"worse by 0\.\d+ \(95 % interval 0\.\d+ to 0\.\d+\), p = \S+ \(Tango\), allowed 0.05",
         lines[1],

@@ -25,7 +25,7 @@ REFERENCE, RANKING, TEST = 120, 180, 59  # of the 359 rows that nothing was fitt
 
 @pytest.fixture(scope="module")
 def folder(digits_store, tmp_path_factory):
-    """A folder with a store of `digits` version 1, and version 2: calibrated anew on brighter
+    """A folder with a store of `digits` version 1, and version 2: calibrated again on brighter
     digits."""
     folder = tmp_path_factory.mktemp("recalibrated")
     shutil.copytree(digits_store, folder / "models")

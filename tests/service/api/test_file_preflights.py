@@ -1,0 +1,106 @@
+"""Parquet files of few bytes that take very much: they are read where it may fail, and refused."""
+
+import threading
+import time
+from contextlib import closing
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.errors import InvalidInput
+from service.api.file_preflights import MOST_BYTES, FilePreflights
+from service.call import Call
+from tests.support.files import PARQUET, parquet_bytes
+from tests.support.kinds import TEXTS, publish_tiny
+from tests.support.process import own_bytes
+from tests.support.texts import tokenizer
+
+FLAT, TEXT = InputSpec(shape=(64,), minimum=0, maximum=16), InputSpec.model_validate(TEXTS)
+LARGE = 2 * MOST_BYTES  # of one text, in a file of some kB
+HEADERS = {"Content-Type": PARQUET}
+ROUTES = [
+    ("/acquire", {"k": 1}),
+    ("/acquire/preview", {}),
+    ("/acquire/jobs", {"k": 1}),
+    ("/predict/jobs", {}),
+]
+
+
+def rows_file(rows=3, width=64):
+    return parquet_bytes({"x": list(np.zeros((rows, width), np.float32))})
+
+
+@pytest.fixture(scope="module")
+def bomb():
+    text = pa.array(["a" * LARGE], pa.large_string())
+    return parquet_bytes({"text": text}, compression="zstd", use_dictionary=False)
+
+
+@pytest.fixture
+def preflights():
+    with closing(FilePreflights(threading.Event())) as preflights:
+        yield preflights
+
+
+def call_within(seconds=60.0):
+    call = Call()
+    call.deadline = time.monotonic() + seconds
+    return call
+
+
+def test_what_reading_takes_is_reserved(preflights):
+    held = []
+    for content in (rows_file(3), rows_file(60_000)):
+        call = call_within()
+        preflights.reserve(content, FLAT, "pool", call)
+        held.append(call.reservation.held)
+    assert held[0] < 4 << 20 < held[1] < MOST_BYTES
+
+
+def test_a_file_that_takes_more_than_it_may_is_refused_and_the_next_is_read(preflights, bomb):
+    assert len(bomb) < LARGE // 10_000
+    with pytest.raises(
+        InvalidInput, match="pool: expected a Parquet file that is read in 268435456"
+    ):
+        preflights.reserve(bomb, TEXT, "pool", call_within())
+    preflights.reserve(rows_file(), FLAT, "pool", call_within())
+
+
+def test_a_damaged_file_is_left_to_its_reader(preflights):
+    call = call_within()
+    preflights.reserve(b"PAR1, but not for long", FLAT, "pool", call)
+    assert call.reservation.held < 4 << 20
+
+
+def test_a_process_that_was_killed_is_started_again(preflights):
+    preflights.reserve(rows_file(), FLAT, "pool", call_within())
+    preflights._process._process.kill()
+    with pytest.raises(InvalidInput, match="its process ended"):
+        preflights.reserve(rows_file(), FLAT, "pool", call_within())
+    preflights.reserve(rows_file(), FLAT, "pool", call_within())
+
+
+def test_no_route_takes_the_memory_that_a_file_asks_for(serve, store, bomb):
+    publish_tiny(store, "texts", TEXTS, {"tokenizer.json": tokenizer().to_str().encode()})
+    publish_tiny(store, "rows", {"shape": [3]})
+    small = rows_file(width=3)
+    with (
+        serve(store.root, DUBITO_LOG_LEVEL="error") as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+
+        def post(route, content, **query):
+            return client.post(route, content=content, params=query, headers=HEADERS)
+
+        assert post("/acquire", small, model="rows", k=1).status_code == 200
+        before = own_bytes(process.pid)
+        for route, fields in ROUTES:
+            answer = post(route, bomb, model="texts", **fields)
+            assert answer.status_code == 422, answer.text
+            field = "inputs" if route.startswith("/predict") else "pool"
+            assert answer.json()["detail"].startswith(f"{field}: expected a Parquet file that is")
+        assert own_bytes(process.pid) - before < LARGE // 10
+        assert post("/acquire", small, model="rows", k=1).status_code == 200
