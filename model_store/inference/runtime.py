@@ -104,7 +104,9 @@ class Runtime:
         self.encoder = encoder
         graph = _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
         if _of_each_row(graph.graph.input, "eps") != (noise_dimension,):
-            raise GraphError("sampler.onnx", f"expected eps of 2 axes, the last of {noise_dimension}")
+            raise GraphError(
+                "sampler.onnx", f"expected eps of 2 axes, the last of {noise_dimension}"
+            )
         self._sampler = _session("sampler.onnx", graph)
         needed = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
         outputs = [names | terms for names in needed for terms in (set(), {TERMS})]
