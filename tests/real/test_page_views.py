@@ -621,11 +621,5 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     assert text_of(driver, "main h1") == "Ask digits"
 
 
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def base64_of(content):
     return base64.b64encode(content).decode()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.attacks import attacking
+from tests.support.attacks import attacking, bomb_statuses
 from tests.support.memory_groups import memory_group
 from tests.support.process import children
 from tests.support.raw import Connection, Ended, request
@@ -106,11 +106,12 @@ def withstand(serve, store, seconds, workers):
         f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, "
         f"{dict(health)} live,"
         f" median {latencies[len(latencies) // 2]:.3f} s, most {latencies[-1]:.3f} s; "
-        f"{len(killed)} workers replaced",
+        f"{len(killed)} workers replaced; bombs {dict(bomb_statuses)}",
         file=sys.stderr,
     )
     assert wrong == []
     assert statuses[200] > 0
+    assert bomb_statuses.keys() <= {200, 413, 422, 429, 503, 504, 507}
     return largest, statuses, health, killed
 
 

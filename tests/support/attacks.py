@@ -1,15 +1,19 @@
 """Clients that mean harm, each in a thread until it is told to end; what becomes of them does not
 matter."""
 
+import functools
 import io
 import random
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
+from tests.support.files import CSV, NPZ, PARQUET, npy_header, npz_bytes, parquet_bytes, zip_bytes
 from tests.support.raw import Connection, Ended, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
@@ -125,7 +129,56 @@ def smuggle(port, ending):
             connection.ask(request("POST", "/predict", request("POST", "/admin/refresh"), headers))
 
 
+@functools.cache
+def bombs():
+    """Requests of few bytes, or of few kinds of bytes, that announce or become very much."""
+    header = npz_bytes(x=npy_header((10**9, 64)))
+    zeros = parquet_bytes({"x": pa.array([[0.0] * 10**7], pa.list_(pa.float32()))})
+    ids = pa.DictionaryArray.from_arrays(pa.array([0] * 5000), pa.array(["a" * 10**6]))
+    rows = pa.array([[0.0] * 64] * 5000, pa.list_(pa.float32()))
+    texts = npz_bytes(x=np.zeros((3, 64)), ids=np.array(["a" * 10**6, "b", "c"]))
+    image = io.BytesIO()
+    Image.new("L", (16_000, 16_000)).save(image, "WEBP", lossless=True, method=0)
+    file, form_headers, form = form_of(image.getvalue())
+    of_digits = "?model=digits"
+    return [
+        request("POST", f"/acquire/jobs{of_digits}", header, content_type=NPZ),
+        request("POST", f"/acquire{of_digits}", header, content_type=NPZ),
+        request("POST", f"/acquire{of_digits}", zeros, content_type=PARQUET),
+        request(
+            "POST",
+            f"/acquire{of_digits}",
+            parquet_bytes({"id": ids, "x": rows}, compression="zstd"),
+            content_type=PARQUET,
+        ),
+        request("POST", f"/acquire{of_digits}", texts, content_type=NPZ),
+        request("POST", f"/acquire{of_digits}", b"," * (16 << 20), content_type=CSV),
+        request(
+            "POST",
+            f"/acquire{of_digits}",
+            zip_bytes({str(i): b"" for i in range(100_000)}),
+            content_type=NPZ,
+        ),
+        request("POST", "/labels", b'{"model":"digits","labels":[' + b"0," * (2 << 20) + b"0]}"),
+        request("POST", "/predict", b"{" + b",".join(b'"%d":0' % i for i in range(10**6)) + b"}"),
+        request("POST", "/invocations", b'{"inputs":[' + b"NaN," * (4 << 20) + b"0]}"),
+        request("POST", f"/predict?model={WIDE}&num_samples=1", file, form_headers, form),
+        request("GET", "/models/digits/labels"),
+    ]
+
+
+def small_bombs(port, ending):
+    """Send all of `bombs`, in any order; `bomb_statuses` counts the answers."""
+    for bomb in random.sample(bombs(), len(bombs())):
+        if not ending.is_set():
+            with Connection(port, 60.0) as connection, suppress(OSError, Ended):
+                bomb_statuses[connection.ask(bomb).status] += 1
+
+
+bomb_statuses: Counter[int] = Counter()
+
 ATTACKS = {
+    small_bombs: 6,
     pipeline_unread: 20,
     unfinished_body: 12,
     unread_answer: 12,
@@ -142,6 +195,7 @@ ATTACKS = {
 @contextmanager
 def attacking(port, attacks=ATTACKS):
     """Attack in some threads each while the block runs."""
+    bombs()  # made before
     ending = threading.Event()
 
     def again(attack):

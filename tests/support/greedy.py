@@ -6,13 +6,13 @@ of its own.
 It prints a line once it has been answered or refused, and goes on until it is killed.
 """
 
-import io
 import sys
 import threading
 import time
 
 import numpy as np
 
+from tests.support.files import npy_bytes
 from tests.support.raw import Connection, Ended, request
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
@@ -21,10 +21,9 @@ REST_S = 0.05
 
 def pools():
     """The largest pools as arrays, from many connections."""
-    file = io.BytesIO()
-    np.save(file, np.full((100_000, 64), 8, np.uint8), allow_pickle=False)
+    content = npy_bytes(np.full((100_000, 64), 8, np.uint8))
     return 33, request(
-        "POST", "/acquire?num_samples=100", file.getvalue(), content_type="application/x-npy"
+        "POST", "/acquire?num_samples=100", content, content_type="application/x-npy"
     )
 
 

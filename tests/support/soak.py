@@ -1,6 +1,5 @@
 """All kinds of requests for a long time, and what the service's process holds before and after."""
 
-import io
 import itertools
 import json
 import random
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.support.bad_requests import BadRequests
+from tests.support.files import npy_bytes
 from tests.support.fuzz import BY_DESIGN
 from tests.support.process import open_files, pss_bytes, settled, threads
 from tests.support.raw import Connection, Ended, request
@@ -124,13 +124,10 @@ def _request(chooser, rows, bad):
     if kind < 0.55:
         return True, _predict(chooser, rows)
     if kind < 0.65:
-        file = io.BytesIO()
-        np.save(file, _some(chooser, rows, 32).astype(np.uint8), allow_pickle=False)
+        content = npy_bytes(_some(chooser, rows, 32).astype(np.uint8))
         accept = [("Accept", "application/x-npz")] if chooser.random() < 0.5 else []
         query = "" if chooser.random() < 0.5 else "?seed=7&return_samples=true"
-        return True, request(
-            "POST", "/predict" + query, file.getvalue(), accept, "application/x-npy"
-        )
+        return True, request("POST", "/predict" + query, content, accept, "application/x-npy")
     if kind < 0.72:
         content = {
             "pool": _some(chooser, rows, 300).astype(int).tolist(),

@@ -25,6 +25,7 @@ from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import path_in
 from service.batch.files import Listed
+from tests.support.files import npy_bytes
 from tests.support.recipes import recipe_of
 from training.data import load
 
@@ -60,13 +61,6 @@ def png_bytes(pixels):
     """A PNG file."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
-def npy_bytes(array):
-    """An npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 

@@ -1,7 +1,6 @@
 """POST /acquire: the ranking is the scores', in whatever order the pool comes; seed and id decide
 ties."""
 
-import io
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from model_store.acquisition.choice import power_scores
 from service.engine.batching import BATCH_ROW_DRAWS
+from tests.support.files import npy_bytes
 
 BATCH = ("batchbald", "power_bald", "max_det")  # what takes rows that are the same as one
 SCORES = ("entropy", "bald", "bald_corrected", "mean_std", "variation_ratio")
@@ -262,10 +262,10 @@ def test_a_pool_of_several_chunks_is_scored_as_its_parts_are(client, digits_rows
 
 def test_an_npy_pool_is_ranked_as_a_json_pool_is(client, digits_rows):
     query = {"k": 5, "seed": 7, "acquisition": "entropy", "num_samples": 20}
-    file = io.BytesIO()
-    np.save(file, digits_rows[:30], allow_pickle=False)
     headers = {"Content-Type": "application/x-npy"}
-    answer = client.post("/acquire", params=query, content=file.getvalue(), headers=headers)
+    answer = client.post(
+        "/acquire", params=query, content=npy_bytes(digits_rows[:30]), headers=headers
+    )
     assert (
         answer.content
         == client.post("/acquire", json={"pool": digits_rows[:30].tolist(), **query}).content

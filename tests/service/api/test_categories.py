@@ -12,6 +12,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
+from tests.support.files import npy_bytes
 from tests.support.serving import serving
 
 KINDS = ("class", "group")
@@ -124,11 +125,9 @@ def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
 
 def test_groups_may_come_in_the_query_beside_an_array(served):
     _, client = served
-    body = io.BytesIO()
-    np.save(body, X, allow_pickle=False)
     query = {"model": "group", "seed": 7, "groups": GROUPS}
     headers = {"Content-Type": "application/x-npy"}
-    answer = client.post("/predict", params=query, content=body.getvalue(), headers=headers)
+    answer = client.post("/predict", params=query, content=npy_bytes(X), headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.json() == predict(client, "group", groups=GROUPS).json()
 

@@ -2,13 +2,14 @@
 an echo."""
 
 import gzip
-import io
 import socket
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
+
+from tests.support.files import npy_bytes
 
 ROW = [0.0] * 64
 JSON = {"Content-Type": "application/json"}
@@ -33,13 +34,6 @@ def assert_problem(answer, status, *words):
     for word in words:
         assert word in content["detail"]
     assert len(content["detail"]) < 1000
-
-
-def npy(array):
-    """An array as the bytes of an npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
 
 
 def npy_with(header, data=b"", version=b"\x01\x00"):
@@ -228,7 +222,7 @@ def test_a_flag_is_decided_by_one_rate(client):
 @pytest.mark.parametrize("field", ["fpr", "fdr"])
 def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_come(client, field):
     words = f"{field}: expected at least 0.00452489, the smallest that digits can tell, got 0.004"
-    rows, rate = npy(np.zeros((1, 64))), {field: "0.004"}
+    rows, rate = npy_bytes(np.zeros((1, 64))), {field: "0.004"}
     assert_problem(client.post("/predict", json={"inputs": [ROW], field: 0.004}), 422, words)
     assert_problem(client.post("/predict", params=rate, content=rows, headers=NPY), 422, words)
     assert_problem(client.post("/predict", data=rate, files=[("inputs", ("x", rows))]), 422, words)
@@ -261,25 +255,28 @@ def test_a_long_unknown_field_is_not_repeated_whole(client):
             npy_with("{'descr': '|O', 'fortran_order': False, 'shape': (2,)}", b"any bytes"),
             "dtype |O",
         ),
-        (npy(np.zeros((1, 64), dtype=np.complex64)), "dtype <c8"),
-        (npy(np.zeros((1, 64), dtype=bool)), "dtype |b1"),
-        (npy(np.zeros((1, 64), dtype=[("a", "f4"), ("b", "f4")])), "dtype |V8"),
-        (npy(np.zeros((1, 64), dtype="S4")), "dtype |S4"),
-        (npy(np.zeros((1, 64), dtype="M8[s]")), "dtype <M8[s]"),
-        (npy(np.zeros((1, 64), dtype=np.longdouble)), "dtype <f16"),
-        (npy(np.zeros((1, 63))), "shape (1, 63)"),
-        (npy(np.zeros((1, 8, 9))), "shape (1, 8, 9)"),
-        (npy(np.zeros((1, 1, 8, 8))), "shape (1, 1, 8, 8)"),
-        (npy(np.zeros(64)), "shape (64,)"),
-        (npy(np.zeros(())), "another shape"),
-        (npy(np.zeros((0, 64))), "another shape"),
-        (npy(np.zeros((5, 0))), "another shape"),
-        (npy(np.full((1, 64), np.nan)), "inputs.0.0: expected a finite number"),
-        (npy(np.full((1, 64), -np.inf, dtype=np.float32)), "inputs.0.0: expected a finite number"),
-        (npy(np.full((1, 64), 1e39)), "inputs.0.0: expected a finite number"),
-        (npy(np.zeros((2, 64)))[:-1], "1023 bytes of data"),
-        (npy(np.zeros((2, 64))) + b"\0", "1025 bytes of data"),
-        (npy(np.zeros((2, 64)))[:128], "0 bytes of data"),
+        (npy_bytes(np.zeros((1, 64), dtype=np.complex64)), "dtype <c8"),
+        (npy_bytes(np.zeros((1, 64), dtype=bool)), "dtype |b1"),
+        (npy_bytes(np.zeros((1, 64), dtype=[("a", "f4"), ("b", "f4")])), "dtype |V8"),
+        (npy_bytes(np.zeros((1, 64), dtype="S4")), "dtype |S4"),
+        (npy_bytes(np.zeros((1, 64), dtype="M8[s]")), "dtype <M8[s]"),
+        (npy_bytes(np.zeros((1, 64), dtype=np.longdouble)), "dtype <f16"),
+        (npy_bytes(np.zeros((1, 63))), "shape (1, 63)"),
+        (npy_bytes(np.zeros((1, 8, 9))), "shape (1, 8, 9)"),
+        (npy_bytes(np.zeros((1, 1, 8, 8))), "shape (1, 1, 8, 8)"),
+        (npy_bytes(np.zeros(64)), "shape (64,)"),
+        (npy_bytes(np.zeros(())), "another shape"),
+        (npy_bytes(np.zeros((0, 64))), "another shape"),
+        (npy_bytes(np.zeros((5, 0))), "another shape"),
+        (npy_bytes(np.full((1, 64), np.nan)), "inputs.0.0: expected a finite number"),
+        (
+            npy_bytes(np.full((1, 64), -np.inf, dtype=np.float32)),
+            "inputs.0.0: expected a finite number",
+        ),
+        (npy_bytes(np.full((1, 64), 1e39)), "inputs.0.0: expected a finite number"),
+        (npy_bytes(np.zeros((2, 64)))[:-1], "1023 bytes of data"),
+        (npy_bytes(np.zeros((2, 64))) + b"\0", "1025 bytes of data"),
+        (npy_bytes(np.zeros((2, 64)))[:128], "0 bytes of data"),
         (npy_with(header(shape="(1000000000000000, 64)")), "0 bytes of data"),
         (npy_with(header(shape=f"({10**30}, 0)")), "another shape"),
         (npy_with(header(shape=f"(0, {10**30})")), "another shape"),
@@ -295,7 +292,7 @@ def test_a_long_unknown_field_is_not_repeated_whole(client):
                     b"\x93NUMPX\x01\x00",
                     b"PK\x03\x04",
                     b'{"inputs": []}',
-                    npy(np.zeros(64))[:40],
+                    npy_bytes(np.zeros(64))[:40],
                 ),
                 npy_with(header(), bytes(256), b"\x03\x00"),
                 npy_with(header(), bytes(256), b"\x09\x00"),
@@ -336,7 +333,7 @@ def test_a_bad_npy_body_is_refused(client, body, words):
     ],
 )
 def test_a_bad_query_beside_an_npy_body_is_refused(client, query, words):
-    answer = client.post(f"/predict?{query}", content=npy(np.zeros((1, 64))), headers=NPY)
+    answer = client.post(f"/predict?{query}", content=npy_bytes(np.zeros((1, 64))), headers=NPY)
     assert_problem(answer, 422, words)
 
 
@@ -455,7 +452,9 @@ def test_limits_are_kept(serve, digits_store):
             413,
             "inputs: expected at most 3 rows, got 4",
         )
-        answer = client.post("/predict", content=npy(np.zeros((4, 64), dtype="u1")), headers=NPY)
+        answer = client.post(
+            "/predict", content=npy_bytes(np.zeros((4, 64), dtype="u1")), headers=NPY
+        )
         assert_problem(answer, 413, "inputs: expected at most 3 rows, got 4")
         assert_problem(
             client.post("/acquire", json={"pool": rows, "num_samples": 20}),

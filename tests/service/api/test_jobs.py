@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.faults import fill_disk_of
+from tests.support.files import npz_bytes
 from tests.support.serving import metric, serving, wait_until
 
 K = 20
@@ -273,7 +274,7 @@ def test_what_cannot_be_a_job_is_refused_at_once_and_leaves_nothing(service, bod
 def test_a_broken_file_and_one_of_another_width_are_refused(service):
     for content, words in (
         (b"rubbish", "a whole npz file"),
-        (_npz(np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
+        (npz_bytes(x=np.zeros((3, 63))), "or (N, 64), got shape (3, 63)"),
     ):
         answer = service.post(
             "/acquire/jobs", content=content, headers={"Content-Type": "application/x-npz"}
@@ -300,12 +301,6 @@ def test_a_file_that_changed_since_fails_the_job(service, pools, digits_rows):
     np.save(pools / "changing.npy", digits_rows[:9])
     service.post(f"/jobs/{blocking['id']}/cancel")
     assert "the file as it was when the job was asked for" in over(service, job)["error"]
-
-
-def _npz(array):
-    file = io.BytesIO()
-    np.savez(file, x=array)
-    return file.getvalue()
 
 
 def job_processes(state):

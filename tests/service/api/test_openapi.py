@@ -12,9 +12,9 @@ import service.api
 import service.integrations
 from service.app import create_app
 from service.settings import Settings
-from tests.service.api.test_predict import npy
 from tests.support.environment import ROOT
 from tests.support.extremes import assert_extremes_are_answered_or_refused
+from tests.support.files import npy_bytes
 
 NOT_DOCUMENTED = {
     "/",
@@ -126,7 +126,7 @@ def test_the_guide_s_answers_have_the_fields_of_real_ones(client):
     guide = (ROOT / "docs" / "api.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", guide, re.DOTALL)]
     row = {"inputs": [[0] * 64], "return_samples": True}
-    blank, as_npy = npy(np.zeros((1, 64))), {"Content-Type": "application/x-npy"}
+    blank, as_npy = npy_bytes(np.zeros((1, 64))), {"Content-Type": "application/x-npy"}
     answers = [
         client.post("/predict", json=row).json(),
         client.post("/acquire", json={"pool": [[0] * 64]}).json(),

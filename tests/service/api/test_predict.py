@@ -11,6 +11,7 @@ import pytest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import SCORE_NAMES
+from tests.support.files import npy_bytes
 from training.recipe import COMBINED_DENSITIES
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -22,13 +23,6 @@ def predict(client, rows, **fields):
     answer = client.post("/predict", json={"inputs": rows, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def npy(array):
-    """An array as the bytes of an npy file."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
 
 
 def npz(answer):
@@ -208,7 +202,9 @@ def test_a_false_discovery_rate_decides_the_flags_of_a_request_together(
         assert all(p["flag"] for p in predictions[60:])
     query, headers = {"seed": 3, "fdr": 0.2}, {**NPY, "Accept": "application/x-npz"}
     arrays = npz(
-        client.post("/predict", params=query, content=npy(rows.astype(np.float32)), headers=headers)
+        client.post(
+            "/predict", params=query, content=npy_bytes(rows.astype(np.float32)), headers=headers
+        )
     )
     assert arrays["flag"].tolist() == [p["flag"] for p in predictions]
     by_row = predict(client, rows.tolist(), seed=3)["predictions"]
@@ -366,7 +362,7 @@ def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_ro
         "coverage": 0.9,
     }
     answer = client.post(
-        "/predict", params=query, content=npy(digits_rows[:4].astype(dtype)), headers=NPY
+        "/predict", params=query, content=npy_bytes(digits_rows[:4].astype(dtype)), headers=NPY
     )
     assert answer.status_code == 200, answer.text
     assert (
@@ -379,7 +375,7 @@ def test_an_npy_body_of_any_number_type_is_answered_as_json_is(client, digits_ro
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, shape, order):
     array = np.asarray(digits_rows[:4].reshape(shape), order=order)
-    answer = client.post("/predict", params={"seed": 7}, content=npy(array), headers=NPY)
+    answer = client.post("/predict", params={"seed": 7}, content=npy_bytes(array), headers=NPY)
     assert (
         answer.content
         == client.post("/predict", json={"inputs": digits_rows[:4].tolist(), "seed": 7}).content
@@ -431,7 +427,9 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
 def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):
     headers = {**NPY, "Accept": "application/x-npz"}
     arrays = npz(
-        client.post("/predict", params={"seed": 7}, content=npy(digits_rows[:5]), headers=headers)
+        client.post(
+            "/predict", params={"seed": 7}, content=npy_bytes(digits_rows[:5]), headers=headers
+        )
     )
     predictions = predict(client, digits_rows[:5].tolist(), seed=7)["predictions"]
     assert arrays["probabilities"].tolist() == [p["probabilities"] for p in predictions]

@@ -1,14 +1,12 @@
 """POST /acquire/preview: rows of files as /acquire reads them."""
 
 import base64
-import io
 import json
-import zipfile
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
+
+from tests.support.files import npy_bytes, npz_bytes, parquet_bytes, zip_bytes
 
 NPY = "application/x-npy"
 
@@ -20,27 +18,17 @@ def preview(client, content, media_type, rows=None, **query):
     return client.post("/acquire/preview", params=query, content=content, headers=headers)
 
 
-def as_npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def as_npz(array):
-    file = io.BytesIO()
-    np.savez_compressed(file, x=array, ids=np.array([f"r{i}" for i in range(len(array))]))
-    return file.getvalue()
+    return npz_bytes(x=array, ids=np.array([f"r{i}" for i in range(len(array))]))
 
 
 def as_parquet(array):
-    file = io.BytesIO()
     ids = [f"r{i}" for i in range(len(array))]
-    parquet.write_table(pa.table({"id": ids, "x": list(array), "note": ids}), file)
-    return file.getvalue()
+    return parquet_bytes({"id": ids, "x": list(array), "note": ids})
 
 
 FORMATS = {
-    NPY: as_npy,
+    NPY: npy_bytes,
     "application/x-npz": as_npz,
     "application/vnd.apache.parquet": as_parquet,
 }
@@ -60,7 +48,7 @@ def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits
 
 
 def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_rows):
-    content = as_npy(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
+    content = npy_bytes(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
     found = preview(client, content, NPY).json()["preview"]
     assert [row["index"] for row in found] == list(range(10))
     assert preview(client, content, NPY, []).json()["preview"] == []
@@ -70,14 +58,14 @@ def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_row
     ("content", "media_type", "query", "status", "said"),
     [
         (b"rubbish", NPY, {}, 422, "pool: expected a whole npy file of numbers"),
-        (as_npy(np.zeros((3, 65))), NPY, {}, 422, "pool: expected an array of shape"),
+        (npy_bytes(np.zeros((3, 65))), NPY, {}, 422, "pool: expected an array of shape"),
         (b"a,b\n1,2\n", "text/csv", {}, 422, "a CSV file for a model of columns or text"),
         (b"{}", "application/json", {}, 415, "Content-Type"),
-        (as_npy(np.zeros((3, 64))), NPY, {"model": "no"}, 404, "no"),
-        (as_npy(np.zeros((3, 64))), NPY, {"rows": [-1]}, 422, "rows.0"),
-        (as_npy(np.zeros((3, 64))), NPY, {"rows": [0] * 1001}, 422, "rows"),
-        (as_npy(np.zeros((3, 64))), NPY, {"seed": 7}, 422, "seed: expected one of"),
-        (as_npy(np.zeros((3, 64))), NPY, {"pool_file": "a.npy"}, 422, "pool_file"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"model": "no"}, 404, "no"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"rows": [-1]}, 422, "rows.0"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"rows": [0] * 1001}, 422, "rows"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"seed": 7}, 422, "seed: expected one of"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"pool_file": "a.npy"}, 422, "pool_file"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(client, content, media_type, query, status, said):
@@ -96,12 +84,8 @@ def test_files_in_a_zip_are_shown_in_base64_and_tables_as_objects(tmp_path):
     from model_store.sources.files import open_rows
     from service.api.pool_files import preview_rows
 
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("a.png", b"one")
-        file.writestr("b.png", b"two")
     spec = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
-    pool = open_rows(archive.getvalue(), spec, "pool", ".zip")
+    pool = open_rows(zip_bytes({"a.png": b"one", "b.png": b"two"}), spec, "pool", ".zip")
     (row,) = preview_rows(pool, [1])
     assert (row["id"], base64.b64decode(row["row"])) == ("b.png", b"two")
     columns = (

@@ -9,6 +9,7 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
+from tests.support.files import npy_bytes
 from tests.support.serving import serving
 from tests.support.tiny import publish
 from training.data import digits
@@ -88,11 +89,11 @@ def test_a_class_that_cannot_be_is_never_answered(client):
 
 
 def test_arrays_and_queries_take_priors_and_rows_replay_whatever_stands_beside_them(client):
-    body = io.BytesIO()
-    np.save(body, np.array(ROWS), allow_pickle=False)
     headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npz"}
     query = {"seed": 7, "priors": str(SKEWED).replace("'", '"')}
-    packed = client.post("/predict", params=query, content=body.getvalue(), headers=headers)
+    packed = client.post(
+        "/predict", params=query, content=npy_bytes(np.array(ROWS)), headers=headers
+    )
     arrays = np.load(io.BytesIO(packed.content), allow_pickle=False)
     answer = predict(client, priors=SKEWED)["predictions"]
     assert arrays["priors"].tolist() == list(SKEWED.values())

@@ -1,8 +1,6 @@
 """Models of text: strings are posted, and answers are those of torch for the ids of their
 tokens."""
 
-import io
-
 import httpx
 import numpy as np
 import onnx
@@ -14,6 +12,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import noise
 from tests.support.environment import working_in
+from tests.support.files import npy_bytes
 from tests.support.recipes import write_recipe
 from tests.support.serving import serving
 from tests.support.texts import VOCABULARY, Averaged, texts, tokenizer, write_reviews
@@ -97,13 +96,9 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
     files = [("inputs", (f"{n}.txt", row.encode())) for n, row in enumerate(rows)]
     assert client.post("/predict?seed=3", files=files).json() == expected
     for dtype in (np.int64, np.uint8, np.float64):
-        body = io.BytesIO()
-        np.save(body, ids_of(rows).astype(dtype))
+        body = npy_bytes(ids_of(rows).astype(dtype))
         headers = {"Content-Type": "application/x-npy"}
-        assert (
-            client.post("/predict?seed=3", content=body.getvalue(), headers=headers).json()
-            == expected
-        )
+        assert client.post("/predict?seed=3", content=body, headers=headers).json() == expected
     many = rows * 1000  # a long body is read block by block
     assert predict(client, many).json()["predictions"][:3] == expected["predictions"]
 
@@ -145,10 +140,9 @@ def test_a_number_that_is_no_id_is_refused_by_its_place(client, row, says):
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(says)
     if len(row) == 7:
-        body = io.BytesIO()
-        np.save(body, np.array([[0.0] * 7, row]))
+        body = npy_bytes(np.array([[0.0] * 7, row]))
         answer = client.post(
-            "/predict", content=body.getvalue(), headers={"Content-Type": "application/x-npy"}
+            "/predict", content=body, headers={"Content-Type": "application/x-npy"}
         )
         assert answer.json()["detail"].startswith(says)
 
