@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     three quarters of it"""
 
     max_connections: int = Field(1000, ge=1)
-    """most connections of each process, of which a client has three quarters at most; beyond that
+    """most connections of each process, of which an address has three quarters at most; beyond that
     the one that has kept the service waiting longest is ended, or the new one answered 503 unless
     it asks for health or metrics"""
 

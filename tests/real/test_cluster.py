@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -119,6 +120,30 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
         said = log.read_text()
     assert "Traceback" not in said and ADMIN["X-API-Key"] not in said
     wait_until(lambda: replicas() == [])
+
+
+def listening():
+    """The addresses and ports that this machine listens on, in hexadecimal."""
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line for table in tables for line in table.splitlines()]
+    return {line.split()[1] for line in lines if line.split()[3] == "0A"}
+
+
+@pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])
+def test_everything_of_a_cluster_here_listens_on_loopback(digits_store, tmp_path, options):
+    """Ray's ports for metrics and HAProxy's pages take no token."""
+    before = listening()
+    with cluster(digits_store, tmp_path, options) as (url, _):
+        assert answers(f"{url}/models")
+        opened = listening() - before
+    assert f"{int(url.rpartition(':')[2]):04X}" in {place.rpartition(":")[2] for place in opened}
+    assert len(opened) > 5
+    loopback = (
+        "0100007F:",
+        "00000000000000000000000001000000:",
+        "0000000000000000FFFF00000100007F:",
+    )
+    assert [place for place in opened if not place.startswith(loopback)] == []
 
 
 @pytest.mark.parametrize("options", [[], ["--by-model"]], ids=["HAProxy", "Ray's proxy"])

@@ -10,7 +10,7 @@ def set_ray_environment(variables: dict[str, str], is_ours: bool) -> None:
     Args:
         variables: by their names.
         is_ours: whether Ray is started by this process. It then has a token of its own: Ray's ports
-            are open to the network, and run what they are sent.
+            run what they are sent.
     """
     variables = {"RAY_USAGE_STATS_ENABLED": "0", **variables}  # nothing is sent anywhere
     if is_ours and "RAY_AUTH_MODE" not in os.environ:

