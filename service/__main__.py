@@ -80,6 +80,13 @@ def run(command: str, arguments: list[str]) -> int:
     if command in ("backup", "restore"):
         from model_store.state.backup import back_up, restore
 
+        description = (
+            "Write the state to standard output."
+            if command == "backup"
+            else ("Make the state of what `backup` wrote, from standard input.")
+        )
+        name = f"python -m service {command}"
+        argparse.ArgumentParser(prog=name, description=description).parse_args(arguments)
         if command == "backup":
             back_up(settings.state, sys.stdout.buffer)
         else:
