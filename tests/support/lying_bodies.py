@@ -44,8 +44,11 @@ def _deflated(count, width, dtype, letters):
 def _parquet(kind, count, size, how):
     """A file of one value that repeats, in rows or in one."""
     options = {"compression": "zstd", **how}
+    few = min(count, max(1, MOST * 64 // size))
+    if size >= MOST or "use_dictionary" in how:  # the writer then repeats the value itself
+        count = few
     values = {
-        "text": lambda: pa.array(["a" * size] * min(count, max(1, MOST * 64 // size))),
+        "text": lambda: pa.array(["a" * size] * few),
         "id": lambda: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), ["a" * size]),
         "x": lambda: pa.array([[0.0] * size], pa.list_(pa.float32())),
         "age": lambda: pa.array(np.zeros(size * 4, np.float32)),
