@@ -71,7 +71,13 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
             logging_config=quiet_serve,
         )
         serve.run(target, name=APP, route_prefix="/", logging_config=quiet_serve)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (
+        ConnectionError,
+        RuntimeError,
+        ValueError,
+        TimeoutError,
+        ray.exceptions.RayError,
+    ) as error:
         why = str(error).strip().splitlines() or [type(error).__name__]
         where = options.ray or "this machine"
         print(f"error: cannot serve on Ray at {where}: {why[-1].strip()}", file=sys.stderr)
@@ -124,6 +130,8 @@ def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path
         # ports of their own; two services on a machine need two
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        # after the 5 s of its default, Ray gives up a proxy that starts on a busy machine
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
             max(LEAST_NOTICE_S, settings.notice_s)
         ),
