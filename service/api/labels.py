@@ -44,6 +44,8 @@ MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # that a byte of JSON may become
 NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 SCHEMA = LabelsRequest.model_json_schema()
+# a reference in an OpenAPI document would be looked for at its top
+SCHEMA["properties"]["labels"]["items"] = SCHEMA.pop("$defs")["LabelEntry"]
 BODY = {"schema": SCHEMA, "examples": {"example 1": {"value": SCHEMA["examples"][0]}}}
 
 router = APIRouter()

@@ -20,9 +20,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def file_body(kind: type[ModelRequest], media_types: list[str]) -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     content = {media_type: {"schema": binary} for media_type in media_types}
-    fields = kind.model_json_schema()["properties"].items()
-    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in fields]
+    parameters = [
+        {"name": name, "in": "query", **_as_written(schema)}
+        for name, schema in kind.model_json_schema()["properties"].items()
+    ]
     return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
+
+
+def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
+    """Describe a parameter of a query; lists are JSON there too."""
+    is_list = schema.get("type") == "array"
+    return {"content": {JSON: {"schema": schema}}} if is_list else {"schema": schema}
 
 
 def request_body(

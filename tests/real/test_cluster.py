@@ -93,7 +93,7 @@ def test_replicas_are_one_service(own_store, digits_store, digits_rows, tmp_path
 
         # nobody joins Ray without its token
         join = [str(PYTHON), "-c", "import ray; ray.init(address='auto', log_to_driver=False)"]
-        environment = {**environment_with(), **QUIET}
+        environment = {**environment_with(), **QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         refusal = subprocess.run(
             join, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
