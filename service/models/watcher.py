@@ -2,8 +2,8 @@
 
 Where an alias has moved, the version that it names passes a preflight, is verified, loaded and
 warmed before requests see it: a new version costs no request anything, and one that is broken never
-takes the place of one that works. Where `latest` names a version that cannot be served, and none was
-served before, the newest before it that can be is served instead.
+takes the place of one that works. Where `latest` names a version that cannot be served, and none
+was served before, the newest before it that can be is served instead.
 """
 
 import logging
