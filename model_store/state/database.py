@@ -133,10 +133,10 @@ class Database:
                 for statement in SCHEMA.split(";\n"):
                     self._connection.execute(statement)
                 there = self._connection.execute("PRAGMA table_info (jobs)").fetchall()
-                for name in JOB_COLUMNS.keys() - {column["name"] for column in there}:
-                    self._connection.execute(
-                        f"ALTER TABLE jobs ADD COLUMN {name} {JOB_COLUMNS[name]}"
-                    )
+                names = {column["name"] for column in there}
+                for name, kind in JOB_COLUMNS.items():
+                    if name not in names:
+                        self._connection.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
             sync_folder(folder)
 
