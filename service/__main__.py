@@ -80,17 +80,14 @@ def run(command: str, arguments: list[str]) -> int:
     if command in ("backup", "restore"):
         from model_store.state.backup import back_up, restore
 
-        description = (
-            "Write the state to standard output."
-            if command == "backup"
-            else ("Make the state of what `backup` wrote, from standard input.")
-        )
-        name = f"python -m service {command}"
-        argparse.ArgumentParser(prog=name, description=description).parse_args(arguments)
-        if command == "backup":
-            back_up(settings.state, sys.stdout.buffer)
-        else:
-            restore(settings.state, sys.stdin.buffer)
+        copy, file = {
+            "backup": (back_up, sys.stdout.buffer),
+            "restore": (restore, sys.stdin.buffer),
+        }[command]
+        argparse.ArgumentParser(
+            prog=f"python -m service {command}", description=copy.__doc__.partition("\n")[0]
+        ).parse_args(arguments)
+        copy(settings.state, file)
         return 0
     from service.batch import command as data_sets
 

@@ -23,8 +23,9 @@ _OF_NO_PAGE = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
 class Door:
-    """Middleware that answers 401 to requests without a valid key where one is needed, and 403
-    where its scopes do not suffice. What counts and logs requests is above it."""
+    """Middleware that answers 401 to requests without a valid key where one is needed and 403 where
+    its scopes do not suffice; where the API is open, 403 and 421 to other origins' pages. What
+    counts and logs requests is above it."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None) -> None:
         self.app = app

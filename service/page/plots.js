@@ -12,7 +12,7 @@ const CLASSES_SHOWN = 12;
 
 const plotWidth = () => Math.min(WIDTH, Math.max(280, document.documentElement.clientWidth - BESIDE));
 
-/** A name in at most some letters, on one line. */
+/** A name, shortened, on one line. */
 function cut(name, letters) {
   const line = [...name.replace(/\s+/g, " ")];
   return line.length > letters ? `${line.slice(0, letters - 1).join("")}…` : line.join("");

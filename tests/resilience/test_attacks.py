@@ -1,17 +1,21 @@
 """All attacks together against a service in little memory: it stays, and what honest clients get is
 right."""
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.attacks import attacking, bomb_statuses
+from tests.support.environment import ROOT
 from tests.support.memory_groups import memory_group
 from tests.support.process import children
 from tests.support.raw import Connection, Ended, request
@@ -85,8 +89,12 @@ def withstand(serve, store, seconds, workers):
                     statuses[type(error).__name__] += 1
 
         before = children(process.pid)
+        command = [sys.executable, "-m", "tests.support.probe", str(port), str(seconds)]
         honest = [threading.Thread(target=ask) for _ in range(3)]
-        with attacking(port):
+        with (
+            attacking(port),
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as probe,
+        ):
             for thread in honest:
                 thread.start()
             end = time.monotonic() + seconds
@@ -98,6 +106,7 @@ def withstand(serve, store, seconds, workers):
             ending.set()
             for thread in honest:
                 thread.join()
+            waits = np.sort(json.loads(probe.communicate()[0])["latencies_s"])
         assert process.poll() is None
         killed = before - children(process.pid)
         assert group is None or group.kills == 0
@@ -106,7 +115,8 @@ def withstand(serve, store, seconds, workers):
         f"{workers} workers, {seconds} s: at most {largest >> 20} MiB; honest {dict(statuses)}, "
         f"{dict(health)} live,"
         f" median {latencies[len(latencies) // 2]:.3f} s, most {latencies[-1]:.3f} s; "
-        f"{len(killed)} workers replaced; bombs {dict(bomb_statuses)}",
+        f"health median {np.median(waits):.3f} s, 99 % {np.quantile(waits, 0.99):.3f} s, most "
+        f"{waits[-1]:.3f} s; {len(killed)} workers replaced; bombs {dict(bomb_statuses)}",
         file=sys.stderr,
     )
     assert wrong == []

@@ -281,10 +281,10 @@ def parity(
     """Return the largest differences between torch and the runtime, same noise, with shared and
     paired draws.
 
-    Of probabilities and log variances the differences are absolute, of theta relative to its size
-    where that is more than 1, of density scores relative to the score or, where that is larger, to
-    the detector's mean, of their terms relative to the row's sum of them, and of a regression's
-    means to the target's standard deviation.
+    Of probabilities and log variances the differences are absolute, of theta relative to its size,
+    or to the mean size of that number of it, where that is more than 1, of density scores relative
+    to the score or, where that is larger, to the detector's mean, of their terms relative to the
+    row's sum of them, and of a regression's means to the target's standard deviation.
 
     Raises:
         ParityError: if one is more than `PARITY_TOLERANCE`.

@@ -101,6 +101,32 @@ def test_graphs_that_compute_something_else_are_refused(exported, changed):
         parity(model, network, exported.runtime, exported.rows)
 
 
+class OffInTheta:
+    """A runtime whose last number of theta is off."""
+
+    def __init__(self, runtime, error):
+        self.runtime, self.error = runtime, np.float32(error)
+
+    def __getattr__(self, name):
+        return getattr(self.runtime, name)
+
+    def sample(self, eps):
+        theta = self.runtime.sample(eps)
+        theta[:, -1] += self.error
+        return theta
+
+
+@pytest.mark.parametrize(("size", "allowed", "refused"), [(0.0, 5e-4, 5e-3), (500.0, 0.2, 2.0)])
+def test_theta_is_held_to_a_thousandth_of_its_size_or_of_one(exported, size, allowed, refused):
+    model = copy.deepcopy(exported.model)
+    with torch.no_grad():
+        model.posterior.output.shift[-1] += size
+    runtime = exported.runtime
+    parity(model, exported.network, OffInTheta(runtime, size + allowed), exported.rows)
+    with pytest.raises(ParityError, match="theta"):
+        parity(model, exported.network, OffInTheta(runtime, size + refused), exported.rows)
+
+
 def test_graphs_hold_standard_operators_none_of_them_random(exported):
     for file in exported.files.values():
         model = onnx.load_model_from_string(file)
