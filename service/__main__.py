@@ -85,7 +85,7 @@ def run(command: str, arguments: list[str]) -> int:
             "restore": (restore, sys.stdin.buffer),
         }[command]
         argparse.ArgumentParser(
-            prog=f"python -m service {command}", description=copy.__doc__.partition("\n")[0]
+            prog=f"python -m service {command}", description=str(copy.__doc__).partition("\n")[0]
         ).parse_args(arguments)
         copy(settings.state, file)
         return 0
