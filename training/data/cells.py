@@ -112,6 +112,7 @@ def csv_table(
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     table = _trim(table, as_written)
     table, _ = _without(table, section.missing_values)
+    table = _empty_without(table, section.target)
     known = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
     written = _number_format(table, section)
@@ -120,6 +121,7 @@ def csv_table(
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
     table, changed = _without(read_table(path, "data.source"), section.missing_values)
+    table = _empty_without(table, section.target)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
@@ -288,6 +290,17 @@ def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[st
             changed.add(name)
             table = table.set_column(i, name, cleared)
     return table, changed
+
+
+def _empty_without(table: pa.Table, target: str | None) -> pa.Table:
+    """Return a table whose rows without a target have no cells, so that these say nothing of what
+    columns are."""
+    if table.column_names.count(target) != 1:
+        return table
+    is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
+    if not is_dropped.any():
+        return table
+    return table.take(pa.array(np.arange(table.num_rows), mask=is_dropped))
 
 
 def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> Column:
