@@ -13,7 +13,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
-from training.networks.selection import DRAWABLE, NOT_DRAWN, unsupported
+from training.networks.selection import (
+    DRAWABLE,
+    NOT_DRAWN,
+    is_named,
+    layers_by_name,
+    unsupported,
+)
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
@@ -242,6 +248,15 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return all(_same(a, b) for a, b in zip(one, other, strict=False))
     return True
+
+
+def dropouts_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
+    """Return the names of a module's Dropouts that are masks; one of rate 0 drops nothing."""
+    return [
+        name
+        for name, layer in layers_by_name(module).items()
+        if isinstance(layer, DROPOUTS) and layer.p > 0 and is_named(name, patterns)
+    ]
 
 
 def count_dropout_units(

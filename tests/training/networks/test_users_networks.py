@@ -285,6 +285,38 @@ def test_the_papers_networks_have_the_papers_sizes():
     ]
 
 
+class Attends(nn.Module):
+    """Attention as others write it: the rate is read of a Dropout that never runs."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.qkv, self.drop, self.out = nn.Linear(4, 12), nn.Dropout(rate), nn.Linear(20, 3)
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        rate = self.drop.p if self.training or self.drop.p > 1 else 0.0
+        h = functional.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+        return self.out(h.flatten(1))
+
+
+def test_a_forward_may_read_the_rate_of_a_dropout_that_is_taken_away():
+    for drawn, rate in (("scales", 0.5), ("weights", 0.5), ("masks", 0.0)):
+        stochastic = Stochastic(drawn, rate=0.1 if drawn == "masks" else 0.0)
+        network = DrawnNetwork(Attends(rate), stochastic, (5, 4))
+        assert network.module.drop.p == 0
+        network.initialise(torch.randn(9, 20))
+        theta = torch.ones(2, 1, network.theta_dimension)
+        first, again = (network.train()(torch.ones(3, 20), theta)[0] for _ in range(2))
+        assert torch.equal(first, again)
+
+
+def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
+    with pytest.raises(
+        InvalidInput, match=r"layer drop: Dropout: it never runs, .* by network.bayesian"
+    ):
+        DrawnNetwork(Attends(0.5), Stochastic("masks"), (5, 4))
+
+
 def test_a_theta_of_members_picks_them():
     members = [nn.Linear(4, 3) for _ in range(3)]
     network = MemberNetwork(members, (4,))
