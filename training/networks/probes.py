@@ -116,7 +116,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         )
         raise InvalidInput("network", expected, f"others the second time, {where}")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
-    if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
+    if not are_alike(alone, first):
         expected = "one output row for each input row, whatever the other rows are"
         # a layer that takes steps along its first axis, where rows are
         steps_first = (
@@ -126,6 +126,14 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         )
         got = f"a module that mixes rows{next(steps_first, '')}"
         raise InvalidInput("network", expected, got)
+
+
+def are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether outputs are the same but for rounding, which the largest of them decides."""
+    if one.shape != other.shape:
+        return False
+    rounding = 1e-3 + 1e-5 * float(other.nan_to_num().abs().max())
+    return torch.allclose(one, other, rtol=0, atol=rounding, equal_nan=True)
 
 
 def _run_with_seed(

@@ -317,6 +317,14 @@ def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
         DrawnNetwork(Attends(0.5), Stochastic("masks"), (5, 4))
 
 
+@pytest.mark.parametrize("drawn", ["scales", "weights"])
+def test_rounding_of_large_outputs_mixes_no_rows(drawn):
+    module = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 40))
+    with torch.no_grad():
+        module[2].weight.mul_(1e6)  # such as a regression's, of a target that is so large
+    DrawnNetwork(module, Stochastic(drawn), (300,), is_trained=True)
+
+
 def test_a_theta_of_members_picks_them():
     members = [nn.Linear(4, 3) for _ in range(3)]
     network = MemberNetwork(members, (4,))
