@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
+from training.networks.likelihoods import Likelihood
 from training.networks.selection import (
     DRAWABLE,
     NOT_DRAWN,
@@ -44,11 +45,12 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
             run.train(training)
 
 
-def check_width(
-    module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], width: int, meaning: str
+def check_outputs(
+    module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says
-    what they are."""
+    """Check that the module of a user's factory gives the outputs of a likelihood for each row, of
+    classes their logits."""
+    width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     ran: list[str] = []
     with watch(layers, lambda name, _: ran.append(name)):
@@ -57,14 +59,22 @@ def check_width(
     if not isinstance(outputs, Tensor):
         got = f"a {type(outputs).__name__}"
     elif outputs.shape == (rows, width):
+        if likelihood.task == "classification" and _are_probabilities(outputs):
+            expected = f"{factory} to make a module of logits, without a softmax at its end"
+            raise InvalidInput("network.factory", expected, "probabilities: each row's add up to 1")
         return
     elif outputs.ndim == 2 and len(outputs) == rows:
         got = str(outputs.shape[1])
     else:
         got = f"shape {tuple(outputs.shape)} for {rows} rows"
     after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
-    expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
+    expected = f"{factory} to make a module of {width} outputs for each row ({likelihood.meaning})"
     raise InvalidInput("network.factory", expected, f"{got}{after}")
+
+
+def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
+    add_up = (outputs.sum(1) - 1).abs() < 1e-4
+    return bool(add_up.all() and (outputs >= 0).all())
 
 
 def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:

@@ -402,6 +402,18 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
     sys.modules.pop("users_of_widths", None)
 
 
+def softened(shape, outputs):
+    return nn.Sequential(nn.Linear(*shape, outputs), nn.Softmax(-1))
+
+
+def test_probabilities_in_place_of_logits_are_refused():
+    content = content_with(network={"factory": f"{__name__}:softened", "start": "trained"})
+    with pytest.raises(InvalidInput, match="a module of logits, without a softmax at its end"):
+        build(Recipe.model_validate(content), (4,), 3)
+    regression = {"task": "regression", "likelihood": {"noise": "heteroscedastic"}}
+    build(Recipe.model_validate({**content, **regression, "serving": {}}), (4,), 0)
+
+
 # What is only seen when a graph is made
 
 
