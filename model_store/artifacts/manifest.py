@@ -19,7 +19,8 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
-SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
+# Of the scores' definition; in 1 standard errors were others, in 2 a regression's epistemic variance
+SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
@@ -284,7 +285,7 @@ class DetectorSpec(Record):
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
     tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
-    scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
+    scores_version: Literal[1, 2, 3] = 1  # as written; what is calibrated today has SCORES_VERSION
 
     @cached_property
     def names(self) -> DetectorNames:

@@ -14,8 +14,8 @@ from training import recipe as recipes
 from training.commands import Commands, add_device, add_target, open_store, print_quality
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
-from training.data.findings import Findings, findings_of, near_duplicate_lines
-from training.data.plan import keep_recipe, name_of, plan_of
+from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
+from training.data.plan import Plan, keep_recipe, name_of, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
@@ -102,11 +102,13 @@ def _data_section(options: argparse.Namespace) -> DataSection:
 
 
 def _fit(options: argparse.Namespace) -> None:
-    recipe = _plan_recipe(options) if options.recipe is None else _read_recipe(options)
+    plan = _plan(options) if options.recipe is None else None
+    recipe = _read_recipe(options) if plan is None else plan.recipe
     store = open_store()
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
-    for line in near_duplicate_lines(split(data, split_sizes(recipe)), data.takes_ids):
+    splits = split(data, split_sizes(recipe))
+    for line in alike_lines(data.classes) + near_duplicate_lines(splits, data.takes_ids):
         print(f"! {line}")
 
     # wrong recipes and data are answered before torch is there
@@ -114,6 +116,8 @@ def _fit(options: argparse.Namespace) -> None:
     from training.fitting.run import CHECKPOINT
 
     device, runs = find_device(options.device), runs_folder()
+    if plan is not None:
+        _keep(plan, options.recipe_out or Path(f"{recipe.name}.toml"))
     there = None if options.again else find_fitted(store, recipe, data, start)
     if there and not (run_folder(runs, recipe, data, device, start) / CHECKPOINT).exists():
         what = f"{there.name} version {there.version} was fitted by this recipe on these data"
@@ -143,7 +147,7 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
     )
 
 
-def _plan_recipe(options: argparse.Namespace) -> Recipe:
+def _plan(options: argparse.Namespace) -> Plan:
     if options.data is None:
         raise InvalidInput("recipe", "a recipe, or --data SRC to make one of", "neither")
     section = _data_section(options)
@@ -153,19 +157,21 @@ def _plan_recipe(options: argparse.Namespace) -> Recipe:
     print("\n".join(short_report(found)))
     plan = plan_of(found, section, options.name, options.seed)
     print("\n".join(plan_lines(plan)))
-    path = options.recipe_out or Path(f"{plan.recipe.name}.toml")
-    recipe = keep_recipe(plan, path)
-    if recipe != plan.recipe:  # whose folder has a file of the data's name
-        expected = f"a folder without another {section.source}"
+    return plan
+
+
+def _keep(plan: Plan, path: Path) -> None:
+    if keep_recipe(plan, path) != plan.recipe:  # whose folder has a file of the data's name
+        expected = f"a folder without another {plan.recipe.data.source}"
         raise InvalidInput("--recipe-out", expected, str(path.parent))
     print(f"recipe: {path}; `fit {path}` fits it again")
-    return recipe
 
 
 def _inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
-    print("\n".join([*report(found), *(f"! {line}" for line in _across_splits(found, section))]))
+    lines = alike_lines(found.classes) + _across_splits(found, section)
+    print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
     if found.columns or found.classes or found.targets is not None:
         path = options.picture or runs_folder() / f"{name_of(found.source)}-inspect.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,8 +180,8 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _across_splits(found: Findings, section: DataSection) -> list[str]:
-    """Return what to say of rows that a fit by default has seen nearly the same; nothing of what
-    bears no fit."""
+    """Return what to say of rows that a fit by default has seen nearly the same, or what stops such
+    a fit."""
     if found.task is None:
         return []
     level = log.level
@@ -183,7 +189,7 @@ def _across_splits(found: Findings, section: DataSection) -> list[str]:
     try:
         recipe = plan_of(found, section, None, None).recipe
         return near_duplicate_lines(split(load(recipe, data_root()), split_sizes(recipe)))
-    except InvalidInput:
-        return []
+    except InvalidInput as error:
+        return [f"fit would stop: {error}"]
     finally:
         log.setLevel(level)

@@ -72,7 +72,7 @@ def add_evaluate(commands: Commands) -> None:
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; "
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of tables and text csv:FILE; "
         "may be given several times",
     )
     add("--attacks", action="store_true", help="attack the test rows of a classification")

@@ -23,12 +23,16 @@ DIGITS_TEST_FRACTION = 0.2
 MAX_IDX_BYTES = 1 << 32
 READ_BYTES = 1 << 20
 IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # and their axes
+WORKBOOKS = (".xlsx", ".xlsm", ".xls")
 WHOLE = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
     path = root / rest
+    if path.suffix.lower() in WORKBOOKS:
+        expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
+        raise InvalidInput(field, expected, f"a workbook of Excel, {rest!r}")
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
         got = f"{rest!r} of the current folder (DUBITO_DATA=. looks there)"

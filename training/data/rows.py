@@ -126,7 +126,8 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
         names = [data.classes[c] for c in absent]
         every = np.concatenate([data.train.y, data.test.y])
         got = f"none of {names}, which have {[int((every == c).sum()) for c in absent]} rows"
-        raise InvalidInput("data.source", "training rows of every class", got)
+        ways_out = "--leave-out CLASS or data.leave_out fits without it; or merge it with another"
+        raise InvalidInput("data.source", f"training rows of every class ({ways_out})", got)
     if not data.classes and np.ptp(train.y) == 0:
         got = f"{float(train.y[0])} alone"
         raise InvalidInput("data.target", "training targets that differ", got)
