@@ -86,7 +86,8 @@ def images(path: Path, section: "DataSection") -> Dataset:
         keys = Keys(y) if section.is_stratified else None
         kept, held_out = hold_out(len(y), section.test_fraction, keys)
         train, test = train.take(kept), train.take(held_out)
-    return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
+    is_held_out = not test_labels
+    return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec, is_held_out=is_held_out)
 
 
 def some_images(
