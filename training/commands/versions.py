@@ -66,13 +66,13 @@ def add_evaluate(commands: Commands) -> None:
     parser.set_defaults(run=_evaluate)
     add_version(parser)
     add = parser.add_argument
-    add("--data", metavar="SRC", help="test rows of other data than those of its fit")
+    add("--data", metavar="SRC", help="other rows than the test rows of its fit")
     add(
         "--outliers",
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; "
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of tables and text csv:FILE; "
         "may be given several times",
     )
     add("--attacks", action="store_true", help="attack the test rows of a classification")
@@ -90,7 +90,7 @@ def add_compare(commands: Commands) -> None:
     add_version(parser, "first")
     add = parser.add_argument
     add("second", metavar="NAME[:VERSION]", help="what is compared with it")
-    add("--data", metavar="SRC", help="test rows of other data than those of the first one's fit")
+    add("--data", metavar="SRC", help="other rows than the test rows of the first one's fit")
     add("--draws", type=int, help="of each row, by default each version's own number")
     add("--rows", type=int, default=1000, help="at most")
     add("--seed", type=int, default=0, help="of which rows and draws")

@@ -8,8 +8,10 @@ writing them. Where two ways are possible, as of 03/04/2024, a person has to say
 (`data.date_format`).
 """
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -242,11 +244,12 @@ def infer_writing(
 
 def _read_text(path: Path, section: "DataSection") -> pa.Table:
     try:
-        file = CsvTable(path, "data.source", section.encoding, section.delimiter)
+        file = CsvTable(csv_source(path), "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         expected = f"a readable CSV file, {str(path)!r}"
-        raise InvalidInput("data.source", expected, error.strerror or "an error") from None
+        got = getattr(error, "strerror", None) or str(error) or "an error"
+        raise InvalidInput("data.source", expected, got) from None
     if not names or (section.target not in names and all(map(is_number, names))):
         expected = f"a first line of {path.name} that names the columns"
         raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
@@ -258,6 +261,10 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
     by_column = ([part[i] for part in parts] for i in range(len(names)))
     columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
     return pa.Table.from_arrays(columns, names=names)
+
+
+def csv_source(path: Path) -> Path | bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path
 
 
 def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:

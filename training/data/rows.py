@@ -67,6 +67,17 @@ class Dataset:
     tokenizer: bytes | None = None  # the file, of text
     missing_values: tuple[str, ...] = ()  # what cells of files say that are missing, and
     id_column: str | None = None  # what names their rows
+    is_held_out: bool = False  # test rows are a share of the source's rows, which has none itself
+
+    @property
+    def rows(self) -> Rows:
+        """All rows, those of training first."""
+        train, test = self.train, self.test
+        groups = None
+        if train.groups is not None and test.groups is not None:
+            groups = np.concatenate([train.groups, test.groups])
+        x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+        return Rows(x, y, groups=groups)
 
     @property
     def input(self) -> InputSpec:

@@ -145,6 +145,7 @@ def dataset_of(
         group_names=group_names,
         missing_values=tuple(section.missing_values),
         id_column=section.id,
+        is_held_out=True,
     )
 
 

@@ -1,7 +1,7 @@
 """`python -m training evaluate`: the evaluation report of a published version."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,9 @@ def evaluate_version(
     manifest = version.manifest
     draws = number_of_draws(version, wanted)
     data, is_fitted = data_of(version, root, wanted.source)
-    test = test_rows(data, wanted)
+    source = wanted.source or version.recipe.data.source
+    test = test_rows(data, is_fitted, wanted)
+    say_rows(test, data, is_fitted, source)
     sets = _sets(version, model, data, test, wanted)
     predictor = ServedPredictor(model, draws, wanted.seed)
     total = 1 + len(sets) + wanted.attacks * attacks.COUNT
@@ -104,7 +106,7 @@ def evaluate_version(
         task=manifest.task,
         method=manifest.method,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        data=wanted.source or version.recipe.data.source,
+        data=source,
         seed=wanted.seed,
         draws=draws,
         judged_draws=predicted.prediction.rank_tables.num_draws,
@@ -177,23 +179,57 @@ def number_of_draws(version: Parent, wanted: Wanted) -> int:
     return wanted.draws or manifest.noise.default_draws
 
 
-def test_rows(data: Dataset, wanted: Wanted) -> Rows:
-    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))
-    return data.test.take(order[: wanted.rows])
+def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
+    """Return the rows to measure on: the test rows of data that a version was fitted on or that
+    have some themselves, all rows of others; at most as many as wanted."""
+    rows = data.rows if data.is_held_out and not is_fitted else data.test
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
+    return rows.take(order[: wanted.rows])
+
+
+def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
+    are_all = data.is_held_out and not is_fitted
+    which, rows = (
+        ("all", len(data.train) + len(data.test)) if are_all else ("the test", len(data.test))
+    )
+    some = f"{len(test)} (--rows) of " if len(test) < rows else ""
+    log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
 
 
 def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+    """Return the rows of a source as a version takes them, and whether it was fitted on some."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
     loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
-    known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
-    data = renumber(known, version.classes)
+    unknown = [name for name in loaded.classes if name not in version.classes]
+    data = renumber(leave_out(loaded, unknown), version.classes)
     shape = version.manifest.input.shape
     if data.shape != shape:
         raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")
     check_ids_of(data, version.manifest, "--data")
-    return data, data.digest() == Provenance.of(version.manifest).data_digest
+    facts, digest = Provenance.of(version.manifest), data.digest()
+    if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
+        said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"
+        log.info(said, version.label)
+    is_fitted = digest == facts.data_digest or _is_source(version, root, source)
+    if loaded.is_held_out and not is_fitted and unknown:
+        left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
+        data = replace(data, left_out=left_out)
+    return data, is_fitted
+
+
+def _is_source(version: Parent, root: Path, source: str) -> bool:
+    """Whether a source is the one that a version was fitted on, but for classes left out."""
+    if source != version.recipe.data.source:
+        return False
+    try:
+        fitted_data(version, root)
+    except InvalidInput:
+        said = "%s has changed since %s was fitted on it: some of its rows may be training rows"
+        log.info(said, source, version.label)
+        return False
+    return True
 
 
 def _attack(

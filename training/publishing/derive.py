@@ -15,7 +15,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
-from training.data import Dataset, Rows, load, renumber, split, split_sizes
+from training.data import Dataset, load, renumber, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import transform_splits
 from training.export.graphs import runtime_of
@@ -155,11 +155,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
 
 def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
     """Split all rows of a data set at random into the calibration splits and test rows."""
-    groups = None
-    if data.train.groups is not None:
-        groups = np.concatenate([data.train.groups, data.test.groups])
-    y = np.concatenate([data.train.y, data.test.y])
-    rows = Rows(np.concatenate([data.train.x, data.test.x]), y, groups=groups)
+    rows = data.rows
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
@@ -169,7 +165,7 @@ def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int)
         raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{taken}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
     parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
-    shares = class_shares(y, len(data.classes)) if data.classes else None
+    shares = class_shares(rows.y, len(data.classes)) if data.classes else None
     reference, ranking, test = (rows.take(part) for part in parts)
     return HeldOut(reference, ranking, test, shares)
 

@@ -278,14 +278,14 @@ def test_other_texts_are_read_as_the_model_reads_text(data, tmp_path, kind):
     rows = source.rows(data.input, 5, 0, encoder)
     assert sorted(rows.tolist()) == sorted(ids_of(texts).tolist())
     assert len(source.rows(data.input, 2, 0, encoder)) == 2
-    refused(lambda: source.rows(data.input, 5, 0), f"a model of text for `{kind}:`")
+    refused(lambda: source.rows(data.input, 5, 0), f"a model of columns or text for `{kind}:`")
     elsewhere = OutlierSource.parse(f"other={kind}:reviews.{kind}", tmp_path)
     (write_csv if kind == "csv" else parquet.write_table)(
         table.drop_columns("text"), tmp_path / f"reviews.{kind}"
     )
     refused(
         lambda: elsewhere.rows(data.input, 5, 0, encoder),
-        f"reviews.{kind}: expected a column 'text'",
+        f"reviews.{kind}.text: expected a column of that name, got columns more",
     )
 
 
