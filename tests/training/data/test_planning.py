@@ -318,6 +318,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "digits"],
             "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
         ),
+        (["--data", "things.xlsx"], "--data: expected a CSV or Parquet file (save the sheet"),
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
@@ -425,13 +426,13 @@ def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, ca
 
 def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
     price = ["sold" if i < 100 else cell for i, cell in enumerate(COLUMNS["price"])]
-    kind = [None if i < 100 else cell for i, cell in enumerate(COLUMNS["kind"])]
+    kind = [None if i < 100 or i == 200 else cell for i, cell in enumerate(COLUMNS["kind"])]
     write(tmp_path, price=price, kind=kind)
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["price"].kind == "numeric"
     assert columns["price"].missing == 0.0
-    assert columns["size"].missing == pytest.approx(0.1)
-    assert columns["id"].is_id
+    assert columns["size"].missing == 19 / 199
+    assert (columns["id"].why, columns["id"].is_id) == ("it numbers the rows", True)
     data = load_data(planned(tmp_path).recipe, tmp_path)
     assert {column.name: column.kind for column in data.columns}["price"] == "numeric"
     price[150] = "sold"
