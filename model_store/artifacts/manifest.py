@@ -19,7 +19,7 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
-# Of the scores' definition; in 1 standard errors were others, in 2 a regression's epistemic variance
+# Of the scores' definition: before 2 standard errors were others, before 3 epistemic variances
 SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
@@ -174,6 +174,11 @@ class InputSpec(Record):
     text: TextSpec | None = None
     missing_values: tuple[str, ...] = ()
     id_column: str | None = None
+
+    @cached_property
+    def encoded(self) -> "InputSpec":
+        """The same of rows that come encoded: numbers, whatever columns these were made of."""
+        return self.model_copy(update={"columns": ()})
 
     @cached_property
     def takes_ids(self) -> bool:

@@ -7,7 +7,7 @@ Gaussians, and its scores are
 
     mean            m = mean_k m_k
     aleatoric_std   sqrt(mean_k s_k^2)                       uncertainty of each draw: noise
-    epistemic_std   sqrt(sum_k (m_k - m)^2 / (K - 1))        disagreement of the draws; 0 where K = 1
+    epistemic_std   sqrt(sum_k (m_k - m)^2 / (K - 1))        disagreement of the draws
     std             sqrt(aleatoric_std^2 + epistemic_std^2)  total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",

@@ -76,6 +76,16 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
+def not_by_column(field: str, got: str) -> InvalidInput:
+    """Return the error of rows of numbers for a model of columns: they may be encoded, or the
+    columns' values in some order, and nobody could tell."""
+    expected = (
+        "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
+        "its columns)"
+    )
+    return InvalidInput(field, expected, got)
+
+
 def from_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:

@@ -279,7 +279,7 @@ def test_what_a_version_cannot_say_is_null_with_the_reason(ask):
 
 
 def test_of_encoded_rows_cells_are_not_known(ask):
-    (explanation,) = ask([[0.0] * 8])
+    (explanation,) = ask([[0.0] * 8], encoded=True)
     assert (explanation["unseen"], explanation["missing"]) == (None, None)
     assert "objects" in explanation["null_because"]["unseen"]
     assert explanation["columns"] is not None
