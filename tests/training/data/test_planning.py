@@ -101,7 +101,7 @@ def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
     write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
     (column,) = (c for c in found(tmp_path).columns if c.name == "price")
-    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] reads these as missing"
+    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] or --missing-value reads these as missing"
     assert (column.kind, column.why) == ("refused", says)
     (column,) = (c for c in found(tmp_path, missing_values=["?"]).columns if c.name == "price")
     assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
@@ -191,6 +191,13 @@ def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
     plan = planned(tmp_path, missing_values=['"', "\\"])
     assert odd in plan.recipe.data.columns
     assert keep_recipe(plan, tmp_path / "odd.toml") == plan.recipe
+
+
+def test_a_column_that_a_person_leaves_out_is_no_id(tmp_path):
+    write(tmp_path, id=None, name=None)
+    assert planned(tmp_path, columns={"price": "ignored"}).recipe.data.id is None
+    write(tmp_path)
+    assert planned(tmp_path, columns={"id": "ignored"}).recipe.data.id == "id"
 
 
 def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
@@ -310,6 +317,10 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
             "options: expected one of group and time",
         ),
+        (
+            ["--data", "csv:things.csv", "--date-format", "%d"],
+            "--date-format: expected a format of whole dates",
+        ),
         (["things.toml", "--task", "regression"], "--task: expected none with a recipe"),
     ],
 )
@@ -374,7 +385,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     error = capsys.readouterr().err
     for text in (said, error):
         assert "'unknown' in row 0" in text
-        assert 'data.missing_values = ["unknown"] reads these as missing' in text
+        assert 'data.missing_values = ["unknown"] or --missing-value reads these as missing' in text
     assert "size" in said
     told = found(tmp_path, "price", missing_values=["unknown"])
     assert (told.task, told.rows) == ("regression", ROWS - 6)
@@ -401,7 +412,9 @@ def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, ca
     with working_in(tmp_path):
         assert main(["fit", "--data", "csv:things.csv", "--target", "kind"]) == 2
     assert "column born: expected dates that can be read in one way" in capsys.readouterr().err
-    assert found(tmp_path, date_format="%d/%m/%Y").columns[2].kind == "time"
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--date-format", "%d/%m/%Y"]) == 0
+    assert re.search("born +time", capsys.readouterr().out)
 
 
 def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
