@@ -2,15 +2,14 @@
 are taken for."""
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from model_store.errors import InvalidInput
-from training import log
 from training import recipe as recipes
+from training import silence
 from training.commands import Commands, add_device, add_target, open_store, print_quality
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
@@ -82,6 +81,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="what cells say that count as missing",
     )
+    add("--date-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y")
     add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
 
 
@@ -92,12 +92,17 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         "group": options.group,
         "time": options.time,
         "missing_values": options.missing_value,
+        "date_format": options.date_format,
         "columns": dict.fromkeys(options.ignore, "ignored") if options.ignore else None,
     }
     try:
         return DataSection.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
-        expected = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        first = error.errors()[0]
+        expected = str(first["msg"]).removeprefix("Value error, ")
+        if first["loc"]:
+            option = f"--{first['loc'][0]}".replace("_", "-")
+            raise InvalidInput(option, expected, repr(first["input"])) from None
         raise InvalidInput("options", expected, "both") from None
 
 
@@ -133,7 +138,8 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
+    of_plans = ("task", "group", "time", "missing_value", "date_format", "ignore", "recipe_out")
+    for name in of_plans:
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "none with a recipe, which says it", "one")
@@ -170,7 +176,7 @@ def _keep(plan: Plan, path: Path) -> None:
 def _inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
-    lines = alike_lines(found.classes) + _across_splits(found, section)
+    lines = alike_lines(found.classes) + _before_fit(found, section)
     print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
     if found.columns or found.classes or found.targets is not None:
         path = options.picture or runs_folder() / f"{name_of(found.source)}-inspect.png"
@@ -179,17 +185,16 @@ def _inspect(options: argparse.Namespace) -> None:
         print(f"picture: {path}")
 
 
-def _across_splits(found: Findings, section: DataSection) -> list[str]:
-    """Return what to say of rows that a fit by default has seen nearly the same, or what stops such
-    a fit."""
+def _before_fit(found: Findings, section: DataSection) -> list[str]:
+    """Return what a fit by default warns of before it trains, or what stops it."""
     if found.task is None:
         return []
-    level = log.level
-    log.setLevel(logging.WARNING)  # the data are read once more
+    lines: list[str] = []
     try:
-        recipe = plan_of(found, section, None, None).recipe
-        return near_duplicate_lines(split(load(recipe, data_root()), split_sizes(recipe)))
+        with silence():
+            plan = plan_of(found, section, None, None)
+            lines += plan.warnings
+            splits = split(load(plan.recipe, data_root()), split_sizes(plan.recipe))
+        return lines + near_duplicate_lines(splits)
     except InvalidInput as error:
-        return [f"fit would stop: {error}"]
-    finally:
-        log.setLevel(level)
+        return [*lines, f"fit would stop: {error}"]

@@ -53,8 +53,13 @@ def add_calibrate(commands: Commands) -> None:
             f"--{split}-rows",
             type=int,
             metavar="N",
-            help="by default as many as now, at most a third of the rows",
+            help="by default as many as now, at most a third of the rows (or a quarter)",
         )
+    add(
+        "--temperature",
+        action="store_true",
+        help="fit the temperature again first, on as many other rows as there are reference rows",
+    )
     add("--seed", type=int, default=0, help="of how the rows are split, and of the draws")
     add("--quiet", action="store_true", help="no progress, only what was published")
 
@@ -131,14 +136,15 @@ def _calibrate(options: argparse.Namespace) -> None:
     from training.publishing.derive import load_like, recalibrate, split_rows
 
     data = load_like(parent, data_root(), options.data, options.target)
-    third = (len(data.train) + len(data.test)) // 3
+    share = (len(data.train) + len(data.test)) // (4 if options.temperature else 3)
     now = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows
     if reference is None:
-        reference = min(now.reference_rows, third)
+        reference = min(now.reference_rows, share)
     if ranking is None:
-        ranking = min(now.ranking_rows, third)
-    rows = split_rows(data, reference, ranking, options.seed)
+        ranking = min(now.ranking_rows, share)
+    validation = reference if options.temperature else 0
+    rows = split_rows(data, reference, ranking, options.seed, validation)
     origin = {"source": options.data}
     if options.target is not None:
         origin["target"] = options.target

@@ -416,8 +416,9 @@ def _times(
     if any(other != first for other in others):
         two = next(v for v in values if v and len({table[v] for table in read.values()}) > 1)
         expected = (
-            'dates that can be read in one way (data.date_format = "%d/%m/%Y" says that the day '
-            'is first, "%m/%d/%Y" the month; `ignored` in data.columns leaves the column out)'
+            'dates that can be read in one way (data.date_format = "%d/%m/%Y" or --date-format '
+            'says that the day is first, "%m/%d/%Y" the month; `ignored` in data.columns or '
+            "--ignore leaves the column out)"
         )
         raise InvalidInput(f"column {name}", expected, repr(two[:SHOWN]))
     seconds = [np.nan if value is None else first[value] for value in values]
@@ -465,8 +466,8 @@ def _refuse_mostly_numbers(column: Column, name: str) -> None:
     missing = json.dumps(examples, ensure_ascii=False)
     expected = (
         f"numbers, as {present - len(cells)} of its {present} values are (data.missing_values = "
-        f"{missing} reads such cells as missing; `categorical` in data.columns makes every value a "
-        "category)"
+        f"{missing} or --missing-value reads such cells as missing; `categorical` in data.columns "
+        "makes every value a category)"
     )
     raise InvalidInput(f"column {name}", expected, named)
 

@@ -89,8 +89,8 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
         notes.append(f"infinity in row {row}: such a cell stops a fit")
     is_whole = bool((present == np.round(present)).all())
     if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
-        steps = np.diff(present)
-        if (steps == 1).all() or (steps == -1).all():
+        steps, of_rows = np.diff(present), np.diff(rows[np.isfinite(numbers)])
+        if any((steps == step).all() for step in (1, -1, of_rows, -of_rows)):
             why, kind = "it numbers the rows", "ignored"
         elif ID_NAME.fullmatch(name):
             why, kind = "an id by its name, different in every row", "ignored"
@@ -103,9 +103,9 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
     if kind == "numeric" and tail > HEAVY:
         away = f"{tail:.0f} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {away}")
+    is_id = kind == "ignored" and told in (None, "ignored") and len(present) == len(numbers)
     if told in ("numeric", "categorical", "ignored"):
         kind = told
-    is_id = kind == "ignored" and len(present) == len(numbers)
     why = why if told is None else "as told"
     return ColumnFinding(name, kind, why, missing, numbers, notes, tail, is_id)
 
@@ -135,7 +135,7 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
         shown = ", ".join(cells[:SHOWN_VALUES])
         more = f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > SHOWN_VALUES else ""
         listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
-        reads = f"data.missing_values = [{listed}] reads these as missing"
+        reads = f"data.missing_values = [{listed}] or --missing-value reads these as missing"
         why = f"numbers but for {shown}{more}: {reads}"
         return ColumnFinding(name, "refused", why, missing, values)
     notes = []

@@ -2,7 +2,7 @@
 fits."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from model_store.errors import InvalidInput
 from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, path_below
+from training.data.arrays import SPLIT, path_below, refuse_workbook
 from training.data.cells import csv_table, index_column, parquet_table, values_of
 from training.data.column_findings import ColumnFinding, alike, find, leak_of
 from training.data.images import survey
@@ -63,6 +63,7 @@ class Findings:
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
     """Look at a source, up to its rows' target; what can be said instead is not refused."""
+    refuse_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
@@ -242,26 +243,30 @@ def _close_targets(y: np.ndarray) -> list[str]:
     ]
 
 
-def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
-    """Return how many rows of each other split are nearly the same as a training row, in all their
-    numbers.
+def near_duplicates(
+    train: Rows, others: Mapping[str, Rows], takes_ids: bool = False
+) -> dict[str, int]:
+    """Return how many of other rows are nearly the same as a training row, in all their numbers.
 
     Of ids, which are not near to each other, they are the same.
     """
-    scale = 1.0 if takes_ids else _scale(splits.train.x)
-    seen = set(_keys(splits.train, scale))
-    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    scale = 1.0 if takes_ids else _scale(train.x)
+    seen = set(_keys(train, scale))
     return {name: sum(key in seen for key in _keys(rows, scale)) for name, rows in others.items()}
 
 
 def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    counts = near_duplicates(splits, takes_ids)
-    many = [
-        f"{count} of {len(getattr(splits, name))} {name}"
-        for name, count in counts.items()
-        if count > max(1.0, TOLD_SHARE * len(getattr(splits, name)))
-    ]
-    return [f"rows nearly the same as a training row: {', '.join(many)}; {ADVICE}"] if many else []
+    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    many = near_duplicates_told(splits.train, others, takes_ids)
+    return [f"rows nearly the same as a training row: {many}; {ADVICE}"] if many else []
+
+
+def near_duplicates_told(train: Rows, others: Mapping[str, Rows], takes_ids: bool = False) -> str:
+    return ", ".join(
+        f"{count} of {len(others[name])} {name}"
+        for name, count in near_duplicates(train, others, takes_ids).items()
+        if count > max(1.0, TOLD_SHARE * len(others[name]))
+    )
 
 
 def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:

@@ -14,9 +14,10 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from training import log
+from training import log, silence
 from training.calibration.calibrate import groups_known
 from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
+from training.data.findings import near_duplicates_told
 from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise, some
@@ -212,24 +213,33 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
         said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"
         log.info(said, version.label)
-    is_fitted = digest == facts.data_digest or _is_source(version, root, source)
-    if loaded.is_held_out and not is_fitted and unknown:
-        left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
-        data = replace(data, left_out=left_out)
-    return data, is_fitted
-
-
-def _is_source(version: Parent, root: Path, source: str) -> bool:
-    """Whether a source is the one that a version was fitted on, but for classes left out."""
-    if source != version.recipe.data.source:
-        return False
-    try:
-        fitted_data(version, root)
-    except InvalidInput:
+    if digest == facts.data_digest:
+        return data, True
+    is_source = source == version.recipe.data.source
+    fitted = _data_of_fit(version, root) if is_source or data.columns else None
+    if is_source and fitted is not None:  # but for classes left out
+        return data, True
+    if is_source:
         said = "%s has changed since %s was fitted on it: some of its rows may be training rows"
         log.info(said, source, version.label)
-        return False
-    return True
+    if loaded.is_held_out and unknown:
+        left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
+        data = replace(data, left_out=left_out)
+    if fitted is not None:
+        measured = data.rows if data.is_held_out else data.test
+        told = near_duplicates_told(fitted.train, {f"rows of {source}": measured})
+        if told:
+            said = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
+            log.info(said, told, version.label)
+    return data, False
+
+
+def _data_of_fit(version: Parent, root: Path) -> Dataset | None:
+    try:
+        with silence():
+            return fitted_data(version, root)
+    except InvalidInput:
+        return None
 
 
 def _attack(

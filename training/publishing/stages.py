@@ -69,6 +69,7 @@ class HeldOut:
     shares: Float64[np.ndarray, "C"] | None = (
         None  # of classes, where the calibration rows are from
     )
+    validation: Rows | None = None  # fits the temperature again
 
 
 @dataclass(frozen=True, eq=False)

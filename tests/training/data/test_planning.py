@@ -41,6 +41,12 @@ def write(folder, **changed):
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """`inspect` draws no picture, which takes a second."""
+    monkeypatch.setattr("training.commands.fit.draw", lambda *_: None)
+
+
 def found(folder, target="kind", task=None, source="csv:things.csv", **data):
     return findings_of(DataSection(source=source, target=target, **data), folder, task)
 
@@ -101,7 +107,7 @@ def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
     write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
     (column,) = (c for c in found(tmp_path).columns if c.name == "price")
-    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] reads these as missing"
+    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] or --missing-value reads these as missing"
     assert (column.kind, column.why) == ("refused", says)
     (column,) = (c for c in found(tmp_path, missing_values=["?"]).columns if c.name == "price")
     assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
@@ -193,6 +199,13 @@ def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
     assert keep_recipe(plan, tmp_path / "odd.toml") == plan.recipe
 
 
+def test_a_column_that_a_person_leaves_out_is_no_id(tmp_path):
+    write(tmp_path, id=None, name=None)
+    assert planned(tmp_path, columns={"price": "ignored"}).recipe.data.id is None
+    write(tmp_path)
+    assert planned(tmp_path, columns={"id": "ignored"}).recipe.data.id == "id"
+
+
 def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
     (said,) = planned(tmp_path).warnings
@@ -250,7 +263,7 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         )
 
 
-def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys, undrawn):
     rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
@@ -305,10 +318,15 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "digits"],
             "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
         ),
+        (["--data", "things.xlsx"], "--data: expected a CSV or Parquet file (save the sheet"),
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
             "options: expected one of group and time",
+        ),
+        (
+            ["--data", "csv:things.csv", "--date-format", "%d"],
+            "--date-format: expected a format of whole dates",
         ),
         (["things.toml", "--task", "regression"], "--task: expected none with a recipe"),
     ],
@@ -320,7 +338,7 @@ def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says
     assert says in capsys.readouterr().err
 
 
-def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path, capsys):
+def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path):
     titles = [f"Title {i if i % 100 else 0}" for i in range(3 * ROWS)]  # one of them nine times
     many = {name: cells * 3 for name, cells in COLUMNS.items()} | {"name": titles}
     write(tmp_path, **many)
@@ -331,7 +349,7 @@ def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted
     assert "name" not in {column.name for column in data.columns}
 
 
-def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys):
+def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys, undrawn):
     write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
@@ -364,7 +382,7 @@ def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
     refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
 
 
-def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys):
+def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys, undrawn):
     words = ["unknown" if i % 50 == 0 else i % 20 for i in range(ROWS)]
     write(tmp_path, price=words)
     with working_in(tmp_path):
@@ -374,14 +392,14 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     error = capsys.readouterr().err
     for text in (said, error):
         assert "'unknown' in row 0" in text
-        assert 'data.missing_values = ["unknown"] reads these as missing' in text
+        assert 'data.missing_values = ["unknown"] or --missing-value reads these as missing' in text
     assert "size" in said
     told = found(tmp_path, "price", missing_values=["unknown"])
     assert (told.task, told.rows) == ("regression", ROWS - 6)
     assert found(tmp_path, "price", "classification").task == "classification"
 
 
-def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
+def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys, undrawn):
     write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
     says = "! classes that differ in spaces or capitals alone: 'No', 'no'; 'YES', 'Yes', 'yes'"
     with working_in(tmp_path):
@@ -392,7 +410,7 @@ def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, caps
         assert says in capsys.readouterr().out
 
 
-def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys):
+def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys, undrawn):
     write(tmp_path, born=[f"0{1 + i % 9}/0{1 + i % 7}/2020" for i in range(ROWS)])
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["born"].kind == "refused"
@@ -401,18 +419,20 @@ def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, ca
     with working_in(tmp_path):
         assert main(["fit", "--data", "csv:things.csv", "--target", "kind"]) == 2
     assert "column born: expected dates that can be read in one way" in capsys.readouterr().err
-    assert found(tmp_path, date_format="%d/%m/%Y").columns[2].kind == "time"
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--date-format", "%d/%m/%Y"]) == 0
+    assert re.search("born +time", capsys.readouterr().out)
 
 
 def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
     price = ["sold" if i < 100 else cell for i, cell in enumerate(COLUMNS["price"])]
-    kind = [None if i < 100 else cell for i, cell in enumerate(COLUMNS["kind"])]
+    kind = [None if i < 100 or i == 200 else cell for i, cell in enumerate(COLUMNS["kind"])]
     write(tmp_path, price=price, kind=kind)
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["price"].kind == "numeric"
     assert columns["price"].missing == 0.0
-    assert columns["size"].missing == pytest.approx(0.1)
-    assert columns["id"].is_id
+    assert columns["size"].missing == 19 / 199
+    assert (columns["id"].why, columns["id"].is_id) == ("it numbers the rows", True)
     data = load_data(planned(tmp_path).recipe, tmp_path)
     assert {column.name: column.kind for column in data.columns}["price"] == "numeric"
     price[150] = "sold"

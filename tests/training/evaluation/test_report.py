@@ -310,11 +310,19 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     ]
     assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in said[0][2]
     assert "measured on all rows of csv:new.csv (50)" in said[1][2]
+    assert "fitted on" not in said[1][2]
     assert "csv:people.csv has changed since people version 1 was fitted on it" in said[2][2]
     assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in said[2][2]
-    with print_messages():
-        assert data_of(version, people_folder, "csv:people.csv")[1]
-    assert "changed" not in capsys.readouterr().out
+    (people_folder / "part.csv").write_text("\n".join(people(400).split("\n")[:101]))
+    for source, is_fitted in (("csv:people.csv", True), ("csv:part.csv", False)):
+        with print_messages():
+            assert data_of(version, people_folder, source)[1] == is_fitted
+        is_told = re.search(
+            r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as rows that people version 1",
+            out := capsys.readouterr().out,
+        )
+        assert bool(is_told) != is_fitted
+        assert "changed" not in out
 
 
 @pytest.mark.usefixtures("fits")
