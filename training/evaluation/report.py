@@ -190,9 +190,7 @@ def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
 
 def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
     are_all = data.is_held_out and not is_fitted
-    which, rows = (
-        ("all", len(data.train) + len(data.test)) if are_all else ("the test", len(data.test))
-    )
+    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
     some = f"{len(test)} (--rows) of " if len(test) < rows else ""
     log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
 
