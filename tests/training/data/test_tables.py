@@ -62,6 +62,9 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
         ("false", "true"),
     )
     assert (data.columns[0].indicator, data.columns[3].indicator) == (False, True)
+    assert [column.missing for column in data.columns] == [
+        any(cell is None for cell in COLUMNS[column.name]) for column in data.columns
+    ]
     posted = json.loads(json.dumps(objects()))
     served = from_objects(posted, data.columns, "inputs")
     together = np.concatenate([data.train.x, data.test.x])
@@ -77,8 +80,9 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     }
     write_csv(tmp_path, others)
     few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
+    older = [column.model_copy(update={"missing": None}) for column in known]
     served = from_objects(
-        objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs"
+        objects(others | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
     )
     assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
 
