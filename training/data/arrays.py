@@ -29,15 +29,19 @@ SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
+    refuse_workbook(rest, field)
     path = root / rest
-    if path.suffix.lower() in WORKBOOKS:
-        expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
-        raise InvalidInput(field, expected, f"a workbook of Excel, {rest!r}")
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
         got = f"{rest!r} of the current folder (DUBITO_DATA=. looks there)"
         raise InvalidInput(field, expected, got)
     return path
+
+
+def refuse_workbook(name: str, field: str) -> None:
+    if name.lower().endswith(WORKBOOKS):
+        expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
+        raise InvalidInput(field, expected, f"a workbook of Excel, {name!r}")
 
 
 def digits() -> Dataset:

@@ -89,8 +89,8 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
         notes.append(f"infinity in row {row}: such a cell stops a fit")
     is_whole = bool((present == np.round(present)).all())
     if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
-        steps = np.diff(present)
-        if (steps == 1).all() or (steps == -1).all():
+        steps, of_rows = np.diff(present), np.diff(rows[np.isfinite(numbers)])
+        if any((steps == step).all() for step in (1, -1, of_rows, -of_rows)):
             why, kind = "it numbers the rows", "ignored"
         elif ID_NAME.fullmatch(name):
             why, kind = "an id by its name, different in every row", "ignored"

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
+from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, path_below
+from training.data.arrays import SPLIT, path_below, refuse_workbook
 from training.data.cells import csv_table, index_column, parquet_table, values_of
 from training.data.column_findings import ColumnFinding, alike, find, leak_of
-from training.data.columns import presence
 from training.data.images import survey
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
@@ -63,6 +63,7 @@ class Findings:
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
     """Look at a source, up to its rows' target; what can be said instead is not refused."""
+    refuse_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"

@@ -41,6 +41,12 @@ def write(folder, **changed):
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """`inspect` draws no picture, which takes a second."""
+    monkeypatch.setattr("training.commands.fit.draw", lambda *_: None)
+
+
 def found(folder, target="kind", task=None, source="csv:things.csv", **data):
     return findings_of(DataSection(source=source, target=target, **data), folder, task)
 
@@ -257,7 +263,7 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         )
 
 
-def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys, undrawn):
     rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
@@ -312,6 +318,7 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "digits"],
             "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
         ),
+        (["--data", "things.xlsx"], "--data: expected a CSV or Parquet file (save the sheet"),
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
@@ -331,7 +338,7 @@ def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says
     assert says in capsys.readouterr().err
 
 
-def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path, capsys):
+def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path):
     titles = [f"Title {i if i % 100 else 0}" for i in range(3 * ROWS)]  # one of them nine times
     many = {name: cells * 3 for name, cells in COLUMNS.items()} | {"name": titles}
     write(tmp_path, **many)
@@ -342,7 +349,7 @@ def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted
     assert "name" not in {column.name for column in data.columns}
 
 
-def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys):
+def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys, undrawn):
     write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
@@ -375,7 +382,7 @@ def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
     refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
 
 
-def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys):
+def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys, undrawn):
     words = ["unknown" if i % 50 == 0 else i % 20 for i in range(ROWS)]
     write(tmp_path, price=words)
     with working_in(tmp_path):
@@ -392,7 +399,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     assert found(tmp_path, "price", "classification").task == "classification"
 
 
-def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
+def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys, undrawn):
     write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
     says = "! classes that differ in spaces or capitals alone: 'No', 'no'; 'YES', 'Yes', 'yes'"
     with working_in(tmp_path):
@@ -403,7 +410,7 @@ def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, caps
         assert says in capsys.readouterr().out
 
 
-def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys):
+def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys, undrawn):
     write(tmp_path, born=[f"0{1 + i % 9}/0{1 + i % 7}/2020" for i in range(ROWS)])
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["born"].kind == "refused"
@@ -419,13 +426,13 @@ def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, ca
 
 def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
     price = ["sold" if i < 100 else cell for i, cell in enumerate(COLUMNS["price"])]
-    kind = [None if i < 100 else cell for i, cell in enumerate(COLUMNS["kind"])]
+    kind = [None if i < 100 or i == 200 else cell for i, cell in enumerate(COLUMNS["kind"])]
     write(tmp_path, price=price, kind=kind)
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["price"].kind == "numeric"
     assert columns["price"].missing == 0.0
-    assert columns["size"].missing == pytest.approx(0.1)
-    assert columns["id"].is_id
+    assert columns["size"].missing == 19 / 199
+    assert (columns["id"].why, columns["id"].is_id) == ("it numbers the rows", True)
     data = load_data(planned(tmp_path).recipe, tmp_path)
     assert {column.name: column.kind for column in data.columns}["price"] == "numeric"
     price[150] = "sold"
