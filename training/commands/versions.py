@@ -136,7 +136,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from training.publishing.derive import load_like, recalibrate, split_rows
 
     data = load_like(parent, data_root(), options.data, options.target)
-    share = (len(data.train) + len(data.test)) // (4 if options.temperature else 3)
+    share = len(data.rows) // (4 if options.temperature else 3)
     now = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows
     if reference is None:

@@ -16,7 +16,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.calibration.calibrate import groups_known
-from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
+from training.data import Dataset, Rows, leave_out, renumber, split, split_sizes
 from training.data.findings import near_duplicates_told
 from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
@@ -37,7 +37,7 @@ from training.export.served import fit_detectors
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, check_ids_of, fitted_data
+from training.versions import Parent, check_ids_of, fitted_data, load_other
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -190,9 +190,7 @@ def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
 
 def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
     are_all = data.is_held_out and not is_fitted
-    which, rows = (
-        ("all", len(data.train) + len(data.test)) if are_all else ("the test", len(data.test))
-    )
+    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
     some = f"{len(test)} (--rows) of " if len(test) < rows else ""
     log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
 
@@ -202,7 +200,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
-    loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
+    loaded = load_other(recipe, root, version.manifest.input.columns, version.tokenizer)
     unknown = [name for name in loaded.classes if name not in version.classes]
     data = renumber(leave_out(loaded, unknown), version.classes)
     shape = version.manifest.input.shape
