@@ -102,8 +102,9 @@ def measure(store: ModelStore, name: str) -> str:
         )
         both.publish(BARE, description, {**artifact.files, **cut})
         with serve(both.root) as service:
+            asked = {"inputs": rows.tolist(), "encoded": True}
             clients = [
-                Client(service.port, json.dumps({"model": model, "inputs": rows.tolist()}).encode())
+                Client(service.port, json.dumps({"model": model, **asked}).encode())
                 for model in (WHOLE, BARE)
             ]
             over_http = rounds_of(*(client.predict for client in clients))

@@ -4,6 +4,19 @@
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # What training says as it goes. Its commands print it as plain lines.
 log = logging.getLogger("dubito.training")
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing, while data are read once more."""
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -20,8 +20,8 @@ from training.networks.architectures import (
 )
 from training.networks.likelihoods import Categorical, Gaussian, Likelihood
 from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
-from training.networks.probes import DROPOUTS, ROWS, check_ids, check_width, last_layer
-from training.networks.selection import DRAWABLE, drawn_layers, freeze, is_named
+from training.networks.probes import ROWS, check_ids, check_outputs, dropouts_of, last_layer
+from training.networks.selection import DRAWABLE, drawn_layers, freeze
 from training.networks.split import NotSplit, SplitNetwork, split
 from training.posteriors import FactorialGaussian, Posterior
 from training.recipe import NetworkSection, Recipe
@@ -151,7 +151,7 @@ def build(
         if largest_id is not None:
             check_ids(made, row_shape, largest_id)
         if wanted.factory is not None:
-            check_width(made, wanted.factory, examples, of.outputs, of.meaning)
+            check_outputs(made, wanted.factory, examples, of)
         return made
 
     network: Network
@@ -220,7 +220,7 @@ def split_network(
     examples = torch.zeros(ROWS, *row_shape)
     examples = examples.long() if recipe.data.takes_ids else examples
     assert wanted.factory is not None
-    check_width(made, wanted.factory, examples, of.outputs, of.meaning)
+    check_outputs(made, wanted.factory, examples, of)
     return split(made, _head_layers(recipe, made, examples), examples)
 
 
@@ -262,11 +262,7 @@ def _head_layers(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]
     if stochastic is not None:
         names = list(drawn_layers(made, layers))
         if stochastic(recipe.posterior).drawn == "masks":
-            masks = [
-                name
-                for name, layer in made.named_modules()
-                if isinstance(layer, DROPOUTS) and is_named(name, layers)
-            ]
+            masks = dropouts_of(made, layers)
     freeze(made, recipe.network.trained, names)
     trained = [
         name

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from model_store.artifacts.manifest import TOKENIZER, ClassSpec, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, StoreError, one_line
+from model_store.sources.columns import Columns
 from training.data import Dataset, load, with_classes_of
 from training.provenance import ParentVersion, Provenance
 from training.recipe import Recipe, override
@@ -121,6 +122,21 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
         raise InvalidInput("task", f"{start.recipe.task}, as of {start.label}", recipe.task)
     data = load(recipe, root, start.manifest.input.columns, start.tokenizer)
     return with_classes_of(data, start.classes)
+
+
+def load_other(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
+    """Read other data than those of a fit, all of whose rows are used: they may be of one group
+    alone, which no fit could split."""
+    try:
+        return load(recipe, root, columns, tokenizer)
+    except InvalidInput as error:
+        if error.field != "data.group":
+            raise
+    section = recipe.data
+    kinds = {section.group: "ignored"} | section.columns
+    changed = {"group": None, "calibration_group": section.group_column, "columns": kinds}
+    whole = recipe.model_copy(update={"data": section.model_copy(update=changed)})
+    return load(whole, root, columns, tokenizer)
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:

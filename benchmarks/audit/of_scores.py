@@ -149,7 +149,8 @@ def mean_by_torch(generator: np.random.Generator) -> Pairs:
 @check("std of a regression", "torch", "distributions.MixtureSameFamily")
 def std_by_torch(generator: np.random.Generator) -> Pairs:
     for outputs, _ in gaussians(generator):
-        yield our_mixture(outputs).std, mixture(outputs).stddev.numpy()
+        scores = mixture_scores(mixture_sums(outputs), ddof=0)  # the mixture's own
+        yield scores.std, mixture(outputs).stddev.numpy()
 
 
 @check("log density", "torch", "distributions.MixtureSameFamily")

@@ -248,6 +248,7 @@ def add_labels(
     model: str | None = None,
     inputs: Mapping[str, Any] | None = None,
     replace: bool = False,
+    encoded: bool = False,
 ) -> Steps[LabelsKept]:
     """Send labels, or of a regression targets, all in one request: all are kept, or none.
 
@@ -258,6 +259,7 @@ def add_labels(
         model: may be left out where the service has one.
         inputs: by the same ids, the rows that were not kept when they were acquired.
         replace: whether a label may take the place of another.
+        encoded: of a model of columns: rows are numbers, as its columns are encoded.
     """
     inputs = {} if inputs is None else inputs
     for field, given in (("labels", labels), ("inputs", inputs)):
@@ -273,6 +275,7 @@ def add_labels(
         row = {"input": row_of(inputs[name], f"inputs.{name}")} if name in inputs else {}
         entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
+    content |= {"encoded": True} if encoded else {}
     request = json_request("POST", "/labels", content)
     return record(LabelsKept, (yield from send(lambda _: request, limits)).json())
 

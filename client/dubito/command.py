@@ -93,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
     help = "have a job do it; `predict` does so with CSV, Parquet, npz and zip"
     add("--job", action="store_true", help=help)
+    help = "rows are numbers, as a model of columns encodes these"
+    add("--encoded", action="store_true", default=None, help=help)
 
     def command(name: str, run: Command, help: str, options: Options) -> Callable[..., Any]:
         parents = [of_all] if run is _models else [of_all, of_rows]
@@ -120,7 +122,7 @@ def _count(text: str) -> int:
 
 
 def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names)}
+    of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names, "encoded")}
     given = {name: value for name, value in of_all.items() if value is not None}
     if asked.model is not None:
         name, _, version = asked.model.partition(":")

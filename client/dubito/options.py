@@ -18,6 +18,8 @@ class _Common(TypedDict, total=False):
     """Replays the draws of that seed; fresh draws by default."""
     priors: Mapping[str, float]
     """Shares of all classes among these rows, where they are not those of the training data."""
+    encoded: bool
+    """Of a model of columns: rows are numbers, as its columns are encoded."""
 
 
 class PredictJobOptions(_Common, total=False):

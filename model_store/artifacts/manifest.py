@@ -19,7 +19,8 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, TailLaw, Task
 
 FORMAT_VERSION: Final = 1
-SCORES_VERSION: Final = 2  # of the scores' definition; 1 had other standard errors
+# Of the scores' definition: before 2 standard errors were others, before 3 epistemic variances
+SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
 TRAINING_ROWS = "training-rows.safetensors"
@@ -95,7 +96,9 @@ class NumericColumn(Record):
 
     With an `indicator` a further number says whether the value was missing. With `written` a text
     is read as well. `usual` is the median, and nine tenths of the training rows lie in `mostly`, a
-    twentieth on either side of it.
+    twentieth on either side of it. Where `missing` is false no training row misses the value, so
+    the network knows nothing of such rows, and they are refused; versions before it do not say, and
+    take them.
     """
 
     name: str
@@ -105,6 +108,7 @@ class NumericColumn(Record):
     usual: FiniteFloat | None = None
     mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     indicator: bool
+    missing: bool | None = None
     written: NumberWriting | None = None
 
 
@@ -112,17 +116,18 @@ class CategoricalColumn(Record):
     """A column of categories: a number for each, and a last one that says that the value is another
     or missing.
 
-    `usual` is the most frequent one.
+    `usual` is the most frequent one; `missing` is as of numbers.
     """
 
     name: str
     kind: Literal["categorical"] = "categorical"
     categories: Annotated[tuple[str, ...], Field(min_length=1)]
     usual: str | None = None
+    missing: bool | None = None
 
 
 # What of columns tells of the data, and is no part of how rows are read
-DESCRIBING: set[str] = {"usual", "mostly"}
+DESCRIBING: set[str] = {"usual", "mostly", "missing"}
 # What of an input tells how files of rows are read
 OF_FILES: set[str] = {"missing_values", "id_column"}
 Cycle = Literal["year", "week", "day"]
@@ -132,9 +137,9 @@ class TimeColumn(Record):
     """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each
     of `cycles` the sine and cosine of where in it the time is; a missing value as 0.
 
-    With an `indicator` a further number says whether the value was missing. `usual` and `mostly`
-    are as of numbers. With `written`, the format of a date as Python's strptime takes it, a text so
-    written is read besides ISO 8601.
+    With an `indicator` a further number says whether the value was missing. `usual`, `mostly` and
+    `missing` are as of numbers. With `written`, the format of a date as Python's strptime takes it,
+    a text so written is read besides ISO 8601.
     """
 
     name: str
@@ -145,6 +150,7 @@ class TimeColumn(Record):
     mostly: tuple[FiniteFloat, FiniteFloat] | None = None
     cycles: tuple[Cycle, ...] = ()
     indicator: bool
+    missing: bool | None = None
     written: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
 
 
@@ -173,6 +179,11 @@ class InputSpec(Record):
     text: TextSpec | None = None
     missing_values: tuple[str, ...] = ()
     id_column: str | None = None
+
+    @cached_property
+    def encoded(self) -> "InputSpec":
+        """The same of rows that come encoded: numbers, whatever columns these were made of."""
+        return self.model_copy(update={"columns": ()})
 
     @cached_property
     def takes_ids(self) -> bool:
@@ -284,7 +295,7 @@ class DetectorSpec(Record):
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
     tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
-    scores_version: Literal[1, 2] = 1  # as written; what is calibrated today has SCORES_VERSION
+    scores_version: Literal[1, 2, 3] = 1  # as written; what is calibrated today has SCORES_VERSION
 
     @cached_property
     def names(self) -> DetectorNames:

@@ -12,14 +12,7 @@ from jaxtyping import Float32, Float64
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from model_store.artifacts.manifest import (
-    ENCODER,
-    GRAPHS,
-    SCORES_VERSION,
-    TOKENIZER,
-    TRAINING_ROWS,
-    Manifest,
-)
+from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
@@ -127,7 +120,9 @@ class Model:
 
     @cached_property
     def predictive(self) -> Predictive:
-        return predictive_of(self.manifest.task, self.manifest.transform)
+        manifest = self.manifest
+        is_unbiased = manifest.detectors.scores_version >= 3
+        return predictive_of(manifest.task, manifest.transform, is_unbiased)
 
     @cached_property
     def row_size(self) -> int:
@@ -327,7 +322,7 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
     if (calibration.early_stopping is not None) != has_stages:
         expected = "settling.reference if and only if rows can stop early"
         raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
-    if has_stages and manifest.detectors.scores_version != SCORES_VERSION:
+    if has_stages and manifest.detectors.scores_version < 2:
         logger.warning(
             "model %s version %s was calibrated with other standard errors: its rows take all "
             "draws, whatever settle says, until it is calibrated again (python -m training "

@@ -7,12 +7,14 @@ Gaussians, and its scores are
 
     mean            m = mean_k m_k
     aleatoric_std   sqrt(mean_k s_k^2)                       uncertainty of each draw: noise
-    epistemic_std   sqrt(mean_k (m_k - m)^2)                 disagreement of the draws
+    epistemic_std   sqrt(sum_k (m_k - m)^2 / (K - 1))        disagreement of the draws
     std             sqrt(aleatoric_std^2 + epistemic_std^2)  total uncertainty
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
-2017, equation 9). More is more uncertain. All are 0 or more, but for the mean. The plug-in
-epistemic variance E is biased by -E / K.
+2017, equation 9, which divides by K: on average that is a share 1 / K too small). More is more
+uncertain. All are 0 or more, but for the mean. Versions that were calibrated before
+`scores_version` 3 divide by K as ever (`ddof` 0): their thresholds are of such scores, and with few
+draws larger ones would be flagged too often.
 
 Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a
 jackknife's: each score is made again without each group.
@@ -113,7 +115,7 @@ def mixture_sums(
 
 
 def target_scores(
-    sums: DrawSums, transform: Transform, standard_errors: bool = True
+    sums: DrawSums, transform: Transform, standard_errors: bool = True, ddof: int = 1
 ) -> MixtureScores:
     """Return the scores of a transformed target, given sums of both; raises ValueError where they
     hold no draw.
@@ -121,9 +123,9 @@ def target_scores(
     Beyond `GROUPS` draws the median is that of as many Gaussians, one for the draws of each group.
     """
     fitted, in_units = sums.along(0).drawn(), sums.along(1)
-    scores = mixture_scores(fitted, standard_errors)
+    scores = mixture_scores(fitted, standard_errors, ddof)
     with np.errstate(invalid="ignore"):
-        reported = mixture_scores(in_units, standard_errors)
+        reported = mixture_scores(in_units, standard_errors, ddof)
     if standard_errors:
         variance = fitted.uncertainty + fitted.squared_deviations / fitted.num_draws
         share = fitted.num_draws / fitted.num_draws.sum()
@@ -132,7 +134,9 @@ def target_scores(
     return replace(scores, reported=reported)
 
 
-def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
+def mixture_scores(sums: DrawSums, standard_errors: bool = True, ddof: int = 1) -> MixtureScores:
+    """Return the scores of the draws summed; the epistemic variance of K draws is their sum of
+    squares over K - `ddof`."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
     mean_N_G, variance_N_G = sums.prediction, sums.uncertainty
@@ -142,7 +146,8 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
     mean_N = first_N_1[:, 0] + mean_over_draws(mean_N_G - first_N_1)
     deviation_N_G = mean_N_G - mean_N[:, None]
     square_N_G = np.square(deviation_N_G) + sums.squared_deviations / sums.num_draws
-    aleatoric_N, epistemic_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
+    aleatoric_N, plug_in_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
+    epistemic_N = plug_in_N * _correction(mean_over_draws.num_draws, ddof)
     variance_N = aleatoric_N + epistemic_N
     std_N, aleatoric_std_N, epistemic_std_N = map(np.sqrt, (variance_N, aleatoric_N, epistemic_N))
 
@@ -151,7 +156,8 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
         odds_G = mean_over_draws.odds_G
         above_N_G = variance_N_G - aleatoric_N[:, None]
         aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * above_N_G, 0.0)
-        epistemic_N_G = mean_over_draws.variances_without(epistemic_N, square_N_G, deviation_N_G)
+        epistemic_N_G = mean_over_draws.variances_without(plug_in_N, square_N_G, deviation_N_G)
+        epistemic_N_G *= _correction(mean_over_draws.num_draws - sums.num_draws, ddof)
         change_S_N_G = np.stack(
             [
                 -odds_G * deviation_N_G,
@@ -166,6 +172,15 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScore
             errors = {name: errors[name] for name in ("mean", "aleatoric_std")}
     num_draws_N = np.full(len(mean_N), mean_over_draws.num_draws)
     return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
+
+
+def _correction(
+    num_draws: int | Int64[np.ndarray, "G"], ddof: int
+) -> Float64[np.ndarray, "*G"] | float:
+    """Return K / (K - ddof), by which a mean of squares over K draws is multiplied; 1 draw has
+    none."""
+    corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - ddof, 1)
+    return corrected
 
 
 def log_density(

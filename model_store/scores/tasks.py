@@ -112,8 +112,8 @@ class Classes(Predictive):
 
 
 class Target(Predictive):
-    """A regression's predictive distribution; of a `transform`, where its target was fitted by
-    one."""
+    """A regression's predictive distribution; of a `transform`, where its target was fitted by one;
+    `ddof` as of `mixture_scores`."""
 
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
@@ -122,16 +122,17 @@ class Target(Predictive):
     raced = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
 
-    def __init__(self, transform: Transform | None = None) -> None:
+    def __init__(self, transform: Transform | None = None, ddof: int = 1) -> None:
         self.transform = transform
+        self.ddof = ddof
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         return mixture_sums(outputs, first_draw, transform=self.transform)
 
     def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
         if self.transform is not None:
-            return target_scores(sums, self.transform, standard_errors)
-        return mixture_scores(sums, standard_errors)
+            return target_scores(sums, self.transform, standard_errors, self.ddof)
+        return mixture_scores(sums, standard_errors, self.ddof)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
         if self.transform is not None:
@@ -149,5 +150,11 @@ PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression"
 DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
 
 
-def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
-    return PREDICTIVES[task] if transform is None else Target(transform)
+def predictive_of(
+    task: Task, transform: Transform | None = None, is_unbiased: bool = True
+) -> Predictive:
+    """Return the predictive distribution of a task; where a regression's is not unbiased, its
+    epistemic variance is that of versions before `scores_version` 3."""
+    if task == "classification":
+        return PREDICTIVES[task]
+    return Target(transform, int(is_unbiased))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Bool, Float32, Float64
 
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -76,6 +76,16 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
     return encoded
 
 
+def not_by_column(field: str, got: str) -> InvalidInput:
+    """Return the error of rows of numbers for a model of columns: they may be encoded, or the
+    columns' values in some order, and nobody could tell."""
+    expected = (
+        "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
+        "its columns)"
+    )
+    return InvalidInput(field, expected, got)
+
+
 def from_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
@@ -107,7 +117,8 @@ def from_cells(
     is missing.
 
     Raises:
-        InvalidInput: naming the row and column that is of a wrong type.
+        InvalidInput: naming the row and column that is of a wrong type, or missing where no
+            training row misses it.
     """
     values: dict[str, Numbers | Categories] = {}
     for column in columns:
@@ -123,6 +134,8 @@ def from_cells(
         else:
             name = column.name
             values[name] = [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
+        if column.missing is False:
+            _refuse_missing(values[column.name], column.name, field, first_row)
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
@@ -187,6 +200,20 @@ def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[
 def count_unknown(counts: dict[str, int], x: Float32[np.ndarray, "N I"], columns: Columns) -> None:
     for name, count in unknown_categories(x, columns).items():
         counts[name] = counts.get(name, 0) + count
+
+
+def presence(values: Numbers | Categories) -> Bool[np.ndarray, "N"]:
+    if isinstance(values, np.ndarray):
+        return ~np.isnan(values)
+    return np.array([value is not None for value in values], dtype=bool)
+
+
+def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_row: int) -> None:
+    is_there = presence(values)
+    if not is_there.all():
+        n = first_row + int(np.argmin(is_there))
+        expected = "a value, since no row that the model was trained on misses one"
+        raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
 
 
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:

@@ -25,6 +25,7 @@ from model_store.sources.row_file import (
 from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
+MARK = re.compile(r'"?sep=(.)"?\r?\n')  # the line before the names, by which Excel tells it
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
 CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
@@ -47,7 +48,8 @@ class CsvTable:
     """A CSV file as rows of text below a line of names.
 
     Attributes:
-        names: those of the columns, without blanks around them; none of an empty file.
+        names: those of the columns, without blanks around them; none of an empty file. Empty cells
+            beyond them, which delimiters at the ends of lines leave, belong to no column.
         encoding, delimiter: as they were given, or else as they were recognised.
     """
 
@@ -67,8 +69,10 @@ class CsvTable:
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
             self.encoding = _known(encoding, field) if encoding else _encoding_of(sample, file)
-        self.delimiter = delimiter or self._delimiter_of(sample)
-        self.names = [name.strip() for name in next(self._lines(), [])]
+        mark = MARK.match(sample.decode(self.encoding, "ignore"))
+        self._is_marked = mark is not None
+        self.delimiter = delimiter or (mark[1] if mark else self._delimiter_of(sample))
+        self.names = [name.strip() for name in _within(next(self._lines(), []), 1)]
 
     def rows(self) -> Iterator[list[str]]:
         """Yield each row's cells, as many as there are names.
@@ -76,7 +80,8 @@ class CsvTable:
         Raises:
             InvalidInput: naming a row of another length, or if the file is not whole.
         """
-        for n, row in enumerate(islice(self._lines(), 1, None)):
+        for n, line in enumerate(islice(self._lines(), 1, None)):
+            row = _within(line, len(self.names))
             if len(row) != len(self.names):
                 expected = f"{len(self.names)} cells, as the first line"
                 raise InvalidInput(f"{self.field}.{n}", expected, f"{len(row)}")
@@ -89,6 +94,8 @@ class CsvTable:
                 binary(self.source) as content,
                 io.TextIOWrapper(content, encoding=self.encoding, newline="") as file,
             ):
+                if self._is_marked:
+                    file.readline()
                 lines = chain(self._bounded(file), [self.delimiter.join(END)])
                 for row in csv.reader(lines, delimiter=self.delimiter):
                     if before:
@@ -131,10 +138,20 @@ def delimiter_of(sample: str) -> str:
     for delimiter in DELIMITERS:
         lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
         rows = [row for row in lines if row]
-        widths = {len(row) for row in rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]}
+        named = len(_within(rows[0], 1)) if rows else 0
+        some = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]
+        widths = {len(_within(row, named)) for row in some}
         if len(widths) == 1 and (width := widths.pop()) > cells:
             best, cells = delimiter, width
     return best
+
+
+def _within(row: list[str], width: int) -> list[str]:
+    """Return a row without its last cells, beyond a width, that are empty."""
+    end = len(row)
+    while end > width and not row[end - 1].strip():
+        end -= 1
+    return row[:end] if end < len(row) else row
 
 
 def _known(encoding: str, field: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
+from model_store.sources.columns import not_by_column
 from model_store.types import Pause, no_pause
 
 T = TypeVar("T")
@@ -152,6 +153,8 @@ class RowFile(ABC):
         return InvalidInput(self.field, expected, got)
 
     def _check_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        if self.spec.columns:
+            raise not_by_column(self.field, f"an array of shape {shape}")
         if dtype.kind not in "fiub" or dtype.itemsize > 8:
             expected = "float or integer numbers of at most 64 bits"
             raise self._refuse(expected, f"dtype {dtype.str[:20]}")

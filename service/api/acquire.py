@@ -75,7 +75,7 @@ async def post_acquire(request: Request) -> Response:
         reservation = call.reservation
         names = await find_names(context, call, envelope, pool, pool_size)
         if rows is not None:
-            x = await row_numbers(context, call, rows, served, "pool")
+            x = await row_numbers(context, call, rows, served, "pool", envelope.encoded)
         else:
             assert pool is not None
             try:
@@ -159,10 +159,10 @@ async def _open(
     most = settings.max_pool_rows
     if named is None:
         ending = FILE_ENDINGS.get(request_media_type(call.request))
-        pool = await open_file(context, call, body, served, "pool", ending)
+        pool = await open_file(context, call, body, served, "pool", envelope.encoded, ending)
     else:
         path = await context.threads.state(partial(path_in, settings.pools, named, "pool_file"))
-        pool = await open_file(context, call, path, served, "pool_file")
+        pool = await open_file(context, call, path, served, "pool_file", envelope.encoded)
     if pool.rows > most:
         got = f"got {pool.rows} (/acquire/jobs takes more)"
         raise TooLarge(f"{pool.field}: expected at most {most} rows, {got}")

@@ -220,7 +220,7 @@ async def _read(
         envelope = envelope_of_query(request, kind, field, file_field)
         _refuse_options(envelope)
         served = await context.served(call, envelope)
-        pool = await open_file(context, call, body, served, field, ending)
+        pool = await open_file(context, call, body, served, field, envelope.encoded, ending)
         return envelope, served, _Rows(field, f"{field}{ending}", body, pool)
     envelope, inline = await read_rows(
         context, call, body, kind, field, settings.max_pool_rows, file_field
@@ -230,9 +230,9 @@ async def _read(
     named = getattr(envelope, file_field)
     if named is not None:
         path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
-        pool = await open_file(context, call, path, served, file_field)
+        pool = await open_file(context, call, path, served, file_field, envelope.encoded)
         return envelope, served, _Rows(file_field, str(path), None, pool)
-    x = await row_numbers(context, call, inline, served, field)
+    x = await row_numbers(context, call, inline, served, field, envelope.encoded)
     return envelope, served, _Rows(field, f"{field}.npy", x, None)
 
 
@@ -255,7 +255,8 @@ def _job_request(
     settings, path = context.settings, folder / rows.path
     if rows.content is not None:
         _write(path, rows.content)
-    pool = rows.pool or open_rows(path, served.model.manifest.input, rows.field)
+    encoded = envelope.encoded or rows.pool is None  # rows that stood in the request are by now
+    pool = rows.pool or open_rows(path, served.model.manifest.input.encoded, rows.field)
     if envelope.ids is not None:
         _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
     if getattr(envelope, "groups", None) is not None:
@@ -291,6 +292,7 @@ def _job_request(
         rows=pool.rows,
         read_as=pool.read_as,
         ignored=pool.ignored,
+        encoded=encoded,
         **fields,
     )
 

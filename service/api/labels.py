@@ -75,8 +75,8 @@ async def post_labels(request: Request) -> Response:
     if count > most:
         raise TooLarge(f"labels: expected at most {most}, got {count}")
     served = await context.served(call, Envelope(model=envelope.model))
-    key, replace = key_name(request.scope), envelope.replace
-    work = partial(keep_labels, context, served, envelope.labels, call, replace, key)
+    key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
+    work = partial(keep_labels, context, served, envelope.labels, call, replace, key, encoded)
     accepted, labels = await context.threads.state(work)
     return json_response({"model": served.name, **asdict(accepted), "labels": labels})
 
@@ -88,6 +88,7 @@ def keep_labels(
     call: Call,
     replace: bool,
     key: str | None,
+    encoded: bool = False,
 ) -> tuple[Accepted, int]:
     """Keep labels of a model, all or none; return what became of them, and how many there are. From
     a worker thread.
@@ -104,9 +105,8 @@ def keep_labels(
         if entry.id in seen:
             raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
         seen.add(entry.id)
-        labels.append(
-            Label(entry.id, label_value(manifest, entry, n), _row(context, served, entry, n, call))
-        )
+        row = _row(context, served, entry, n, call, encoded)
+        labels.append(Label(entry.id, label_value(manifest, entry, n), row))
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
     context.metrics.count_labels(served.name, accepted)
     return accepted, counts(context.state, served.name)["labels"]
@@ -130,12 +130,15 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(context: Context, served: Served, entry: LabelEntry, n: int, call: Call) -> Any:
+def _row(
+    context: Context, served: Served, entry: LabelEntry, n: int, call: Call, encoded: bool
+) -> Any:
     if entry.input is None:
         return None
     model, most_pixels = served.model, context.settings.max_image_pixels
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
+    spec = spec.encoded if encoded else spec
     try:
         return rows_array([entry.input], spec, "input", most_pixels, call, encoder)[0]
     except InvalidInput as error:

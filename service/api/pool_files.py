@@ -57,7 +57,7 @@ async def post_preview(request: Request) -> Response:
     fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
     asked = validate(PreviewRequest, fields)
     served = await context.served(call, asked)
-    pool = await open_file(context, call, body, served, "pool", ending)
+    pool = await open_file(context, call, body, served, "pool", asked.encoded, ending)
     work = partial(preview_rows, pool, asked.rows)
     shown = await context.threads.requests.run(call, len(body), work)
     answer = {
@@ -77,12 +77,14 @@ async def open_file(
     source: Source,
     served: Served,
     field: str,
+    encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
     """Open a file of rows that came with a request, or that it names; reading it takes of the
     request's memory, and ends with it."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = served.model.manifest.input
+    spec = spec.encoded if encoded else spec
     if ending == PARQUET_ENDING and not isinstance(source, Path):
         check = partial(context.file_preflights.reserve, source, spec, field, call)
         await context.threads.preflights.run(call, len(source), check)

@@ -138,7 +138,7 @@ async def predict(
             x = await pool_numbers(context, call, asked.rows, served)
         else:
             assert asked.rows is not None
-            x = await row_numbers(context, call, asked.rows, served, INPUTS)
+            x = await row_numbers(context, call, asked.rows, served, INPUTS, envelope.encoded)
             if envelope.explain and manifest.input.columns:
                 cells = await find_odd_cells(context, call, asked.rows, served)
         asked.rows = None  # which may be many times as large

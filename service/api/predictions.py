@@ -243,7 +243,8 @@ FIELDS = (
     TargetField(
         "epistemic_std",
         float | None,
-        "standard deviation of the draws' means: how much they disagree. `null` with one draw",
+        "standard deviation of the draws' means, over K - 1: how much they disagree. "
+        "`null` with one draw",
         lambda results: results.scores.epistemic_std if results.num_samples > 1 else None,
     ),
     TargetField(

@@ -194,12 +194,13 @@ def _read(
 
 
 async def row_numbers(
-    context: Context, call: Call, rows: Rows, served: Served, rows_field: str
+    context: Context, call: Call, rows: Rows, served: Served, rows_field: str, encoded: bool
 ) -> Float32[np.ndarray, "N I"]:
     """Return a request's rows as numbers; images, objects and many numbers take a thread."""
     model, size = served.model, 4 * len(rows) * served.model.row_size
     call.reservation.reserve(size, rows_field)
     spec, most_pixels = model.manifest.input, context.settings.max_image_pixels
+    spec = spec.encoded if encoded else spec
     work = partial(rows_array, rows, spec, rows_field, most_pixels, call, model.text_encoder)
     is_dear = isinstance(rows, JsonRows | Cells) or (
         isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)

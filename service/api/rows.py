@@ -14,7 +14,7 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from model_store.sources.columns import from_cells, from_objects
+from model_store.sources.columns import from_cells, from_objects, not_by_column
 from model_store.sources.images import (
     decoded_pixels,
     decoding_bytes,
@@ -63,9 +63,9 @@ def rows_array(
     """Return rows as a flat float32 array. Decoding holds memory of its own for the moment. Errors
     count from `first_row`.
 
-    Each comes flat or in the model's input shape; to a model of columns also as an object keyed by
-    column, and all of them as cells by column; to a model of images also as an image file, of which
-    all together may have `max_pixels`; to a model of text also as a string, an object of that
+    Each comes flat or in the model's input shape; to a model of columns as an object keyed by
+    column alone, or all of them as cells by column; to a model of images also as an image file, of
+    which all together may have `max_pixels`; to a model of text also as a string, an object of that
     alone, or a file.
 
     Raises:
@@ -80,6 +80,8 @@ def rows_array(
         call.pause()
         return from_cells(rows, spec.columns, field, first_row)
     if isinstance(rows, np.ndarray):
+        if spec.columns:
+            raise not_by_column(field, f"an array of shape {rows.shape}")
         if rows.shape[1:] not in (shape, (size,)):
             expected = f"an array of shape {shapes_of(shape)}"
             raise InvalidInput(field, expected, f"shape {rows.shape}")
@@ -153,7 +155,9 @@ class _Reader:
         self.field = field
         self.max_pixels = max_pixels
         self.pixels = 0  # of images so far
-        self.is_objects = bool(spec.columns) and isinstance(first, dict)
+        self.is_objects = bool(spec.columns)
+        if self.is_objects and not isinstance(first, dict):
+            raise not_by_column(field, _kind_of(first))
         self.is_images = spec.image is not None and isinstance(first, str | bytes)
         self.is_texts = spec.text is not None and isinstance(first, str | bytes | dict)
         is_nested = isinstance(first, list) and first != [] and isinstance(first[0], list)
@@ -242,12 +246,10 @@ def _block(
     for axis, length in enumerate(lengths):
         for i, part in enumerate(level):
             if type(part) is not list or len(part) != length:
-                expected, got = f"an array of {length}", kind_of(part)
+                expected = f"an array of {length}"
                 if axis == 0:
                     expected += f" (rows have shape {shape}{_alternatives(spec)})"
-                if isinstance(part, bytes):
-                    got += "; a file of many rows is a body of its own"
-                raise InvalidInput(path(i, axis), expected, got)
+                raise InvalidInput(path(i, axis), expected, _kind_of(part))
         level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         i = next(i for i, value in enumerate(level) if type(value) not in (int, float))
@@ -261,6 +263,11 @@ def _block(
     if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
         _check_finite(flat, field, first_row)
     return flat
+
+
+def _kind_of(row: Any) -> str:
+    more = "; a file of many rows is a body of its own" if isinstance(row, bytes) else ""
+    return kind_of(row) + more
 
 
 def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
@@ -281,9 +288,8 @@ def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0
 
 def _alternatives(spec: InputSpec) -> str:
     flat = f", or {math.prod(spec.shape)} numbers flat" if len(spec.shape) > 1 else ""
-    objects = ", or are objects keyed by column" if spec.columns else ""
     texts = "" if spec.text is None else f", or are strings, or objects of {spec.text.column[:80]}"
-    return flat + objects + texts + (", or are image files" if spec.image is not None else "")
+    return flat + texts + (", or are image files" if spec.image is not None else "")
 
 
 def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:

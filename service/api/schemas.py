@@ -63,6 +63,9 @@ class ModelRequest(RequestModel):
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
     """answer 504 if there is no answer within this time"""
 
+    encoded: bool = False
+    """of a model of columns: rows are numbers as its columns are encoded, and no objects"""
+
 
 class Envelope(ModelRequest):
     """What /predict and /acquire requests share."""
@@ -110,8 +113,8 @@ class PredictRequest(Envelope):
 
     inputs: list[Any] = Field(json_schema_extra=AT_LEAST_ONE)
     """rows, flat or in the model's input shape, in the units of its data; for a model of columns
-    also objects keyed by column, for a model of images also base64 of PNG, JPEG, WebP or BMP files,
-    for one of text also strings"""
+    objects keyed by column; for a model of images also base64 of PNG, JPEG, WebP or BMP files, for
+    one of text also strings"""
 
     fpr: Probability | None = None
     """false-positive rate at which the flag fires; by default 0.05"""
@@ -276,6 +279,9 @@ class LabelsRequest(RequestModel):
 
     replace: bool = False
     """whether a label may take the place of another"""
+
+    encoded: bool = False
+    """whether rows are numbers as a model of columns encodes them, as of /predict"""
 
 
 class LabelsAnswer(BaseModel):

@@ -86,6 +86,7 @@ class JobRequest(Request):
     rows: int
     read_as: str
     ignored: list[str]
+    encoded: bool = False  # whether rows of a model of columns are numbers
     race: float | None = None
     selected: bool = False  # whether the folder has SELECTED_FILE
     excluded: int = 0  # rows that were labelled already
@@ -112,6 +113,8 @@ class JobRows:
         self.computation = Computation(model, request)
         self.work, self.done = request.rows * request.num_samples, 0
         self._report = report
+        spec = model.manifest.input
+        self._spec = spec.encoded if request.encoded else spec
         self._synced = time.monotonic()
         self._call = Call()  # bounded by parts
         self._file = self._open()
@@ -123,7 +126,7 @@ class JobRows:
         if not is_there or (request.stamp is not None and stamp_of(path) != request.stamp):
             expected = "the file as it was when the job was asked for"
             raise InvalidInput(request.field, expected, "another, or none")
-        return open_rows(path, self.model.manifest.input, request.field)
+        return open_rows(path, self._spec, request.field)
 
     @property
     def has_ids(self) -> bool:
@@ -165,8 +168,8 @@ class JobRows:
                 return
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
-        spec, encoder = self.model.manifest.input, self.model.text_encoder
-        return rows_array(part, spec, self.request.field, MOST_PIXELS, self._call, encoder, first)
+        encoder, field = self.model.text_encoder, self.request.field
+        return rows_array(part, self._spec, field, MOST_PIXELS, self._call, encoder, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
         """Count what was done; now and then sync and report it.

@@ -29,10 +29,13 @@ TEXTS = {
 
 def publish_tables(root: Path, digits: Path) -> None:
     """Make a store, `root / "models"`: `digits`, tiny models `people` and `pictures`, and `rents`
-    of people, a regression."""
+    of people, a regression, some of whose rows miss a value."""
     generator = np.random.default_rng(0)
     age, city = generator.integers(18, 90, 300), generator.choice(["Rome", "Oslo"], 300)
-    lines = [f"{a},{c},{100 + 5 * a}" for a, c in zip(age, city, strict=True)]
+    lines = [
+        f"{a if i % 7 else ''},{c if i % 9 else ''},{100 + 5 * a}"
+        for i, (a, c) in enumerate(zip(age, city, strict=True))
+    ]
     (root / "rents.csv").write_text("\n".join(["age,city,rent", *lines]) + "\n")
     sizes = {"validation_rows": 20, "reference_rows": 40, "ranking_rows": 60}
     data = {"source": "csv:rents.csv", "target": "rent", **sizes}

@@ -52,12 +52,16 @@ def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: in
     likelihood.temperature.fill_(1.0)
     draws = min(draws, model.posterior.max_draws or draws)
     device = likelihood.temperature.device
-    rows = min(len(validation), max(2, HELD_OUTPUTS // (draws * likelihood.outputs)))
+    rows = most_rows(likelihood, draws)
     x, y = (torch.from_numpy(of[:rows]).to(device) for of in (validation.x, validation.y))
     eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE).to(device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
     return temperature
+
+
+def most_rows(likelihood: Likelihood, draws: int) -> int:
+    return max(2, HELD_OUTPUTS // (draws * likelihood.outputs))
 
 
 def choose_temperature(

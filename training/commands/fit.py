@@ -2,15 +2,14 @@
 are taken for."""
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from model_store.errors import InvalidInput
-from training import log
 from training import recipe as recipes
+from training import silence
 from training.commands import (
     Commands,
     add_anyway,
@@ -21,8 +20,8 @@ from training.commands import (
 )
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
-from training.data.findings import Findings, findings_of, near_duplicate_lines
-from training.data.plan import keep_recipe, name_of, plan_of
+from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
+from training.data.plan import Plan, keep_recipe, name_of, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
@@ -90,6 +89,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="what cells say that count as missing",
     )
+    add("--date-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y")
     add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
 
 
@@ -100,21 +100,28 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         "group": options.group,
         "time": options.time,
         "missing_values": options.missing_value,
+        "date_format": options.date_format,
         "columns": dict.fromkeys(options.ignore, "ignored") if options.ignore else None,
     }
     try:
         return DataSection.model_validate({k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
-        expected = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        first = error.errors()[0]
+        expected = str(first["msg"]).removeprefix("Value error, ")
+        if first["loc"]:
+            option = f"--{first['loc'][0]}".replace("_", "-")
+            raise InvalidInput(option, expected, repr(first["input"])) from None
         raise InvalidInput("options", expected, "both") from None
 
 
 def _fit(options: argparse.Namespace) -> None:
-    recipe = _plan_recipe(options) if options.recipe is None else _read_recipe(options)
+    plan = _plan(options) if options.recipe is None else None
+    recipe = _read_recipe(options) if plan is None else plan.recipe
     store = open_store()
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
-    for line in near_duplicate_lines(split(data, split_sizes(recipe)), data.takes_ids):
+    splits = split(data, split_sizes(recipe))
+    for line in alike_lines(data.classes) + near_duplicate_lines(splits, data.takes_ids):
         print(f"! {line}")
 
     # wrong recipes and data are answered before torch is there
@@ -123,6 +130,8 @@ def _fit(options: argparse.Namespace) -> None:
     from training.publishing.baselines import lines
 
     device, runs = find_device(options.device), runs_folder()
+    if plan is not None:
+        _keep(plan, options.recipe_out or Path(f"{recipe.name}.toml"))
     there = None if options.again else find_fitted(store, recipe, data, start)
     if there and not (run_folder(runs, recipe, data, device, start) / CHECKPOINT).exists():
         what = f"{there.name} version {there.version} was fitted by this recipe on these data"
@@ -140,7 +149,8 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    for name in ("task", "group", "time", "missing_value", "ignore", "recipe_out"):
+    of_plans = ("task", "group", "time", "missing_value", "date_format", "ignore", "recipe_out")
+    for name in of_plans:
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "none with a recipe, which says it", "one")
@@ -154,7 +164,7 @@ def _read_recipe(options: argparse.Namespace) -> Recipe:
     )
 
 
-def _plan_recipe(options: argparse.Namespace) -> Recipe:
+def _plan(options: argparse.Namespace) -> Plan:
     if options.data is None:
         raise InvalidInput("recipe", "a recipe, or --data SRC to make one of", "neither")
     section = _data_section(options)
@@ -164,19 +174,21 @@ def _plan_recipe(options: argparse.Namespace) -> Recipe:
     print("\n".join(short_report(found)))
     plan = plan_of(found, section, options.name, options.seed)
     print("\n".join(plan_lines(plan)))
-    path = options.recipe_out or Path(f"{plan.recipe.name}.toml")
-    recipe = keep_recipe(plan, path)
-    if recipe != plan.recipe:  # whose folder has a file of the data's name
-        expected = f"a folder without another {section.source}"
+    return plan
+
+
+def _keep(plan: Plan, path: Path) -> None:
+    if keep_recipe(plan, path) != plan.recipe:  # whose folder has a file of the data's name
+        expected = f"a folder without another {plan.recipe.data.source}"
         raise InvalidInput("--recipe-out", expected, str(path.parent))
     print(f"recipe: {path}; `fit {path}` fits it again")
-    return recipe
 
 
 def _inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
-    print("\n".join([*report(found), *(f"! {line}" for line in _across_splits(found, section))]))
+    lines = alike_lines(found.classes) + _before_fit(found, section)
+    print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
     if found.columns or found.classes or found.targets is not None:
         path = options.picture or runs_folder() / f"{name_of(found.source)}-inspect.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,17 +196,16 @@ def _inspect(options: argparse.Namespace) -> None:
         print(f"picture: {path}")
 
 
-def _across_splits(found: Findings, section: DataSection) -> list[str]:
-    """Return what to say of rows that a fit by default has seen nearly the same; nothing of what
-    bears no fit."""
+def _before_fit(found: Findings, section: DataSection) -> list[str]:
+    """Return what a fit by default warns of before it trains, or what stops it."""
     if found.task is None:
         return []
-    level = log.level
-    log.setLevel(logging.WARNING)  # the data are read once more
+    lines: list[str] = []
     try:
-        recipe = plan_of(found, section, None, None).recipe
-        return near_duplicate_lines(split(load(recipe, data_root()), split_sizes(recipe)))
-    except InvalidInput:
-        return []
-    finally:
-        log.setLevel(level)
+        with silence():
+            plan = plan_of(found, section, None, None)
+            lines += plan.warnings
+            splits = split(load(plan.recipe, data_root()), split_sizes(plan.recipe))
+        return lines + near_duplicate_lines(splits)
+    except InvalidInput as error:
+        return [*lines, f"fit would stop: {error}"]

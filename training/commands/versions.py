@@ -61,8 +61,13 @@ def add_calibrate(commands: Commands) -> None:
             f"--{split}-rows",
             type=int,
             metavar="N",
-            help="by default as many as now, at most a third of the rows",
+            help="by default as many as now, at most a third of the rows (or a quarter)",
         )
+    add(
+        "--temperature",
+        action="store_true",
+        help="fit the temperature again first, on as many other rows as there are reference rows",
+    )
     add("--seed", type=int, default=0, help="of how the rows are split, and of the draws")
     add("--quiet", action="store_true", help="no progress, only what was published")
 
@@ -74,13 +79,13 @@ def add_evaluate(commands: Commands) -> None:
     parser.set_defaults(run=_evaluate)
     add_version(parser)
     add = parser.add_argument
-    add("--data", metavar="SRC", help="test rows of other data than those of its fit")
+    add("--data", metavar="SRC", help="other rows than the test rows of its fit")
     add(
         "--outliers",
         metavar="NAME=SRC",
         action="append",
         default=[],
-        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of text csv:FILE; "
+        help="rows unlike the data: images:PATH, npz:FILE, idx:DIR, of tables and text csv:FILE; "
         "may be given several times",
     )
     add("--attacks", action="store_true", help="attack the test rows of a classification")
@@ -98,7 +103,7 @@ def add_compare(commands: Commands) -> None:
     add_version(parser, "first")
     add = parser.add_argument
     add("second", metavar="NAME[:VERSION]", help="what is compared with it")
-    add("--data", metavar="SRC", help="test rows of other data than those of the first one's fit")
+    add("--data", metavar="SRC", help="other rows than the test rows of the first one's fit")
     add("--draws", type=int, help="of each row, by default each version's own number")
     add("--rows", type=int, default=1000, help="at most")
     add("--seed", type=int, default=0, help="of which rows and draws")
@@ -141,14 +146,15 @@ def _calibrate(options: argparse.Namespace) -> None:
     from training.publishing.derive import load_like, recalibrate, split_rows
 
     data = load_like(parent, data_root(), options.data, options.target)
-    third = (len(data.train) + len(data.test)) // 3
+    share = len(data.rows) // (4 if options.temperature else 3)
     now = parent.manifest.detectors
     reference, ranking = options.reference_rows, options.ranking_rows
     if reference is None:
-        reference = min(now.reference_rows, third)
+        reference = min(now.reference_rows, share)
     if ranking is None:
-        ranking = min(now.ranking_rows, third)
-    rows = split_rows(data, reference, ranking, options.seed)
+        ranking = min(now.ranking_rows, share)
+    validation = reference if options.temperature else 0
+    rows = split_rows(data, reference, ranking, options.seed, validation)
     origin = {"source": options.data}
     if options.target is not None:
         origin["target"] = options.target

@@ -23,17 +23,25 @@ DIGITS_TEST_FRACTION = 0.2
 MAX_IDX_BYTES = 1 << 32
 READ_BYTES = 1 << 20
 IDX_FILES = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}  # and their axes
+WORKBOOKS = (".xlsx", ".xlsm", ".xls")
 WHOLE = ("x", "y")
 SPLIT = ("x_train", "y_train", "x_test", "y_test")
 
 
 def path_below(root: Path, rest: str, field: str = "data.source") -> Path:
+    refuse_workbook(rest, field)
     path = root / rest
     if not path.exists() and Path(rest).exists():
         expected = f"a path below {str(root)!r}, which DUBITO_DATA says"
         got = f"{rest!r} of the current folder (DUBITO_DATA=. looks there)"
         raise InvalidInput(field, expected, got)
     return path
+
+
+def refuse_workbook(name: str, field: str) -> None:
+    if name.lower().endswith(WORKBOOKS):
+        expected = "a CSV or Parquet file (save the sheet as `CSV UTF-8`)"
+        raise InvalidInput(field, expected, f"a workbook of Excel, {name!r}")
 
 
 def digits() -> Dataset:
@@ -46,7 +54,8 @@ def digits() -> Dataset:
     rows = Rows(bunch.data.astype(np.float32), bunch.target.astype(np.int64), numbers)
     train, test = hold_out(len(rows), DIGITS_TEST_FRACTION)
     classes = tuple(map(str, bunch.target_names))
-    return Dataset(rows.take(train), rows.take(test), (8, 8), classes, 0.0, 16.0)
+    parts = rows.take(train), rows.take(test)
+    return Dataset(*parts, (8, 8), classes, 0.0, 16.0, is_held_out=True)
 
 
 def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSection") -> Dataset:
@@ -56,7 +65,8 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
     Of `x` and `y` a random share is held out for test. Rows of bytes are kept as bytes. With
     `integers` rows are ids, from 0 to `vocabulary` - 1, or to the largest there is.
     """
-    if set(arrays) == set(WHOLE):
+    is_whole = set(arrays) == set(WHOLE)
+    if is_whole:
         x, y = arrays["x"], arrays["y"]
         _check_lengths(x, y, "x", "y")
         is_stratified = section.is_stratified and task != "regression"
@@ -89,7 +99,8 @@ def dataset_of_arrays(arrays: dict[str, np.ndarray], task: str, section: "DataSe
             check_ids(arrays[name], names[name], largest)
         least, most = 0.0, max(most, float(x_test.max())) if largest is None else float(largest)
     rows = Rows(x, y, ids), Rows(x_test, y_test)
-    return Dataset(*rows, shape, classes, least, most, takes_ids=section.integers)
+    takes_ids = section.integers
+    return Dataset(*rows, shape, classes, least, most, takes_ids=takes_ids, is_held_out=is_whole)
 
 
 def _check_lengths(x: np.ndarray, y: np.ndarray, x_name: str, y_name: str) -> None:

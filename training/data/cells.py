@@ -8,8 +8,10 @@ writing them. Where two ways are possible, as of 03/04/2024, a person has to say
 (`data.date_format`).
 """
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -112,6 +114,7 @@ def csv_table(
         kinds[section.target] = "numeric" if task == "regression" else "categorical"
     table = _trim(table, as_written)
     table, _ = _without(table, section.missing_values)
+    table = _empty_without(table, section.target)
     known = [column for column in columns if isinstance(column, CategoricalColumn)]
     booleans = {column.name for column in known if set(column.categories) <= BOOLEANS}
     written = _number_format(table, section)
@@ -120,6 +123,7 @@ def csv_table(
 
 def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Table:
     table, changed = _without(read_table(path, "data.source"), section.missing_values)
+    table = _empty_without(table, section.target)
     names = changed | {name for name, kind in section.columns.items() if kind == "numeric"}
     if section.target is not None:
         names = names | {section.target} if task == "regression" else names - {section.target}
@@ -240,11 +244,12 @@ def infer_writing(
 
 def _read_text(path: Path, section: "DataSection") -> pa.Table:
     try:
-        file = CsvTable(path, "data.source", section.encoding, section.delimiter)
+        file = CsvTable(csv_source(path), "data.source", section.encoding, section.delimiter)
         names, parts = file.names, list(_chunks(file))
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         expected = f"a readable CSV file, {str(path)!r}"
-        raise InvalidInput("data.source", expected, error.strerror or "an error") from None
+        got = getattr(error, "strerror", None) or str(error) or "an error"
+        raise InvalidInput("data.source", expected, got) from None
     if not names or (section.target not in names and all(map(is_number, names))):
         expected = f"a first line of {path.name} that names the columns"
         raise InvalidInput("data.source", expected, "numbers alone" if names else "none")
@@ -256,6 +261,10 @@ def _read_text(path: Path, section: "DataSection") -> pa.Table:
     by_column = ([part[i] for part in parts] for i in range(len(names)))
     columns = [pa.chunked_array(cells, pa.string()) for cells in by_column]
     return pa.Table.from_arrays(columns, names=names)
+
+
+def csv_source(path: Path) -> Path | bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path
 
 
 def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
@@ -288,6 +297,17 @@ def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[st
             changed.add(name)
             table = table.set_column(i, name, cleared)
     return table, changed
+
+
+def _empty_without(table: pa.Table, target: str | None) -> pa.Table:
+    """Return a table whose rows without a target have no cells, so that these say nothing of what
+    columns are."""
+    if table.column_names.count(target) != 1:
+        return table
+    is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
+    if not is_dropped.any():
+        return table
+    return table.take(pa.array(np.arange(table.num_rows), mask=is_dropped))
 
 
 def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> Column:
@@ -396,8 +416,9 @@ def _times(
     if any(other != first for other in others):
         two = next(v for v in values if v and len({table[v] for table in read.values()}) > 1)
         expected = (
-            'dates that can be read in one way (data.date_format = "%d/%m/%Y" says that the day '
-            'is first, "%m/%d/%Y" the month; `ignored` in data.columns leaves the column out)'
+            'dates that can be read in one way (data.date_format = "%d/%m/%Y" or --date-format '
+            'says that the day is first, "%m/%d/%Y" the month; `ignored` in data.columns or '
+            "--ignore leaves the column out)"
         )
         raise InvalidInput(f"column {name}", expected, repr(two[:SHOWN]))
     seconds = [np.nan if value is None else first[value] for value in values]
@@ -445,8 +466,8 @@ def _refuse_mostly_numbers(column: Column, name: str) -> None:
     missing = json.dumps(examples, ensure_ascii=False)
     expected = (
         f"numbers, as {present - len(cells)} of its {present} values are (data.missing_values = "
-        f"{missing} reads such cells as missing; `categorical` in data.columns makes every value a "
-        "category)"
+        f"{missing} or --missing-value reads such cells as missing; `categorical` in data.columns "
+        "makes every value a category)"
     )
     raise InvalidInput(f"column {name}", expected, named)
 

@@ -1,20 +1,25 @@
 """What each column of a table is taken for, and what about it a person should know."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Int64
 from pyarrow import types
 
+from model_store.errors import InvalidInput
 from model_store.sources.cells import is_number
 from model_store.sources.columns import Numbers, category_text
 from training.data.cells import MOSTLY, as_text, floats_of, is_numeric, with_times
 from training.data.columns import FREQUENT, MAX_CATEGORIES
 
+Index = Int64[np.ndarray, "N"]
 Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
 ID_NAME = re.compile(r"(?i)(^|.*[_ -])(id|uuid|guid|key|index|row|nr|no|number)$")
+RARE = 4 * FREQUENT  # rows of the most frequent of many values; about half of them train
 FEWEST_ROWS = 20  # from which on values that are all different are worth a word
 HEAVY = 30.0  # interquartile ranges that the furthest value is away from the median
 # Numbers as text with signs of money, percent signs or groups of thousands.
@@ -39,29 +44,37 @@ class ColumnFinding:
     is_id: bool = False  # it tells the rows apart, by its name or since it numbers them
 
 
-def find(table: Any, name: str, date_format: str | None, told: Any = None) -> ColumnFinding:
+def find(
+    table: Any, name: str, date_format: str | None, rows: Index, told: Any = None
+) -> ColumnFinding:
     """Return what a column of an Arrow table, whose texts of numbers are numbers, is taken for: the
-    kind that a recipe tells, or that its values speak for."""
+    kind that a recipe tells, or that its values speak for. `rows` are the numbers of the table's
+    rows in its file."""
     column = table.column(name)
     missing = column.null_count / max(1, len(column))
     kinds = {} if told in (None, "time") else {name: "-"}
-    timed, times = with_times(table.select([name]), {name}, kinds, date_format)
+    texts = as_text(column)
+    try:
+        timed, times = with_times(table.select([name]), {name}, kinds, date_format)
+    except InvalidInput as error:
+        why = f"expected {error.expected}, got {error.got}"
+        values = [] if texts is None else texts.to_pylist()
+        return ColumnFinding(name, "refused", why, missing, values)
     if name in times:
         seconds = floats_of(timed.column(name))
         ends = (0.0, 0.0) if np.isnan(seconds).all() else (np.nanmin(seconds), np.nanmax(seconds))
         first, last = (str(np.datetime64(int(s), "s"))[:16].replace("T00:00", "") for s in ends)
         return ColumnFinding(name, "time", f"dates or times, {first} to {last}", missing, seconds)
     if is_numeric(column.type):
-        return _of_numbers(name, floats_of(column), told)
-    texts = as_text(column)
+        return _of_numbers(name, floats_of(column), rows, told)
     if not (types.is_boolean(column.type) or texts is not None):
         why = f"type {column.type} is none of numbers, categories or dates"
         return ColumnFinding(name, "ignored", why, missing, [])
     cells = (column if texts is None else texts).to_pylist()
-    return _of_text(name, [None if c is None else category_text(c) for c in cells], told)
+    return _of_text(name, [None if c is None else category_text(c) for c in cells], rows, told)
 
 
-def _of_numbers(name: str, numbers: Numbers, told: Any) -> ColumnFinding:
+def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFinding:
     present = numbers[np.isfinite(numbers)]
     missing = float(np.isnan(numbers).mean()) if len(numbers) else 0.0
     distinct = np.unique(present)
@@ -72,12 +85,12 @@ def _of_numbers(name: str, numbers: Numbers, told: Any) -> ColumnFinding:
     kind: Kind = "numeric"
     notes = []
     if np.isinf(numbers).any():
-        row = int(np.argmax(np.isinf(numbers)))
+        row = rows[int(np.argmax(np.isinf(numbers)))]
         notes.append(f"infinity in row {row}: such a cell stops a fit")
     is_whole = bool((present == np.round(present)).all())
     if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
-        steps = np.diff(present)
-        if (steps == 1).all() or (steps == -1).all():
+        steps, of_rows = np.diff(present), np.diff(rows[np.isfinite(numbers)])
+        if any((steps == step).all() for step in (1, -1, of_rows, -of_rows)):
             why, kind = "it numbers the rows", "ignored"
         elif ID_NAME.fullmatch(name):
             why, kind = "an id by its name, different in every row", "ignored"
@@ -90,9 +103,9 @@ def _of_numbers(name: str, numbers: Numbers, told: Any) -> ColumnFinding:
     if kind == "numeric" and tail > HEAVY:
         away = f"{tail:.0f} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {away}")
+    is_id = kind == "ignored" and told in (None, "ignored") and len(present) == len(numbers)
     if told in ("numeric", "categorical", "ignored"):
         kind = told
-    is_id = kind == "ignored" and len(present) == len(numbers)
     why = why if told is None else "as told"
     return ColumnFinding(name, kind, why, missing, numbers, notes, tail, is_id)
 
@@ -104,7 +117,7 @@ def tail_of(present: Numbers) -> float:
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
 
-def _of_text(name: str, values: list[str | None], told: Any) -> ColumnFinding:
+def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> ColumnFinding:
     counts = Counter(value for value in values if value is not None)
     present = counts.total()
     missing = 1.0 - present / max(1, len(values))
@@ -118,11 +131,11 @@ def _of_text(name: str, values: list[str | None], told: Any) -> ColumnFinding:
     words = {value for value in counts if not is_number(value)}
     odd = sum(counts[value] for value in words)
     if 0 < odd <= (1.0 - MOSTLY) * present + 1e-9:
-        cells = [f"{v[:30]!r} in row {n}" for n, v in enumerate(values) if v in words]
+        cells = [f"{v[:30]!r} in row {n}" for n, v in zip(rows, values, strict=True) if v in words]
         shown = ", ".join(cells[:SHOWN_VALUES])
         more = f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > SHOWN_VALUES else ""
         listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
-        reads = f"data.missing_values = [{listed}] reads these as missing"
+        reads = f"data.missing_values = [{listed}] or --missing-value reads these as missing"
         why = f"numbers but for {shown}{more}: {reads}"
         return ColumnFinding(name, "refused", why, missing, values)
     notes = []
@@ -131,7 +144,7 @@ def _of_text(name: str, values: list[str | None], told: Any) -> ColumnFinding:
             f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have "
             "several signs: data.decimal and data.thousands say which"
         )
-    is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < FREQUENT
+    is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= FEWEST_ROWS:
         why = f"an id or free text: {len(counts)} different values in {present} rows"
         mean_words = float(np.mean([len(value.split()) for value in counts]))
@@ -144,9 +157,17 @@ def _of_text(name: str, values: list[str | None], told: Any) -> ColumnFinding:
         notes.append(f"{len(counts)} categories: only the most frequent are told apart")
     elif len(counts) > present / 2:
         notes.append("most values occur once: free text?")
-    if len({value.strip().lower() for value in counts}) < len(counts):
+    if alike(counts):
         notes.append("some categories differ in spaces or capitals alone")
     return ColumnFinding(name, "categorical", f"{len(counts)} categories", missing, values, notes)
+
+
+def alike(values: Iterable[str]) -> list[list[str]]:
+    """Return the values that differ in spaces or capitals alone, together."""
+    same = defaultdict(list)
+    for value in sorted(values):
+        same["".join(value.split()).casefold()].append(value)
+    return [some for some in same.values() if len(some) > 1]
 
 
 def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:

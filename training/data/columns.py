@@ -51,12 +51,6 @@ def take(values: Any, index: Int64[np.ndarray, "M"]) -> Any:
     return values[index] if isinstance(values, np.ndarray) else [values[i] for i in index.tolist()]
 
 
-def presence(values: Numbers | Categories) -> np.ndarray:
-    if isinstance(values, np.ndarray):
-        return ~np.isnan(values)
-    return np.array([value is not None for value in values], dtype=bool)
-
-
 def fit_columns(table: Table) -> list[AnyColumn]:
     return [_fit_column(table, name) for name in table.columns]
 
@@ -94,12 +88,14 @@ def _moments(name: str, values: Numbers) -> dict[str, Any]:
         expected = "numbers whose variance float64 can hold"
         raise InvalidInput(f"column {name}", expected, "larger ones")
     low, usual, high = np.quantile(found, (0.05, 0.5, 0.95)).tolist()
+    missing = len(found) < len(values)
     return {
         "mean": mean,
         "std": std or 1.0,
         "usual": usual,
         "mostly": (low, high),
-        "indicator": len(found) < len(values),
+        "indicator": missing,
+        "missing": missing,
     }
 
 
@@ -114,4 +110,5 @@ def _fit_categories(name: str, values: Categories) -> CategoricalColumn:
         found = f"{len(counts)}" + (f", none in {FREQUENT} training rows or more" if counts else "")
         expected = f"1 to {MAX_CATEGORIES} categories (or `ignored` in data.columns)"
         raise InvalidInput(f"column {name}", expected, found)
-    return CategoricalColumn(name=name, categories=tuple(sorted(ranked)), usual=ranked[0])
+    categories, missing = tuple(sorted(ranked)), None in values
+    return CategoricalColumn(name=name, categories=categories, usual=ranked[0], missing=missing)

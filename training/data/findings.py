@@ -2,6 +2,7 @@
 fits."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
+from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
-from training.data.arrays import SPLIT, path_below
+from training.data.arrays import SPLIT, path_below, refuse_workbook
 from training.data.cells import csv_table, index_column, parquet_table, values_of
-from training.data.column_findings import ColumnFinding, find, leak_of
-from training.data.columns import presence, take
+from training.data.column_findings import ColumnFinding, alike, find, leak_of
 from training.data.images import survey
 from training.data.rows import Rows, Splits
 from training.data.tables import check_names
@@ -62,6 +63,7 @@ class Findings:
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
     """Look at a source, up to its rows' target; what can be said instead is not refused."""
+    refuse_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
         expected = "csv:FILE, parquet:FILE, npz:FILE or images:FOLDER"
@@ -86,40 +88,46 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
     for key, name in keys.items():
         if name is not None and name not in names:
             raise InvalidInput(key, f"one of the columns {names[:20]}", repr(name)[:100])
+    target, rows = None, np.arange(table.num_rows)
+    if section.target is not None:
+        target = find(table, section.target, section.date_format, rows)
+        rows = np.flatnonzero(presence(target.values))
+        if len(rows) < table.num_rows:
+            dropped = f"{table.num_rows - len(rows)} rows have no value of {section.target}"
+            notes.append(f"{dropped} and are dropped")
+            table = table.take(rows)
     keyed = set(keys.values()) - set(section.columns)
     columns = [
-        find(table, name, section.date_format, section.columns.get(name))
+        find(table, name, section.date_format, rows, section.columns.get(name))
         for name in names
         if name not in keyed
     ]
     why = "no target is named (--target COLUMN)"
-    found = Findings(
-        section.source, table.num_rows, None, why, columns, section.target, notes=notes
-    )
-    return found if section.target is None else _with_target(found, section, table, task)
+    found = Findings(section.source, len(rows), None, why, columns, section.target, notes=notes)
+    return found if target is None else _with_target(found, target, table.column(target.name), task)
 
 
-def _with_target(found: Findings, section: DataSection, table: Any, task: Task | None) -> Findings:
-    name = section.target
-    assert name is not None
-    target = find(table, name, section.date_format)
-    kept = np.flatnonzero(presence(target.values))
-    if len(kept) < found.rows:
-        found.notes.append(f"{found.rows - len(kept)} rows have no value of {name} and are dropped")
+def _with_target(
+    found: Findings, target: ColumnFinding, column: Any, task: Task | None
+) -> Findings:
+    name = target.name
+    if target.kind == "refused" and task is None:
+        way_out = "(--task classification makes every value a class)"
+        return replace(found, why=f"{target.why} {way_out}")
     task, why = (task, "as told") if task else task_of(target.values, name)
-    found = replace(found, rows=len(kept), task=task, why=why)
+    found = replace(found, task=task, why=why)
     is_regression = task == "regression"
     if target.kind in ("time", "refused") and is_regression:
         raise InvalidInput(f"column {name}", "numbers or classes as the target", target.why)
     kind = "numeric" if is_regression else "categorical"
-    values: Any = take(values_of(table.column(name), name, kind), kept)
+    values: Any = values_of(column, name, kind)
     if is_regression:
         found, y = replace(found, targets=values, warnings=_close_targets(values)), values
     else:
         counts = dict(Counter(values).most_common())
         found = replace(found, classes=counts, labels=values)
         y = np.unique(values, return_inverse=True)[1]
-    features = {column.name: take(column.values, kept) for column in found.used}
+    features = {column.name: column.values for column in found.used}
     leaks = {feature: leak_of(values, y, is_regression) for feature, values in features.items()}
     warnings = [
         f"column {feature} may hold the target in other words: {leak}"
@@ -188,6 +196,12 @@ def _rare(classes: dict[str, int]) -> list[str]:
     return [f"classes with fewer than {FEW} rows: {', '.join(few[:10])}"] if few else []
 
 
+def alike_lines(classes: Iterable[str]) -> list[str]:
+    groups = [", ".join(map(repr, some)) for some in alike(classes)]
+    said = "classes that differ in spaces or capitals alone"
+    return [f"{said}: {'; '.join(groups[:10])}"] if groups else []
+
+
 def _duplicates(columns: list[Any], rows: int) -> list[str]:
     """Warn of rows alike in all columns, numbers up to thousandths of a standard deviation."""
     if not columns or not rows:
@@ -229,26 +243,30 @@ def _close_targets(y: np.ndarray) -> list[str]:
     ]
 
 
-def near_duplicates(splits: Splits, takes_ids: bool = False) -> dict[str, int]:
-    """Return how many rows of each other split are nearly the same as a training row, in all their
-    numbers.
+def near_duplicates(
+    train: Rows, others: Mapping[str, Rows], takes_ids: bool = False
+) -> dict[str, int]:
+    """Return how many of other rows are nearly the same as a training row, in all their numbers.
 
     Of ids, which are not near to each other, they are the same.
     """
-    scale = 1.0 if takes_ids else _scale(splits.train.x)
-    seen = set(_keys(splits.train, scale))
-    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    scale = 1.0 if takes_ids else _scale(train.x)
+    seen = set(_keys(train, scale))
     return {name: sum(key in seen for key in _keys(rows, scale)) for name, rows in others.items()}
 
 
 def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    counts = near_duplicates(splits, takes_ids)
-    many = [
-        f"{count} of {len(getattr(splits, name))} {name}"
-        for name, count in counts.items()
-        if count > max(1.0, TOLD_SHARE * len(getattr(splits, name)))
-    ]
-    return [f"rows nearly the same as a training row: {', '.join(many)}; {ADVICE}"] if many else []
+    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    many = near_duplicates_told(splits.train, others, takes_ids)
+    return [f"rows nearly the same as a training row: {many}; {ADVICE}"] if many else []
+
+
+def near_duplicates_told(train: Rows, others: Mapping[str, Rows], takes_ids: bool = False) -> str:
+    return ", ".join(
+        f"{count} of {len(others[name])} {name}"
+        for name, count in near_duplicates(train, others, takes_ids).items()
+        if count > max(1.0, TOLD_SHARE * len(others[name]))
+    )
 
 
 def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:

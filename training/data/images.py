@@ -2,8 +2,8 @@
 folder.
 
 Files are PNG, JPEG, WebP, BMP or TIFF. A zip's members are read in place. Where there is no `test`,
-a share of the images is held out. Files of other kinds and hidden ones are passed over, but not a
-folder without any image: a class would vanish. Pixels are kept as bytes.
+a share of the images is held out. Hidden files are passed over, and so are those of other kinds,
+which is said, but not a folder without any image: a class would vanish. Pixels are kept as bytes.
 """
 
 import math
@@ -23,6 +23,7 @@ from PIL.ImageFile import ImageFile
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from model_store.sources.images import FORMATS, GREY_MODES, open_image, pixels
+from training import log
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
@@ -36,6 +37,7 @@ SPLIT_NAMES = ("train", "test")
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError)
 MAX_IMAGE_BYTES = 1 << 26
 MAX_DATA_BYTES = 1 << 34
+SHOWN = 10  # endings of files that are left out
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def images(path: Path, section: "DataSection") -> Dataset:
         keys = Keys(y) if section.is_stratified else None
         kept, held_out = hold_out(len(y), section.test_fraction, keys)
         train, test = train.take(kept), train.take(held_out)
-    return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec)
+    is_held_out = not test_labels
+    return Dataset(train, test, shape, classes, 0.0, 255.0, image=spec, is_held_out=is_held_out)
 
 
 def some_images(
@@ -149,6 +152,7 @@ def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
     depth = outer + 1 + has_parts  # of files in a class's folder
     found: dict[str, dict[str, str]] = {part: {} for part in SPLIT_NAMES}
     folders = set()
+    others: Counter[str] = Counter()  # files in the classes' folders, by their endings
     for path in paths:
         part = path.parts[outer] if has_parts else "train"
         if part not in found or len(path.parts) < depth:
@@ -156,11 +160,18 @@ def _image_classes(names: list[str]) -> dict[str, dict[str, str]]:
         label, is_file = path.parts[depth - 1], not is_folder[path]
         if len(path.parts) > depth or not is_file:
             folders.add((part, label))
-        if len(path.parts) == depth + 1 and is_file and path.name.lower().endswith(SUFFIXES):
+        if len(path.parts) != depth + 1 or not is_file:
+            continue
+        if path.name.lower().endswith(SUFFIXES):
             found[part][str(path)] = label
+        else:
+            others[path.suffix.lower() or "no ending"] += 1
+    images = f"images ({'|'.join(SUFFIXES)})"
+    if others:
+        counts = ", ".join(f"{count} of {ending}" for ending, count in others.most_common(SHOWN))
+        log.info("left out: %d files that are no %s: %s", others.total(), images, counts)
     for part, label in sorted(folders):
         if found[part] and label not in found[part].values():
-            images = f"images ({'|'.join(SUFFIXES)})"
             raise InvalidInput(f"data.source: folder {label!r}", images, "none")
     return found
 

@@ -22,6 +22,7 @@ from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
 from training.recipe import DataSection, Recipe, load, validate
 
+FEWEST_OF_CLASS = 3  # rows, of which one trains at least
 FEWEST_ROWS = 20  # of a set that a recipe is made for
 STEP_S = 0.004  # of a step without its products, on one core
 MULTIPLICATIONS_A_SECOND = 3e9
@@ -43,6 +44,8 @@ class Plan:
 
 
 def plan_of(found: Findings, section: DataSection, name: str | None, seed: int | None) -> Plan:
+    if found.target is not None and found.task is None:
+        raise InvalidInput(f"column {found.target}", "numbers or classes as the target", found.why)
     if found.task is None:
         raise InvalidInput("--target", "the name of a column", "none")
     if found.rows < FEWEST_ROWS:
@@ -78,7 +81,23 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     reasons["training.batch_rows"] = f"of {train} training rows"
     seconds = f"about {most * step_s:.0f} s on one core"
     reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it levels off"
-    return Plan(validate(content, "plan"), reasons, _too_few(sizes["ranking"]))
+    warnings = []
+    if rare := _rare(found, section):
+        reasons["data.leave_out"] = f"fewer than {FEWEST_OF_CLASS} rows"
+        content["data"]["leave_out"] = [*section.leave_out, *rare]
+        named = ", ".join(f"{label!r} ({found.classes[label]})" for label in rare[:10])
+        more = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
+        few = f"classes of {reasons['data.leave_out']} are left out"
+        warnings = [f"{few}: {named}{more} (data.leave_out)"]
+    warnings += _too_few(sizes["ranking"])
+    return Plan(validate(content, "plan"), reasons, warnings)
+
+
+def _rare(found: Findings, section: DataSection) -> list[str]:
+    """Return the classes that have too few rows to be in every split, if two others are left."""
+    kept = {label: n for label, n in found.classes.items() if label not in section.leave_out}
+    rare = [label for label, n in kept.items() if n < FEWEST_OF_CLASS]
+    return rare if len(kept) - len(rare) >= 2 else []
 
 
 def _data(

@@ -13,11 +13,18 @@ from pyarrow import types
 
 from model_store.artifacts.manifest import CategoricalColumn, column_width
 from model_store.errors import InvalidInput
-from model_store.sources.columns import Categories, Columns, Numbers, category_text, encode
+from model_store.sources.columns import (
+    Categories,
+    Columns,
+    Numbers,
+    category_text,
+    encode,
+    presence,
+)
 from model_store.sources.parquet import is_list
 from training import log
 from training.data.cells import index_column, stored_writing, values_of, with_times
-from training.data.columns import Table, fit_columns, presence, take
+from training.data.columns import Table, fit_columns, take
 from training.data.rows import Dataset, Rows, class_numbers, classes_without
 from training.data.splitting import Keys, SplitSizes, hold_out
 from training.data.texts import TextRows
@@ -145,6 +152,7 @@ def dataset_of(
         group_names=group_names,
         missing_values=tuple(section.missing_values),
         id_column=section.id,
+        is_held_out=True,
     )
 
 

@@ -27,7 +27,7 @@ from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.pairs import Difference, Pairs, difference
 from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
-from training.evaluation.report import Wanted, data_of, number_of_draws, test_rows
+from training.evaluation.report import Wanted, data_of, number_of_draws, say_rows, test_rows
 from training.provenance import Provenance
 from training.versions import Parent
 
@@ -87,11 +87,12 @@ def compare_versions(
         expected = f"the task and classes of {first.label}"
         raise InvalidInput("the second version", expected, f"others, of {second.label}")
     source = wanted.source or first.recipe.data.source
-    data = [
-        data_of(version, root, wanted.source if version is first else source)[0]
-        for version in versions
-    ]
-    tests = [test_rows(each, wanted) for each in data]
+    data, are_fitted = zip(
+        *(data_of(v, root, wanted.source if v is first else source) for v in versions), strict=True
+    )
+    is_fitted = any(are_fitted)
+    tests = [test_rows(each, is_fitted, wanted) for each in data]
+    say_rows(tests[0], data[0], is_fitted, source)
     if not np.array_equal(tests[0].y, tests[1].y):
         expected = f"one that takes the rows of {first.label}"
         raise InvalidInput("the second version", expected, second.label)

@@ -12,7 +12,7 @@ the data that are not of it.
 | `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
 | `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, else `train-images-...`, or `images-...`, resized |
 | `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them |
-| `NAME=csv:FILE`, `NAME=parquet:FILE` | of models of text: the text in the column of that name |
+| `NAME=csv:FILE`, `NAME=parquet:FILE` | of tables and of text: the columns of these names |
 
 The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A
 baseline for detecting misclassified and out-of-distribution examples in neural networks", 2017,
@@ -43,14 +43,14 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.errors import InvalidInput
-from model_store.sources.columns import encode
+from model_store.sources.columns import encode, from_cells
+from model_store.sources.files import open_rows
 from model_store.sources.images import as_row
 from model_store.sources.npy import read_npz
-from training.data.arrays import check_ids, find_idx, numbers, read_idx
-from training.data.cells import csv_table, parquet_table, values_of
+from training.data.arrays import check_ids, find_idx, numbers, path_below, read_idx
+from training.data.cells import csv_source
 from training.data.images import some_images
 from training.data.texts import TextRows
-from training.recipe import DataSection
 from training.seeds import EvaluationStream, generator
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 OPTION = "--outliers"
 EXPECTED = (
-    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of text `csv:FILE` or "
+    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of tables and text `csv:FILE` or "
     "`parquet:FILE`"
 )
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
@@ -88,16 +88,17 @@ class OutlierSource:
         match = re.fullmatch(r"([^=]+)=(images|npz|idx|csv|parquet):(.+)", text)
         if match is None or re.fullmatch(NAME_PATTERN, match[1]) is None:
             raise InvalidInput(OPTION, EXPECTED, repr(text)[:200])
-        return cls(match[1], match[2], root / match[3])  # type: ignore[arg-type]
+        path = path_below(root, match[3], OPTION)
+        return cls(match[1], match[2], path)  # type: ignore[arg-type]
 
     def rows(
         self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Rows:
-        is_text = self.kind in ("csv", "parquet")
-        if is_text and encoder is not None:
-            return self._texts(encoder, most, seed)
-        if is_text or (spec.takes_ids and self.kind != "npz"):
-            what = "a model of text" if is_text else "rows that are no ids"
+        is_table = self.kind in ("csv", "parquet")
+        if is_table and (spec.columns or encoder is not None):
+            return self._table(spec, most, seed, encoder)
+        if is_table or (spec.takes_ids and self.kind != "npz"):
+            what = "a model of columns or text" if is_table else "rows that are no ids"
             got = f"one of rows of shape {spec.shape}"
             raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", got)
         if self.kind == "npz":
@@ -121,17 +122,19 @@ class OutlierSource:
             check_ids(chosen, name, int(spec.maximum))
         return rows
 
-    def _texts(self, encoder: "TextEncoder", most: int, seed: int) -> Rows:
-        column = encoder.spec.column
-        section = DataSection(source=f"{self.kind}:{self.path}", text=column, tokenizer="")
-        read = csv_table if self.kind == "csv" else parquet_table
-        table = read(self.path, None, section)
-        if column not in table.column_names:
-            found = f"{table.column_names}"[:200]
-            raise InvalidInput(self.path.name, f"a column {column!r}", found)
-        texts = values_of(table.column(column), column, "categorical")
-        chosen = some(np.arange(len(texts)), most, seed).tolist()
-        return TextRows(encoder, b"").encode([texts[i] for i in chosen])
+    def _table(self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None") -> Rows:
+        content = csv_source(self.path) if self.kind == "csv" else self.path
+        file = open_rows(content, spec, self.path.name, f".{self.kind}")
+        if encoder is not None:
+            texts = [text for part in file.parts() for text in part]
+            chosen = some(np.arange(len(texts)), most, seed).tolist()
+            return TextRows(encoder, b"").encode([texts[i] for i in chosen])
+        rows: list[Rows] = []
+        for part in file.parts():
+            assert isinstance(part, dict)
+            first = sum(map(len, rows))
+            rows.append(from_cells(part, spec.columns, self.path.name, first))
+        return some(np.concatenate(rows), most, seed)
 
 
 def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """`python -m training evaluate`: the evaluation report of a published version."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
-from training import log
+from training import log, silence
 from training.calibration.calibrate import groups_known
-from training.data import Dataset, Rows, leave_out, load, renumber, split, split_sizes
+from training.data import Dataset, Rows, leave_out, renumber, split, split_sizes
+from training.data.findings import near_duplicates_told
 from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
 from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise, some
@@ -36,7 +37,7 @@ from training.export.served import fit_detectors
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, check_ids_of, fitted_data
+from training.versions import Parent, check_ids_of, fitted_data, load_other
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -64,7 +65,9 @@ def evaluate_version(
     manifest = version.manifest
     draws = number_of_draws(version, wanted)
     data, is_fitted = data_of(version, root, wanted.source)
-    test = test_rows(data, wanted)
+    source = wanted.source or version.recipe.data.source
+    test = test_rows(data, is_fitted, wanted)
+    say_rows(test, data, is_fitted, source)
     sets = _sets(version, model, data, test, wanted)
     predictor = ServedPredictor(model, draws, wanted.seed)
     total = 1 + len(sets) + wanted.attacks * attacks.COUNT
@@ -110,7 +113,7 @@ def evaluate_version(
         task=manifest.task,
         method=manifest.method,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        data=wanted.source or version.recipe.data.source,
+        data=source,
         seed=wanted.seed,
         draws=draws,
         judged_draws=predicted.prediction.rank_tables.num_draws,
@@ -183,23 +186,64 @@ def number_of_draws(version: Parent, wanted: Wanted) -> int:
     return wanted.draws or manifest.noise.default_draws
 
 
-def test_rows(data: Dataset, wanted: Wanted) -> Rows:
-    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(data.test))
-    return data.test.take(order[: wanted.rows])
+def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
+    """Return the rows to measure on: the test rows of data that a version was fitted on or that
+    have some themselves, all rows of others; at most as many as wanted."""
+    rows = data.rows if data.is_held_out and not is_fitted else data.test
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
+    return rows.take(order[: wanted.rows])
+
+
+def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
+    are_all = data.is_held_out and not is_fitted
+    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
+    some = f"{len(test)} (--rows) of " if len(test) < rows else ""
+    log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
 
 
 def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+    """Return the rows of a source as a version takes them, and whether it was fitted on some."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
-    loaded = load(recipe, root, version.manifest.input.columns, version.tokenizer)
-    known = leave_out(loaded, [name for name in loaded.classes if name not in version.classes])
-    data = renumber(known, version.classes)
+    loaded = load_other(recipe, root, version.manifest.input.columns, version.tokenizer)
+    unknown = [name for name in loaded.classes if name not in version.classes]
+    data = renumber(leave_out(loaded, unknown), version.classes)
     shape = version.manifest.input.shape
     if data.shape != shape:
         raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")
     check_ids_of(data, version.manifest, "--data")
-    return data, data.digest() == Provenance.of(version.manifest).data_digest
+    facts, digest = Provenance.of(version.manifest), data.digest()
+    if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
+        said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"
+        log.info(said, version.label)
+    if digest == facts.data_digest:
+        return data, True
+    is_source = source == version.recipe.data.source
+    fitted = _data_of_fit(version, root) if is_source or data.columns else None
+    if is_source and fitted is not None:  # but for classes left out
+        return data, True
+    if is_source:
+        said = "%s has changed since %s was fitted on it: some of its rows may be training rows"
+        log.info(said, source, version.label)
+    if loaded.is_held_out and unknown:
+        left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
+        data = replace(data, left_out=left_out)
+    if fitted is not None:
+        measured = data.rows if data.is_held_out else data.test
+        told = near_duplicates_told(fitted.train, {f"rows of {source}": measured})
+        if told:
+            said = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
+            log.info(said, told, version.label)
+    return data, False
+
+
+def _data_of_fit(version: Parent, root: Path) -> Dataset | None:
+    try:
+        with silence():
+            return fitted_data(version, root)
+    except InvalidInput:
+        return None
 
 
 def _attack(

@@ -17,6 +17,7 @@ import onnxruntime as ort
 import torch
 from jaxtyping import Float, Float32
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 from torch import Tensor, nn
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
@@ -208,9 +209,14 @@ def _read(path: Path) -> onnx.ModelProto:
         model = onnx.ModelProto()
     if not model.graph.node:
         raise InvalidInput(FIELD, "an ONNX model", f"something else in {path}")
+    try:
+        load_external_data_for_model(model, str(path.parent))
+    except Exception as error:
+        expected = f"the weights of {path.name} in it, or in a second file of the same folder"
+        raise InvalidInput(FIELD, expected, one_line(error)) from None
     refused = refusal(model)
     if refused is not None:
-        expected = "a model that the service runs, with its weights in it"
+        expected = "a model that the service runs"
         raise InvalidInput(FIELD, expected, f"{path}: {refused}")
     return model
 

@@ -79,6 +79,31 @@ def export(
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
+def temper_graph(network: bytes, factor: float) -> bytes:
+    """Return `network.onnx` at a temperature that is `factor` times its own: log probabilities are
+    divided by it and normalised, a regression's variances multiplied by it."""
+    model = onnx.load_model_from_string(network)
+    graph = model.graph
+    output = graph.output[0].name
+    before, scaled = (f"{name}_{len(graph.node)}" for name in ("before", "scaled"))
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [before if name == output else name for name in names]
+    if output == OUTPUTS["classification"]:
+        number = np.array(1.0 / factor)
+        nodes = [
+            make_node("Mul", [before, f"{scaled}.by"], [scaled]),
+            make_node("LogSoftmax", [scaled], [output], axis=-1),
+        ]
+    else:
+        number = np.array([0.0, math.log(factor)])
+        nodes = [make_node("Add", [before, f"{scaled}.by"], [output])]
+    number = number.astype(np.float32)
+    graph.initializer.append(numpy_helper.from_array(number, f"{scaled}.by"))
+    graph.node.extend(nodes)
+    return model.SerializeToString()
+
+
 class _WithTerms(nn.Module):
     def __init__(self, network: ServedNetwork) -> None:
         super().__init__()

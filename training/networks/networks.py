@@ -28,10 +28,12 @@ from training.networks.layers import initial_weights as weights_of
 from training.networks.probes import (
     DROPOUTS,
     ROWS,
+    are_alike,
     check_calls,
     check_repeatable,
     copy_module,
     count_dropout_units,
+    dropouts_of,
     keep_probabilities,
     run_on_rows,
     watch,
@@ -42,7 +44,6 @@ from training.networks.selection import (
     Drawable,
     drawn_layers,
     freeze,
-    is_named,
     layers_by_name,
     unsupported,
 )
@@ -292,24 +293,21 @@ class DrawnNetwork(Standardised):
         self, module: nn.Module, stochastic: Stochastic, drawn: Sequence[str], examples: Tensor
     ) -> nn.Module:
         layers = layers_by_name(module)
-        own = [
-            name
-            for name, layer in layers.items()
-            if stochastic.drawn == "masks"
-            and isinstance(layer, DROPOUTS)
-            and is_named(name, stochastic.layers)
-        ]
+        own = dropouts_of(module, stochastic.layers) if stochastic.drawn == "masks" else []
         units = count_dropout_units(module, own, examples) if own else {}
         kept = keep_probabilities(module, drawn, own, examples) if own else {}
         first = True
         for name, layer in layers.items():
-            made: nn.Module = nn.Identity()
+            made: nn.Module = nn.Dropout(0.0)  # which has a rate for a forward that reads it
             if isinstance(layer, DROPOUTS):
-                if name in own and len(units[name]) != 1:
+                if name in own:
                     times = len(units[name])
-                    why = f"it runs {times} times; each place needs a Dropout of its own"
-                    raise unsupported(name, layer, why)
-                if name in own and layer.p > 0:
+                    if times == 0:
+                        why = "it never runs, as a mask does; call it in forward"
+                        raise unsupported(name, layer, f"{why}{NOT_DRAWN}")
+                    if times > 1:
+                        why = f"it runs {times} times; each place needs a Dropout of its own"
+                        raise unsupported(name, layer, why)
                     made = self._mask(name, units[name][0], 1.0 - layer.p)
             elif name in drawn:
                 assert isinstance(layer, DRAWABLE)
@@ -380,8 +378,7 @@ class DrawnNetwork(Standardised):
         finally:
             self.train(was_training)
         for other in (one_by_one, alone):
-            is_like = outputs.ndim == 3 and outputs.shape == other.shape
-            if not is_like or not torch.allclose(outputs, other, atol=1e-3):
+            if outputs.ndim != 3 or not are_alike(outputs, other):
                 expected = "one output row for each input row, whatever the other rows are"
                 raise InvalidInput("network", expected, "a module that mixes rows")
 

@@ -13,7 +13,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
-from training.networks.selection import DRAWABLE, NOT_DRAWN, unsupported
+from training.networks.likelihoods import Likelihood
+from training.networks.selection import (
+    DRAWABLE,
+    NOT_DRAWN,
+    is_named,
+    layers_by_name,
+    unsupported,
+)
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 REPEATED_ROWS = 3
@@ -38,11 +45,12 @@ def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
             run.train(training)
 
 
-def check_width(
-    module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], width: int, meaning: str
+def check_outputs(
+    module: nn.Module, factory: str, examples: Num[Tensor, "R ..."], likelihood: Likelihood
 ) -> None:
-    """Check that the module of a user's factory gives `width` numbers for each row; `meaning` says
-    what they are."""
+    """Check that the module of a user's factory gives the outputs of a likelihood for each row, of
+    classes their logits."""
+    width = likelihood.outputs
     layers = {n: layer for n, layer in module.named_modules() if n and not any(layer.children())}
     ran: list[str] = []
     with watch(layers, lambda name, _: ran.append(name)):
@@ -51,14 +59,22 @@ def check_width(
     if not isinstance(outputs, Tensor):
         got = f"a {type(outputs).__name__}"
     elif outputs.shape == (rows, width):
+        if likelihood.task == "classification" and _are_probabilities(outputs):
+            expected = f"{factory} to make a module of logits, without a softmax at its end"
+            raise InvalidInput("network.factory", expected, "probabilities: each row's add up to 1")
         return
     elif outputs.ndim == 2 and len(outputs) == rows:
         got = str(outputs.shape[1])
     else:
         got = f"shape {tuple(outputs.shape)} for {rows} rows"
     after = f" after layer {ran[-1]}: {type(layers[ran[-1]]).__name__}" if ran else ""
-    expected = f"{factory} to make a module of {width} outputs for each row ({meaning})"
+    expected = f"{factory} to make a module of {width} outputs for each row ({likelihood.meaning})"
     raise InvalidInput("network.factory", expected, f"{got}{after}")
+
+
+def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
+    add_up = (outputs.sum(1) - 1).abs() < 1e-4
+    return bool(add_up.all() and (outputs >= 0).all())
 
 
 def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
@@ -110,7 +126,7 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         )
         raise InvalidInput("network", expected, f"others the second time, {where}")
     alone = torch.cat([run_on_rows(module, rows[n : n + 1]) for n in range(len(rows))])
-    if alone.shape != first.shape or not torch.allclose(alone, first, atol=1e-3, equal_nan=True):
+    if not are_alike(alone, first):
         expected = "one output row for each input row, whatever the other rows are"
         # a layer that takes steps along its first axis, where rows are
         steps_first = (
@@ -120,6 +136,14 @@ def check_repeatable(module: nn.Module, examples: Num[Tensor, "R ..."]) -> None:
         )
         got = f"a module that mixes rows{next(steps_first, '')}"
         raise InvalidInput("network", expected, got)
+
+
+def are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether outputs are the same but for rounding, which the largest of them decides."""
+    if one.shape != other.shape:
+        return False
+    rounding = 1e-3 + 1e-5 * float(other.nan_to_num().abs().max())
+    return torch.allclose(one, other, rtol=0, atol=rounding, equal_nan=True)
 
 
 def _run_with_seed(
@@ -242,6 +266,15 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return all(_same(a, b) for a, b in zip(one, other, strict=False))
     return True
+
+
+def dropouts_of(module: nn.Module, patterns: Sequence[str] | None) -> list[str]:
+    """Return the names of a module's Dropouts that are masks; one of rate 0 drops nothing."""
+    return [
+        name
+        for name, layer in layers_by_name(module).items()
+        if isinstance(layer, DROPOUTS) and layer.p > 0 and is_named(name, patterns)
+    ]
 
 
 def count_dropout_units(

@@ -2,36 +2,43 @@
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from jaxtyping import Float32
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 
 from model_store.artifacts.manifest import GRAPHS, TOKENIZER, Manifest
 from model_store.artifacts.store import Artifact, ModelStore
 from model_store.errors import InvalidInput
+from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
-from training.data import Dataset, Rows, load, renumber, split, split_sizes
+from training.calibration.temperature import choose_temperature, most_rows
+from training.data import Dataset, Rows, renumber, split, split_sizes
 from training.data.rows import class_shares
-from training.data.targets import transform_splits
-from training.export.graphs import runtime_of
+from training.data.targets import apply_transform, transform_splits
+from training.export.graphs import runtime_of, temper_graph
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
-from training.provenance import Provenance, Pruning, Recalibration
+from training.model import likelihood
+from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import check_constant
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.recipe import override
-from training.seeds import Stream, generator
-from training.versions import WEIGHTS, Parent, check_ids_of, recipe_of, refuse_made_by
+from training.seeds import Stream, generator, hash_key
+from training.versions import WEIGHTS, Parent, check_ids_of, load_other, recipe_of, refuse_made_by
 
 TIMED_REQUESTS = 7
+TEMPERATURE = "likelihood.temperature"  # among the weights
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     order, its shape."""
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
-    loaded = load(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
+    loaded = load_other(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
     data = renumber(loaded, manifest.classes or ())
     label = f"{manifest.name} version {manifest.version}"
     if data.shape != manifest.input.shape:
@@ -162,25 +169,59 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     return data
 
 
-def split_rows(data: Dataset, reference_rows: int, ranking_rows: int, seed: int) -> HeldOut:
-    """Split all rows of a data set at random into the calibration splits and test rows."""
-    groups = None
-    if data.train.groups is not None:
-        groups = np.concatenate([data.train.groups, data.test.groups])
-    y = np.concatenate([data.train.y, data.test.y])
-    rows = Rows(np.concatenate([data.train.x, data.test.x]), y, groups=groups)
+def split_rows(
+    data: Dataset, reference_rows: int, ranking_rows: int, seed: int, validation_rows: int = 0
+) -> HeldOut:
+    """Split all rows of a data set at random into the calibration splits, rows for a temperature,
+    and test rows."""
+    rows = data.rows
     for field, number in (("--reference-rows", reference_rows), ("--ranking-rows", ranking_rows)):
         if number < 1:
             raise InvalidInput(field, "at least 1", f"{number}")
-    taken = reference_rows + ranking_rows
+    taken = reference_rows + ranking_rows + validation_rows
     if taken >= len(rows):
         expected = f"less than the {len(rows)} rows of the source, so that some are left to measure"
-        raise InvalidInput("--reference-rows + --ranking-rows", expected, f"{taken}")
+        field = "--reference-rows + --ranking-rows"
+        field += " + as many for the temperature" if validation_rows else ""
+        raise InvalidInput(field, expected, f"{taken}")
     order = generator(seed, Stream.SPLIT).permutation(len(rows))
-    parts = np.split(order, np.cumsum([reference_rows, ranking_rows]))
-    shares = class_shares(y, len(data.classes)) if data.classes else None
-    reference, ranking, test = (rows.take(part) for part in parts)
-    return HeldOut(reference, ranking, test, shares)
+    parts = np.split(order, np.cumsum([reference_rows, ranking_rows, validation_rows]))
+    shares = class_shares(rows.y, len(data.classes)) if data.classes else None
+    reference, ranking, validation, test = (rows.take(part) for part in parts)
+    return HeldOut(reference, ranking, test, shares, validation if validation_rows else None)
+
+
+def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, TemperatureChoice]:
+    """Return a version at the temperature that rows ask for, or as it is where another would not
+    pay (`training.calibration.temperature`)."""
+    manifest, runtime = parent.manifest, Model.load(parent).runtime
+    recipe = recipe_of(manifest, "model")
+    of = likelihood(recipe, len(manifest.classes or ()))
+    wanted = recipe.training.validation_draws
+    draws = min(wanted, manifest.noise.max_draws or wanted)
+    rows = rows.take(np.arange(min(len(rows), most_rows(of, draws))))
+    y = rows.y if manifest.transform is None else apply_transform(manifest.transform, rows.y)
+    draw_set = runtime.draw_set(hash_key(seed, Stream.TEMPERATURE), draws)
+    served, _ = runtime.run_set(rows.x.astype(np.float32), draw_set)
+    found = choose_temperature(of, torch.from_numpy(served).double(), torch.from_numpy(y))
+    weights = load_arrays(parent.files[WEIGHTS])
+    before = float(weights[TEMPERATURE])
+    log.info("temperature %.4g, before %.4g", before * found.value, before)
+    choice = TemperatureChoice(
+        value=before * found.value,
+        fitted=before * found.fitted,
+        gain=found.gain,
+        standard_error=found.standard_error,
+    )
+    if found.value == 1.0:
+        return parent, choice
+    _, network = GRAPHS
+    weights[TEMPERATURE] = np.array(choice.value, dtype=np.float32)
+    changed = {
+        network: temper_graph(parent.files[network], found.value),
+        WEIGHTS: save_arrays(weights),
+    }
+    return replace(parent, files={**parent.files, **changed}), choice
 
 
 def recalibrate(
@@ -193,7 +234,8 @@ def recalibrate(
     origin: dict[str, str],
 ) -> Manifest:
     """Publish a version with its graphs and weights byte for byte, calibrated and measured on
-    other rows, as the next of `name`.
+    other rows, as the next of `name`. Where there are validation rows, the temperature is fitted
+    again on them first.
 
     `origin` says where the rows are from: `source`, and `target` if one is named.
 
@@ -206,11 +248,14 @@ def recalibrate(
     kind, column = (
         ("marginal", None) if categories is None else (categories.kind, categories.column)
     )
-    recalibrated = Recalibration(
+    more: dict[str, Record] = {}
+    if rows.validation is not None:
+        parent, more["temperature"] = temper_again(parent, rows.validation, seed)
+    more["recalibrated"] = Recalibration(
         name=manifest.name,
         version=manifest.version,
         **origin,
-        rows=len(rows.reference) + len(rows.ranking) + len(rows.test),
+        rows=len(data.rows),
         test_rows=len(rows.test),
         seed=seed,
         data_digest=data.digest(),
@@ -226,6 +271,6 @@ def recalibrate(
         manifest.method,
         manifest.input,
         manifest.output,
-        Provenance.of(manifest).derived(recalibrated=recalibrated),
+        Provenance.of(manifest).derived(**more),
     )
     return publish_draft(store, name, draft)

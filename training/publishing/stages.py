@@ -70,6 +70,7 @@ class HeldOut:
     shares: Float64[np.ndarray, "C"] | None = (
         None  # of classes, where the calibration rows are from
     )
+    validation: Rows | None = None  # fits the temperature again
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +192,8 @@ def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:
     if 1.0 / SOUND_TEMPERATURE <= value <= SOUND_TEMPERATURE:
         return ()
     how = "sure" if value > 1.0 else "unsure"
-    return (f"training went wrong: by itself the network is too {how} (temperature {value:.4g})",)
+    why = "training went wrong: " if provenance.recalibrated is None else ""
+    return (f"{why}by itself the network is too {how} (temperature {value:.4g})",)
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:

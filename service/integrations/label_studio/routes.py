@@ -90,7 +90,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     num_samples = num_samples_of(Envelope(), served, settings)
     encoding = served.model.encoding_draws
     with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding):
-        x = await row_numbers(context, call, rows, served, "tasks")
+        x = await row_numbers(context, call, rows, served, "tasks", encoded=False)
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")
         predicted = await context.engine.predict(job)

@@ -64,6 +64,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
     call.record.read = time.perf_counter()
     served = await context.served(call, envelope)
     spec = served.model.manifest.input
+    spec = spec.encoded if envelope.encoded else spec
     rows = await run_reading(
         context, call, size, partial(rows_of, form, given, spec, settings.max_rows)
     )
@@ -75,7 +76,7 @@ async def _read_csv(context: Context, call: Call) -> ToPredict:
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     envelope = envelope_of_params({})
     served = await context.served(call, envelope)
-    pool = await open_file(context, call, body, served, "body", ".csv")
+    pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
     if pool.rows > settings.max_rows:
         raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
     return ToPredict(call, envelope, served, pool)

@@ -266,7 +266,12 @@ def _whole(given: Any) -> int | None:
 
 
 def rows_of(
-    tensors: list[Tensor], manifest: Manifest, max_rows: int, is_passed_on: bool, call: Call
+    tensors: list[Tensor],
+    manifest: Manifest,
+    max_rows: int,
+    is_passed_on: bool,
+    call: Call,
+    encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
 
@@ -277,7 +282,7 @@ def rows_of(
     if given is not None and is_by_group(manifest):
         groups = _groups(given, call)
         tensors = [tensor for tensor in tensors if tensor is not given]
-    spec = manifest.input
+    spec = manifest.input.encoded if encoded else manifest.input
     if spec.columns:
         return _cells(tensors, spec, max_rows, is_passed_on, call), groups
     named = [tensor for tensor in tensors if tensor.name == INPUT]
@@ -342,7 +347,7 @@ def _cells(
     names = [column.name for column in spec.columns]
     absent = next((name for name in names if name not in by_name), None)
     if absent is not None:
-        expected = f"a tensor for each of the {len(names)} columns"
+        expected = f"a tensor for each of the {len(names)} columns (or with `encoded` true one)"
         raise InvalidInput("inputs", expected, f"none of {absent!r}"[:100])
     extra = next((tensor for tensor in tensors if tensor.name not in names), None)
     if extra is not None and not is_passed_on:

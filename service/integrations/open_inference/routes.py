@@ -176,7 +176,8 @@ async def _read(
     envelope = envelope_of(name, version, infer.fields, "parameters")
     served = await context.served(call, envelope)
     manifest, most_rows = served.model.manifest, settings.max_rows
-    make = partial(rows_of, infer.tensors, manifest, most_rows, infer.is_passed_on, call)
+    tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
+    make = partial(rows_of, tensors, manifest, most_rows, is_passed_on, call, encoded)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
     rows, groups = await run_reading(context, call, size, make)
     infer.tensors.clear()

@@ -21,7 +21,7 @@ let made = 0;
 
 function oneColumn(column, changed) {
   const { control, value, restore, hint } = { numeric, categorical, time }[column.kind](column, changed);
-  const missing = h("input", { type: "checkbox", id: `missing-${++made}` });
+  const missing = h("input", { type: "checkbox", id: `missing-${++made}`, disabled: column.missing === false });
   control.id = `column-${made}`;
   const known = h("span", {}, control);
   const empty = h("span", { hidden: true }, ": nothing is written");

@@ -303,6 +303,17 @@ def test_rows_of_a_version_that_other_standard_errors_calibrated_take_all_draws(
     assert prediction.p_values.p_value.tobytes() == fixed.p_values.p_value.tobytes()
 
 
+def test_a_regression_that_was_calibrated_with_smaller_disagreement_keeps_it(tables):
+    artifact = ModelStore(tables).open("rents", "1", wanted=NEEDED)
+    detectors = artifact.manifest.detectors.model_copy(update={"scores_version": 2})
+    manifest = artifact.manifest.model_copy(update={"detectors": detectors})
+    now, older = Model.load(artifact), Model.load(replace(artifact, manifest=manifest))
+    x, draws = np.zeros((3, now.row_size), dtype=np.float32), now.runtime.draw_set(7, 5)
+    larger, smaller = (model.predict(x, draws.theta).scores for model in (now, older))
+    np.testing.assert_allclose(larger.epistemic_std / smaller.epistemic_std, np.sqrt(5 / 4))
+    np.testing.assert_array_equal(larger.aleatoric_std, smaller.aleatoric_std)
+
+
 def test_a_row_stops_and_answers_with_the_same_bits_alone_and_in_any_batch(model, digits_rows):
     x, draws = digits_rows[:25], model.runtime.draw_set(3, 100)
     for rule in (StoppingRule(0.05, 0.03), StoppingRule(0.2, 0.3)):

@@ -32,8 +32,8 @@ def test_two_draws_that_contradict_each_other():
     assert (scores.num_draws == 2).all()
     assert scores.mean == 3.0
     assert scores.aleatoric_std == pytest.approx(math.sqrt(5.0), rel=1e-15)
-    assert scores.epistemic_std == pytest.approx(2.0, rel=1e-15)
-    assert scores.std == pytest.approx(3.0, rel=1e-15)
+    assert scores.epistemic_std == pytest.approx(math.sqrt(8.0), rel=1e-15)
+    assert scores.std == pytest.approx(math.sqrt(13.0), rel=1e-15)
 
 
 def test_one_draw_is_itself_and_disagrees_with_nothing():
@@ -57,21 +57,31 @@ def test_equal_draws_disagree_about_nothing_and_have_no_error(num_draws):
 # The mixture itself
 
 
-@pytest.mark.parametrize("num_draws", [1, 2, 7, GROUPS, GROUPS + 1, 3 * GROUPS, 777])
-def test_scores_are_the_mixture_s_moments(num_draws):
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("num_draws", [2, 7, GROUPS, GROUPS + 1, 3 * GROUPS, 777])
+def test_scores_are_the_draws_moments(num_draws, ddof):
+    """With `ddof` 0 they are the mixture's own."""
     mean, std = draws(num_draws, 6)
-    scores = score(mean, std)
-    centre = mean.mean(axis=0)
-    second = np.mean(std**2 + mean**2, axis=0)
-    np.testing.assert_allclose(scores.mean, centre, rtol=1e-12)
-    np.testing.assert_allclose(scores.std, np.sqrt(second - centre**2), rtol=1e-10)
-    np.testing.assert_allclose(scores.aleatoric_std, np.sqrt(np.mean(std**2, axis=0)), rtol=1e-12)
-    np.testing.assert_allclose(scores.epistemic_std, mean.std(axis=0), rtol=1e-10, atol=1e-14)
+    scores = mixture_scores(mixture_sums(outputs(mean, std)), ddof=ddof)
+    aleatoric, epistemic = np.mean(std**2, axis=0), mean.var(axis=0, ddof=ddof)
+    np.testing.assert_allclose(scores.mean, mean.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(scores.std, np.sqrt(aleatoric + epistemic), rtol=1e-10)
+    np.testing.assert_allclose(scores.aleatoric_std, np.sqrt(aleatoric), rtol=1e-12)
+    np.testing.assert_allclose(scores.epistemic_std, np.sqrt(epistemic), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("num_draws", [2, 5, 10])
+def test_variances_of_few_draws_are_not_too_small_on_average(num_draws):
+    generator = np.random.default_rng(num_draws)
+    scores = score(generator.normal(0.0, 2.0, (num_draws, 20_000)), np.ones((num_draws, 20_000)))
+    error = 4.0 * 4.0 * math.sqrt(2.0 / (num_draws - 1) / 20_000)
+    assert np.mean(scores.epistemic_std**2) == pytest.approx(4.0, abs=error)
+    assert np.mean(scores.std**2) == pytest.approx(5.0, abs=error)
 
 
 def test_the_log_density_is_that_of_a_density_with_the_scores_moments():
     mean, std = draws(5, 1)
-    scores = score(mean, std)
+    scores = mixture_scores(mixture_sums(outputs(mean, std)), ddof=0)
 
     def moment(power):
         return integrate.quad(

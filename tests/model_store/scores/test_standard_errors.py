@@ -207,7 +207,8 @@ def defined(task, draws):
             1.0 - p.max(axis=1),
         )
         return dict(zip(SCORE_NAMES, names, strict=True))
-    aleatoric, epistemic = np.exp(draws[..., 1]).mean(axis=0), draws[..., 0].var(axis=0)
+    aleatoric = np.exp(draws[..., 1]).mean(axis=0)
+    epistemic = draws[..., 0].var(axis=0, ddof=min(1, len(draws) - 1))
     values = (
         draws[..., 0].mean(axis=0),
         *map(np.sqrt, (aleatoric + epistemic, aleatoric, epistemic)),

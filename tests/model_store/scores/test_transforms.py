@@ -114,7 +114,7 @@ def test_what_flags_stops_and_covers_is_of_the_transformed_target_and_what_is_re
     reported = scores.in_units
     np.testing.assert_allclose(reported.mean, mean.mean(0), rtol=1e-12)
     np.testing.assert_allclose(reported.aleatoric_std, np.sqrt((std**2).mean(0)), rtol=1e-12)
-    np.testing.assert_allclose(reported.epistemic_std, mean.std(0), rtol=1e-12)
+    np.testing.assert_allclose(reported.epistemic_std, mean.std(0, ddof=1), rtol=1e-12)
     np.testing.assert_allclose(
         reported.std**2, reported.aleatoric_std**2 + reported.epistemic_std**2, rtol=1e-12
     )

@@ -15,6 +15,7 @@ from model_store.sources.columns import (
     OddCells,
     category_text,
     encode,
+    from_cells,
     from_objects,
     odd_cells,
     usual_row,
@@ -58,6 +59,27 @@ def test_missing_values_and_unseen_categories_have_their_numbers(changed, expect
     for i, value in expected.items():
         encoded[i] = value
     assert from_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_missing_value_is_refused_where_no_training_row_misses_one(name):
+    never, some, older = (
+        tuple(column.model_copy(update={"missing": said}) for column in COLUMNS)
+        for said in (False, True, None)
+    )
+    rows = [GOOD, GOOD | {name: None}]
+    with pytest.raises(InvalidInput, match=rf"^inputs\.6\.{name}: expected a value, since no row"):
+        from_objects(rows, never, "inputs", 5)
+    np.testing.assert_array_equal(
+        from_objects(rows, some, "inputs"), from_objects(rows, older, "inputs")
+    )
+    assert from_objects([GOOD], never, "inputs").tolist() == [ENCODED]
+
+
+def test_a_number_that_is_none_is_missing_in_an_array_too():
+    column = NumericColumn(name="age", mean=40.0, std=10.0, indicator=False, missing=False)
+    with pytest.raises(InvalidInput, match=r"^pool\.1\.age: expected a value"):
+        from_cells({"age": np.array([30.0, np.nan])}, (column,), "pool")
 
 
 @pytest.mark.parametrize(

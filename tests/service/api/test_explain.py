@@ -97,7 +97,7 @@ def test_a_row_that_is_smoother_than_any_real_one_is_flagged_and_said_to_be_low(
 def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know_of_it_is_said(ask):
     """A file as pandas writes it: scores of the same rows as objects, unknown categories counted,
     errors by id."""
-    cities = ["Rome", "rome", None]
+    cities = ["Rome", "rome", "Atlantis"]
     rows = [PERSON | {"a": 0.1 * n, "d": None if n else 1.5, "city": cities[n]} for n in range(3)]
     lines = [
         f"p{n},{r['a']},{r['b']},{r['c']},{r['d'] or ''},{r['city'] or 'NULL'}"
@@ -279,7 +279,7 @@ def test_what_a_version_cannot_say_is_null_with_the_reason(ask):
 
 
 def test_of_encoded_rows_cells_are_not_known(ask):
-    (explanation,) = ask([[0.0] * 8])
+    (explanation,) = ask([[0.0] * 8], encoded=True)
     assert (explanation["unseen"], explanation["missing"]) == (None, None)
     assert "objects" in explanation["null_because"]["unseen"]
     assert explanation["columns"] is not None

@@ -232,7 +232,7 @@ def test_fields_are_consistent_with_each_other_and_with_the_draws(client, wavy):
         )
         assert len(mean) == 30
         assert p["mean"] == pytest.approx(mean.mean(), rel=1e-6)
-        assert p["epistemic_std"] == pytest.approx(mean.std(), rel=1e-4)
+        assert p["epistemic_std"] == pytest.approx(mean.std(ddof=1), rel=1e-4)
         assert p["aleatoric_std"] == pytest.approx(math.sqrt(np.mean(std**2)), rel=1e-6)
         assert p["std"] == pytest.approx(
             math.hypot(p["aleatoric_std"], p["epistemic_std"]), rel=1e-12

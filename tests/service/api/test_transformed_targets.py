@@ -139,7 +139,7 @@ def test_answers_are_the_draws_turned_back(client, folder):
     outputs = model.runtime.run(x[:TEST].astype(np.float32), theta)[0].astype(np.float64)
     law = stats.lognorm(np.exp(0.5 * outputs[..., 1]), scale=np.exp(outputs[..., 0]))
     np.testing.assert_allclose(answers["mean"], law.mean().mean(axis=0), rtol=1e-4)
-    aleatoric, epistemic = law.var().mean(axis=0), law.mean().var(axis=0)
+    aleatoric, epistemic = law.var().mean(axis=0), law.mean().var(axis=0, ddof=1)
     np.testing.assert_allclose(answers["std"], np.sqrt(aleatoric + epistemic), rtol=1e-3)
     np.testing.assert_allclose(answers["epistemic_std"], np.sqrt(epistemic), rtol=1e-3)
     samples = np.array([[draw["std"] for draw in row] for row in answers["samples"]])

@@ -257,7 +257,8 @@ def test_a_class_without_training_rows_is_refused():
     refused(
         lambda: split(absent, SplitSizes(10, 10, 10, seed=0)),
         "data.source",
-        "training rows of every class, got none of ['2']",
+        "training rows of every class",
+        "got none of ['2']",
     )
 
 

@@ -63,6 +63,17 @@ def test_colour_images_are_bytes_with_channels_first_and_folders_are_labels(tmp_
         assert [data.classes[c] for c in rows.y] == [name.split("/")[1] for name in names]
 
 
+def test_files_of_other_kinds_are_counted_by_their_endings(tmp_path, caplog):
+    others = dict.fromkeys(("a.gif", "b.GIF", "notes.txt", "LICENSE", ".hidden"), b"")
+    content = {**files()[0], **{f"train/cat/{name}": data for name, data in others.items()}}
+    with caplog.at_level("INFO", "dubito.training"):
+        assert len(made(tmp_path, content)().train) == 12
+    assert caplog.messages == [
+        "left out: 4 files that are no images (.png|.jpg|.jpeg|.webp|.bmp|.tif|.tiff): "
+        "2 of .gif, 1 of no ending, 1 of .txt"
+    ]
+
+
 def test_grey_images_have_no_channel_and_one_of_colour_makes_all_colour(tmp_path):
     grey, _ = files(shape=(4, 5))
     assert made(tmp_path, grey, zipped=True)().shape == (4, 5)

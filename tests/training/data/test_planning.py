@@ -10,6 +10,8 @@ from PIL import Image
 from tests.support.environment import working_in
 from tests.support.refusals import refused
 from training.__main__ import main
+from training.data import load as load_data
+from training.data import split, split_sizes
 from training.data.description import report, short_report
 from training.data.findings import findings_of, task_of
 from training.data.plan import keep_recipe, name_of, plan_of, recipe_text, share_of
@@ -37,6 +39,12 @@ def write(folder, **changed):
     columns = {name: cells for name, cells in (COLUMNS | changed).items() if cells is not None}
     with (folder / "things.csv").open("w", newline="") as file:
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """`inspect` draws no picture, which takes a second."""
+    monkeypatch.setattr("training.commands.fit.draw", lambda *_: None)
 
 
 def found(folder, target="kind", task=None, source="csv:things.csv", **data):
@@ -99,7 +107,7 @@ def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
 def test_values_that_stop_a_column_from_being_numeric_are_shown_with_their_rows(tmp_path):
     write(tmp_path, price=["?" if i in (5, 9) else cell for i, cell in enumerate(COLUMNS["price"])])
     (column,) = (c for c in found(tmp_path).columns if c.name == "price")
-    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] reads these as missing"
+    says = "numbers but for '?' in row 5, '?' in row 9: data.missing_values = [\"?\"] or --missing-value reads these as missing"
     assert (column.kind, column.why) == ("refused", says)
     (column,) = (c for c in found(tmp_path, missing_values=["?"]).columns if c.name == "price")
     assert (column.kind, column.missing) == ("numeric", pytest.approx(2 / ROWS))
@@ -191,6 +199,13 @@ def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
     assert keep_recipe(plan, tmp_path / "odd.toml") == plan.recipe
 
 
+def test_a_column_that_a_person_leaves_out_is_no_id(tmp_path):
+    write(tmp_path, id=None, name=None)
+    assert planned(tmp_path, columns={"price": "ignored"}).recipe.data.id is None
+    write(tmp_path)
+    assert planned(tmp_path, columns={"id": "ignored"}).recipe.data.id == "id"
+
+
 def test_too_few_rows_for_a_rate_are_told_in_words(tmp_path):
     write(tmp_path, **{name: cells[:80] for name, cells in COLUMNS.items()})
     (said,) = planned(tmp_path).warnings
@@ -248,7 +263,7 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         )
 
 
-def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys, undrawn):
     rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
@@ -303,10 +318,15 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
             ["--data", "digits"],
             "--data: expected csv:FILE, parquet:FILE, npz:FILE or images:FOLDER",
         ),
+        (["--data", "things.xlsx"], "--data: expected a CSV or Parquet file (save the sheet"),
         (["--data", "csv:things.csv"], "--target: expected the name of a column, got none"),
         (
             ["--data", "csv:things.csv", "--group", "a", "--time", "b"],
             "options: expected one of group and time",
+        ),
+        (
+            ["--data", "csv:things.csv", "--date-format", "%d"],
+            "--date-format: expected a format of whole dates",
         ),
         (["things.toml", "--task", "regression"], "--task: expected none with a recipe"),
     ],
@@ -316,3 +336,106 @@ def test_a_fit_that_cannot_be_planned_is_refused(tmp_path, capsys, options, says
     with working_in(tmp_path):
         assert main(["fit", *options]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted(tmp_path):
+    titles = [f"Title {i if i % 100 else 0}" for i in range(3 * ROWS)]  # one of them nine times
+    many = {name: cells * 3 for name, cells in COLUMNS.items()} | {"name": titles}
+    write(tmp_path, **many)
+    columns = {column.name: column for column in found(tmp_path).columns}
+    assert columns["name"].kind == "ignored"
+    section = DataSection(source="csv:things.csv", target="kind")
+    data = load_data(plan_of(findings_of(section, tmp_path), section, None, None).recipe, tmp_path)
+    assert "name" not in {column.name for column in data.columns}
+
+
+def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys, undrawn):
+    write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
+    assert "! fit would stop: column price: expected numbers" in capsys.readouterr().out
+
+
+def test_a_fit_that_fails_before_training_keeps_no_recipe(tmp_path, capsys):
+    price = ["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])]
+    write(tmp_path, price=price)
+    fit, recipe = ["fit", "--data", "csv:things.csv", "--target", "kind"], tmp_path / "a.toml"
+    with working_in(tmp_path):
+        assert main([*fit, "--recipe-out", str(recipe)]) == 2
+    assert "column price: expected numbers" in capsys.readouterr().err
+    assert not recipe.exists()
+
+
+def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
+    kinds = ["twice", "twice", *(f"once{i}" for i in range(6)), *COLUMNS["kind"][8:]]
+    write(tmp_path, kind=kinds)
+    plan = planned(tmp_path)
+    assert plan.recipe.data.leave_out == ["twice", *(f"once{i}" for i in range(6))]
+    said = "classes of fewer than 3 rows are left out: 'twice' (2), 'once0' (1), 'once1' (1)"
+    assert plan.warnings[0].startswith(said)
+    data = load_data(plan.recipe, tmp_path)
+    assert data.classes == ("a", "b", "c")
+    split(data, split_sizes(plan.recipe))
+    whole = plan.recipe.data.model_copy(update={"leave_out": []})
+    recipe = plan.recipe.model_copy(update={"data": whole})
+    says = ("training rows of every class (--leave-out CLASS", "once", "which have [", "merge")
+    refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
+
+
+def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys, undrawn):
+    words = ["unknown" if i % 50 == 0 else i % 20 for i in range(ROWS)]
+    write(tmp_path, price=words)
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "price"]) == 0
+        said = capsys.readouterr().out
+        assert main(["fit", "--data", "csv:things.csv", "--target", "price"]) == 2
+    error = capsys.readouterr().err
+    for text in (said, error):
+        assert "'unknown' in row 0" in text
+        assert 'data.missing_values = ["unknown"] or --missing-value reads these as missing' in text
+    assert "size" in said
+    told = found(tmp_path, "price", missing_values=["unknown"])
+    assert (told.task, told.rows) == ("regression", ROWS - 6)
+    assert found(tmp_path, "price", "classification").task == "classification"
+
+
+def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys, undrawn):
+    write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
+    says = "! classes that differ in spaces or capitals alone: 'No', 'no'; 'YES', 'Yes', 'yes'"
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
+        assert says in capsys.readouterr().out
+        fit = ["fit", "--data", "csv:things.csv", "--target", "kind"]
+        assert main([*fit, "--recipe-out", "nowhere/a.toml"]) == 2
+        assert says in capsys.readouterr().out
+
+
+def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys, undrawn):
+    write(tmp_path, born=[f"0{1 + i % 9}/0{1 + i % 7}/2020" for i in range(ROWS)])
+    columns = {column.name: column for column in found(tmp_path).columns}
+    assert columns["born"].kind == "refused"
+    assert 'data.date_format = "%d/%m/%Y"' in columns["born"].why
+    assert columns["size"].kind == "numeric"
+    with working_in(tmp_path):
+        assert main(["fit", "--data", "csv:things.csv", "--target", "kind"]) == 2
+    assert "column born: expected dates that can be read in one way" in capsys.readouterr().err
+    with working_in(tmp_path):
+        assert main(["inspect", "--data", "csv:things.csv", "--date-format", "%d/%m/%Y"]) == 0
+    assert re.search("born +time", capsys.readouterr().out)
+
+
+def test_kinds_are_those_of_the_rows_with_a_target(tmp_path):
+    price = ["sold" if i < 100 else cell for i, cell in enumerate(COLUMNS["price"])]
+    kind = [None if i < 100 or i == 200 else cell for i, cell in enumerate(COLUMNS["kind"])]
+    write(tmp_path, price=price, kind=kind)
+    columns = {column.name: column for column in found(tmp_path).columns}
+    assert columns["price"].kind == "numeric"
+    assert columns["price"].missing == 0.0
+    assert columns["size"].missing == 19 / 199
+    assert (columns["id"].why, columns["id"].is_id) == ("it numbers the rows", True)
+    data = load_data(planned(tmp_path).recipe, tmp_path)
+    assert {column.name: column.kind for column in data.columns}["price"] == "numeric"
+    price[150] = "sold"
+    write(tmp_path, price=price, kind=kind)
+    columns = {column.name: column for column in found(tmp_path).columns}
+    assert "'sold' in row 150" in columns["price"].why

@@ -13,6 +13,7 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.data import load, split, split_sizes
+from training.versions import load_other
 
 ROWS = 40
 RNG = np.random.default_rng(0)
@@ -61,6 +62,9 @@ def test_a_table_s_rows_are_what_the_service_makes_of_them(tmp_path):
         ("false", "true"),
     )
     assert (data.columns[0].indicator, data.columns[3].indicator) == (False, True)
+    assert [column.missing for column in data.columns] == [
+        any(cell is None for cell in COLUMNS[column.name]) for column in data.columns
+    ]
     posted = json.loads(json.dumps(objects()))
     served = from_objects(posted, data.columns, "inputs")
     together = np.concatenate([data.train.x, data.test.x])
@@ -76,8 +80,9 @@ def test_rows_are_encoded_by_known_columns_however_few_they_are(tmp_path):
     }
     write_csv(tmp_path, others)
     few = load(recipe_of("csv:a.csv", target="label", ranking_rows=100), tmp_path, known)
+    older = [column.model_copy(update={"missing": None}) for column in known]
     served = from_objects(
-        objects(others | {"vip": [True, False, None, "maybe", True]}), known, "inputs"
+        objects(others | {"vip": [True, False, None, "maybe", True]}), older, "inputs"
     )
     assert sorted(np.concatenate([few.train.x, few.test.x]).tolist()) == sorted(served.tolist())
 
@@ -403,6 +408,18 @@ def test_rows_that_are_split_by_group_know_it_too(tmp_path):
     assert len(data.group_names) == ROWS // 2
     assert data.train.groups.tolist() == data.groups.tolist()
     assert not set(data.train.groups.tolist()) & set(data.test.groups.tolist())
+
+
+def test_other_data_may_be_of_one_group_alone(tmp_path):
+    sizes = {"reference_rows": 4, "ranking_rows": 4, "validation_rows": 4}
+    write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
+    fitted = read(tmp_path, group="site", **sizes)
+    write_csv(tmp_path, {**COLUMNS, "site": ["new"] * ROWS})
+    refused(lambda: read(tmp_path, group="site", **sizes), "data.group: expected groups of at most")
+    recipe = recipe_of("csv:a.csv", target="label", group="site", **sizes)
+    other = load_other(recipe, tmp_path, fitted.columns, None)
+    assert (len(other.rows), other.group_names) == (ROWS, ("new",))
+    assert {*other.rows.groups.tolist()} == {0}
 
 
 @pytest.mark.parametrize(

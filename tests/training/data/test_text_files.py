@@ -1,5 +1,6 @@
 """CSV files as people have them: encodings, delimiters, decimal commas, dates, many categories."""
 
+import gzip
 import json
 
 import numpy as np
@@ -220,3 +221,41 @@ def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
     (column,) = read(tmp_path, content).columns
     assert column.categories == tuple(sorted(f"often{i}" for i in range(0, 20, 2)))
     assert "the 10 most frequent are told apart, the others are one" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_a_first_line_that_tells_the_delimiter_is_no_row(tmp_path, delimiter, end):
+    expected = read(tmp_path, lines_of())
+    content = f"sep={delimiter}\n" + lines_of(delimiter)
+    assert read(tmp_path, content.replace("\n", end)).digest() == expected.digest()
+    assert read(tmp_path, "\ufeff" + content, delimiter=delimiter).digest() == expected.digest()
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_delimiters_at_the_ends_of_lines_make_no_columns(tmp_path, delimiter):
+    expected = read(tmp_path, lines_of())
+    ended = lines_of(delimiter).replace("\n", f"{delimiter}{delimiter}\n")
+    assert read(tmp_path, ended).digest() == expected.digest()
+    named = ended.replace(f"{delimiter}{delimiter}\n", "\n", 1)
+    assert read(tmp_path, named).digest() == expected.digest()
+    empty = ended + f"{delimiter * 4}\n"
+    assert read(tmp_path, empty).digest() == expected.digest()
+    refused(
+        lambda: read(tmp_path, ended + f"Rome{delimiter}1{delimiter}no{delimiter}x\n"), "3 cells"
+    )
+
+
+def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
+    expected = read(tmp_path, lines_of())
+    whole = gzip.compress(lines_of().encode())
+    recipe = recipe_of("csv:b.csv.gz", target="label")
+    (tmp_path / "b.csv.gz").write_bytes(whole)
+    assert load(recipe, tmp_path).digest() == expected.digest()
+    for content in (whole[:-20], b"no gzip", whole[:10] + b"x" * 20):
+        (tmp_path / "b.csv.gz").write_bytes(content)
+        refused(lambda: load(recipe, tmp_path), "data.source: expected a readable CSV file")
+    for source in ("csv:b.xlsx", "parquet:b.XLSX"):
+        (tmp_path / source.partition(":")[2]).write_bytes(b"PK\x03\x04")
+        says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got a workbook of Excel"
+        refused(lambda source=source: load(recipe_of(source, target="label"), tmp_path), says)

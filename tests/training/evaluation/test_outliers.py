@@ -6,8 +6,10 @@ import struct
 import zipfile
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
 from tests.support.refusals import refused
@@ -111,6 +113,30 @@ def test_wrong_sources_are_refused_by_name(tmp_path):
         )
     table = InputSpec(shape=(9,), minimum=0.0, maximum=1.0)
     refused(lambda: OutlierSource.parse("a=idx:none", tmp_path).rows(table, 5, 0), "npz", "(9,)")
+
+
+def test_files_of_a_table_are_read_as_the_service_reads_them(tmp_path):
+    columns = (
+        NumericColumn(name="width", mean=1.0, std=2.0, indicator=True),
+        CategoricalColumn(name="city", categories=("Oslo", "Rome")),
+    )
+    spec = InputSpec(shape=(5,), minimum=-9.0, maximum=9.0, columns=columns)
+    text = "city,more,width\nRome,a,3\nParis,b,\nOslo,c,2e3\n"
+    (tmp_path / "odd.csv").write_text(text)
+    (tmp_path / "odd.csv.gz").write_bytes(gzip.compress(text.encode()))
+    table = {"city": ["Rome", "Paris", "Oslo"], "width": [3.0, None, 2e3]}
+    parquet.write_table(pa.table(table), tmp_path / "odd.parquet")
+    rows = [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [999.5, 0, 1, 0, 0]]
+    for source in ("csv:odd.csv", "csv:odd.csv.gz", "parquet:odd.parquet"):
+        found = OutlierSource.parse(f"odd={source}", tmp_path).rows(spec, 5, 0)
+        assert sorted(found.tolist()) == sorted(rows)
+        assert len(OutlierSource.parse(f"odd={source}", tmp_path).rows(spec, 2, 0)) == 2
+    for content, *says in (
+        ("city\nRome\n", "odd.csv", "width"),
+        ("city,width\nRome,wide\n", "odd.csv.0.width", "number"),
+    ):
+        (tmp_path / "odd.csv").write_text(content)
+        refused(lambda: OutlierSource.parse("odd=csv:odd.csv", tmp_path).rows(spec, 5, 0), *says)
 
 
 def rows_of(spec, n=40):

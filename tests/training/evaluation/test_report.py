@@ -16,12 +16,15 @@ from model_store.scores.classification import SCORE_NAMES
 from tests.support.models import publish_unfitted
 from tests.support.pictures import look_at_legends
 from tests.support.recipes import recipe_with, write_recipe
-from training.__main__ import main
+from training.__main__ import main, print_messages
 from training.data import digits
 from training.evaluation.attacks import differentiable_flag
 from training.evaluation.quality import ServedPredictor
+from training.evaluation.report import Wanted, data_of, say_rows
+from training.evaluation.report import test_rows as measured_rows
 from training.publishing.baselines import LOG_LIKELIHOOD
 from training.scoring import draw_seed
+from training.versions import WEIGHTS, open_version, parent_of
 
 
 @pytest.fixture
@@ -241,24 +244,37 @@ def test_a_regressions_card_has_intervals_and_no_classes(tmp_path, monkeypatch, 
     assert "--attacks" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("fits")
-def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(tmp_path, monkeypatch, capsys):
-    random = np.random.default_rng(0)
+def people(rows, seed=0):
+    random = np.random.default_rng(seed)
     lines = ["a,bit,city,y"]
-    for a in random.normal(size=400):
+    for a in random.normal(size=rows):
         city = random.choice(["<b>Rome|</b>", "Oslo"])
-        lines.append(f"{a:.3f},{random.integers(0, 2)},{city},{'$yes$' if a > 0 else 'no'}")
-    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+        label = "$yes$" if a > 0 else "no"
+        lines.append(f"{a:.3f},{random.integers(0, 2)},{city},{label}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def people_folder(tmp_path_factory, fits):
+    """A store with a table's model, which is not fitted, and its file."""
+    folder = tmp_path_factory.mktemp("people")
+    (folder / "people.csv").write_text(people(400))
     rows = {"validation_rows": 30, "reference_rows": 30, "ranking_rows": 30}
     data = {"source": "csv:people.csv", "target": "y", "test_fraction": 0.4, **rows}
-    publish_unfitted(
-        ModelStore(tmp_path / "models"), recipe_with(name="people", data=data), tmp_path
-    )
+    publish_unfitted(ModelStore(folder / "models"), recipe_with(name="people", data=data), folder)
+    return folder
+
+
+def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(
+    people_folder, monkeypatch, capsys
+):
     for name, folder in (("STORE", "models"), ("DATA", "")):
-        monkeypatch.setenv(f"DUBITO_{name}", str(tmp_path / folder))
-    assert main(["evaluate", "people", "--quiet"]) == 0
-    assert "even_flag_auroc" in capsys.readouterr().out
-    found = evaluation_report(ModelStore(tmp_path / "models"), "people", "1")
+        monkeypatch.setenv(f"DUBITO_{name}", str(people_folder / folder))
+    assert main(["evaluate", "people"]) == 0
+    out = capsys.readouterr().out
+    assert "even_flag_auroc" in out
+    assert "measured on the test rows of csv:people.csv (160)" in out
+    found = evaluation_report(ModelStore(people_folder / "models"), "people", "1")
     assert set(found.report["outliers"]) == {"even", "crossed", "shuffled"}
     slices = found.report["worst_slices"]
     assert {one["column"] for one in slices["slices"]} == {"a", "bit", "city"}
@@ -272,6 +288,46 @@ def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(tmp_path, mon
     assert "<b>" not in page
     assert "&lt;b&gt;Rome|&lt;/b&gt;" in page or "Oslo" in page
     assert "`even`" in found.read("evidence.md").decode()
+
+
+def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
+    people_folder, tmp_path, capsys
+):
+    version = parent_of(
+        open_version(ModelStore(people_folder / "models"), "people", (WEIGHTS,)), "model"
+    )
+    shutil.copy(people_folder / "people.csv", tmp_path / "copy.csv")
+    (tmp_path / "new.csv").write_text(people(50, seed=1) + "1.0,1,Oslo,maybe\n" * 7)
+    (tmp_path / "people.csv").write_text(people(60, seed=2))
+    said = []
+    for source in ("csv:copy.csv", "csv:new.csv", "csv:people.csv"):
+        with print_messages():
+            data, is_fitted = data_of(version, tmp_path, source)
+            test = measured_rows(data, is_fitted, Wanted(rows=55))
+            say_rows(test, data, is_fitted, source)
+        said.append((len(test), is_fitted, capsys.readouterr().out))
+        if source == "csv:new.csv":
+            assert len(data.left_out) == 7
+    assert [(rows, is_fitted) for rows, is_fitted, _ in said] == [
+        (55, True),
+        (50, False),
+        (55, False),
+    ]
+    assert "measured on 55 (--rows) of the test rows of csv:copy.csv (160)" in said[0][2]
+    assert "measured on all rows of csv:new.csv (50)" in said[1][2]
+    assert "fitted on" not in said[1][2]
+    assert "csv:people.csv has changed since people version 1 was fitted on it" in said[2][2]
+    assert "measured on 55 (--rows) of all rows of csv:people.csv (60)" in said[2][2]
+    (people_folder / "part.csv").write_text("\n".join(people(400).split("\n")[:101]))
+    for source, is_fitted in (("csv:people.csv", True), ("csv:part.csv", False)):
+        with print_messages():
+            assert data_of(version, people_folder, source)[1] == is_fitted
+        is_told = re.search(
+            r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as rows that people version 1",
+            out := capsys.readouterr().out,
+        )
+        assert bool(is_told) != is_fitted
+        assert "changed" not in out
 
 
 @pytest.mark.usefixtures("fits")

@@ -133,11 +133,42 @@ def custom(folder):
     return file_of(folder, [node], {"x": (TensorProto.FLOAT, ["n", 4])})
 
 
-def external(folder):
-    path = folder / "theirs.onnx"
-    model = onnx.load(relu(folder, tensors={"w": np.ones((400, 4), np.float32)}))
-    onnx.save_model(model, path, save_as_external_data=True, location="w.bin")
+def external(folder, weights=None):
+    path = file_of(
+        folder,
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (TensorProto.FLOAT, ["n", 4])},
+        tensors={"w": np.ones((4, 400), np.float32) if weights is None else weights},
+    )
+    onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="w.bin")
     return path
+
+
+def without_its_weights(folder):
+    path = external(folder)
+    (folder / "w.bin").unlink()
+    return path
+
+
+def with_weights_elsewhere(folder):
+    path = external(folder)
+    content = path.read_bytes()
+    assert content.count(b"w.bin") == 1
+    (folder / "inner").mkdir()
+    inner = folder / "inner" / "theirs.onnx"
+    # of the same length, so that no length in the file changes
+    inner.write_bytes(content.replace(b"w.bin", b"../wb"))
+    (folder / "w.bin").rename(folder / "wb")
+    return inner
+
+
+def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
+    weights = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
+    rows = RowsTaken((4,))
+    model = of_file(external(tmp_path, weights), rows)
+    (tmp_path / "w.bin").unlink()  # what was made has them
+    encoder, x = encoder_of(tmp_path, model, rows)
+    np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
 
 
 def text(folder):
@@ -160,7 +191,12 @@ def text(folder):
             r"network.output: expected one of \['y', 'z'\], since there are several, got none",
         ),
         (custom, "got .*expected operators of those that are served, got com.example.Own"),
-        (external, "keeps weights in another file"),
+        (
+            without_its_weights,
+            r"network.encoder: expected the weights of theirs\.onnx in it, or in a second file of "
+            r"the same folder, got .*w\.bin",
+        ),
+        (with_weights_elsewhere, r"in a second file of the same folder, got .*\.\./wb"),
         (
             lambda folder: relu(folder, kind=TensorProto.STRING),
             "expected an input of numbers, got input x: string",

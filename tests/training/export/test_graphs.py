@@ -101,6 +101,30 @@ def test_graphs_that_compute_something_else_are_refused(exported, changed):
         parity(model, network, exported.runtime, exported.rows)
 
 
+class OffInDensity:
+    """A runtime whose density scores are off by a share of them."""
+
+    def __init__(self, runtime, share):
+        self.runtime, self.share = runtime, np.float32(share)
+
+    def __getattr__(self, name):
+        return getattr(self.runtime, name)
+
+    def run(self, x, theta):
+        outputs, density = self.runtime.run(x, theta)
+        return outputs, density * (1 + self.share)
+
+
+def test_a_density_is_held_to_a_thousandth_of_its_size_however_large_or_small_that_is(exported):
+    runtime, network = exported.runtime, exported.network
+    scores = runtime.run(exported.rows.x, runtime.draw(0, 0, 1)[:, None])[1].mean(axis=0)
+    assert scores.max() > 3  # 5e-4 of it is more than 1e-3
+    assert scores.min() < 0.2  # and 5e-3 of this less
+    parity(exported.model, network, OffInDensity(runtime, 5e-4), exported.rows)
+    with pytest.raises(ParityError, match="density"):
+        parity(exported.model, network, OffInDensity(runtime, 2e-3), exported.rows)
+
+
 class OffInTheta:
     """A runtime whose last number of theta is off."""
 

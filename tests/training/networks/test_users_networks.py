@@ -285,6 +285,46 @@ def test_the_papers_networks_have_the_papers_sizes():
     ]
 
 
+class Attends(nn.Module):
+    """Attention as others write it: the rate is read of a Dropout that never runs."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.qkv, self.drop, self.out = nn.Linear(4, 12), nn.Dropout(rate), nn.Linear(20, 3)
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        rate = self.drop.p if self.training or self.drop.p > 1 else 0.0
+        h = functional.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+        return self.out(h.flatten(1))
+
+
+def test_a_forward_may_read_the_rate_of_a_dropout_that_is_taken_away():
+    for drawn, rate in (("scales", 0.5), ("weights", 0.5), ("masks", 0.0)):
+        stochastic = Stochastic(drawn, rate=0.1 if drawn == "masks" else 0.0)
+        network = DrawnNetwork(Attends(rate), stochastic, (5, 4))
+        assert network.module.drop.p == 0
+        network.initialise(torch.randn(9, 20))
+        theta = torch.ones(2, 1, network.theta_dimension)
+        first, again = (network.train()(torch.ones(3, 20), theta)[0] for _ in range(2))
+        assert torch.equal(first, again)
+
+
+def test_a_dropout_that_never_runs_is_no_place_for_a_mask():
+    with pytest.raises(
+        InvalidInput, match=r"layer drop: Dropout: it never runs, .* by network.bayesian"
+    ):
+        DrawnNetwork(Attends(0.5), Stochastic("masks"), (5, 4))
+
+
+@pytest.mark.parametrize("drawn", ["scales", "weights"])
+def test_rounding_of_large_outputs_mixes_no_rows(drawn):
+    module = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 40))
+    with torch.no_grad():
+        module[2].weight.mul_(1e6)  # such as a regression's, of a target that is so large
+    DrawnNetwork(module, Stochastic(drawn), (300,), is_trained=True)
+
+
 def test_a_theta_of_members_picks_them():
     members = [nn.Linear(4, 3) for _ in range(3)]
     network = MemberNetwork(members, (4,))
@@ -360,6 +400,18 @@ def test_outputs_of_another_width_are_refused_by_factory_and_layer(
         == f"network.factory: expected {factory} to make a module of {expected}, got {got}"
     )
     sys.modules.pop("users_of_widths", None)
+
+
+def softened(shape, outputs):
+    return nn.Sequential(nn.Linear(*shape, outputs), nn.Softmax(-1))
+
+
+def test_probabilities_in_place_of_logits_are_refused():
+    content = content_with(network={"factory": f"{__name__}:softened", "start": "trained"})
+    with pytest.raises(InvalidInput, match="a module of logits, without a softmax at its end"):
+        build(Recipe.model_validate(content), (4,), 3)
+    regression = {"task": "regression", "likelihood": {"noise": "heteroscedastic"}}
+    build(Recipe.model_validate({**content, **regression, "serving": {}}), (4,), 0)
 
 
 # What is only seen when a graph is made
