@@ -276,6 +276,11 @@ def _encode(
         known_names = f"the columns {sorted(names)[:20]} and no others"
         expected = f"{known_names} (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
+    for column in known:
+        absent = int((~presence(table.columns[column.name])).sum())
+        if absent and column.missing is False:
+            said = "%d rows miss %s, which no training row misses: the service refuses such rows"
+            log.info(said, absent, column.name)
     of_train = (ties or Keys()).take(train)
     columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
     x, x_test = (encode(columns, table.take(part).columns) for part in (train, targets.test))

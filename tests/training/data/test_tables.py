@@ -12,6 +12,7 @@ from pyarrow import parquet
 from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
+from training.__main__ import print_messages
 from training.data import load, split, split_sizes
 from training.versions import load_other
 
@@ -408,6 +409,17 @@ def test_rows_that_are_split_by_group_know_it_too(tmp_path):
     assert len(data.group_names) == ROWS // 2
     assert data.train.groups.tolist() == data.groups.tolist()
     assert not set(data.train.groups.tolist()) & set(data.test.groups.tolist())
+
+
+def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
+    write_csv(tmp_path)
+    known = read(tmp_path).columns
+    write_csv(tmp_path, {**COLUMNS, "age": [None, *COLUMNS["age"][1:]]})
+    with print_messages():
+        load(recipe_of("csv:a.csv", target="label"), tmp_path, known)
+    said = capsys.readouterr().out
+    assert "1 rows miss age, which no training row misses: the service refuses such rows" in said
+    assert "income" not in said
 
 
 def test_other_data_may_be_of_one_group_alone(tmp_path):
