@@ -170,7 +170,8 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
     if target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
     check_names(names)
-    of_columns = [("data.columns", name) for name in section.columns]
+    kinds = section.columns.items()
+    of_columns = [("data.columns", name) for name, of in kinds if not known or of != "ignored"]
     for field, name in [("data.target", target), *of_columns, *others]:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])

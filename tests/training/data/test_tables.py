@@ -434,6 +434,18 @@ def test_other_data_may_be_of_one_group_alone(tmp_path):
     assert {*other.rows.groups.tolist()} == {0}
 
 
+def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
+    data = {"target": "label", "id": "key", "columns": {"title": "ignored"}}
+    kept = {**COLUMNS, "key": [f"k{i}" for i in range(ROWS)], "title": ["a"] * ROWS}
+    write_csv(tmp_path, kept)
+    fitted = read(tmp_path, **data)
+    recipe = recipe_of("csv:a.csv", **data)
+    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    write_csv(tmp_path)
+    refused(lambda: read(tmp_path, **data), "expected one of the columns")
+    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
