@@ -66,6 +66,7 @@ class DataSection(Section):
     what."""
 
     source: str
+    trained_on: str | None = None
     validation_rows: Count | None = None
     reference_rows: Count | None = None
     ranking_rows: Count | None = None
@@ -421,8 +422,11 @@ def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
         return name
 
     data, network = recipe.data, recipe.network
-    kind, colon, name = data.source.partition(":")
-    of_data = {"source": f"{kind}:{find(name, root)}" if colon else kind}
+    of_data = {}
+    for key in ("source", "trained_on"):
+        if (source := getattr(data, key)) is not None:
+            kind, colon, name = source.partition(":")
+            of_data[key] = f"{kind}:{find(name, root)}" if colon else kind
     if data.tokenizer is not None:
         of_data["tokenizer"] = find(data.tokenizer, root)
     of_network = {}

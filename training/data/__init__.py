@@ -15,6 +15,7 @@ import numpy as np
 from model_store.errors import InvalidInput
 from model_store.sources.columns import Columns
 from model_store.sources.npy import read_npz
+from training import log
 from training.data.arrays import dataset_of_arrays, digits, idx, path_below
 from training.data.cells import csv_table, parquet_table
 from training.data.images import images
@@ -25,6 +26,7 @@ from training.data.rows import (
     is_image,
     leave_out,
     renumber,
+    row_digest,
     split,
     with_classes_of,
 )
@@ -92,7 +94,37 @@ def load(
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
     # A table leaves classes out before its columns are encoded.
-    return data if data.columns or data.text else leave_out(data, section.leave_out)
+    data = data if data.columns or data.text else leave_out(data, section.leave_out)
+    return data if section.trained_on is None else _without_seen(data, recipe, root)
+
+
+def _without_seen(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
+    """Return data whose rows that the network was trained on, by their content, are no test rows
+    and are known as seen, so that they neither validate nor calibrate."""
+    source = recipe.data.trained_on
+    section = recipe.data.model_copy(update={"source": source, "trained_on": None, "leave_out": []})
+    recipe = recipe.model_copy(update={"data": section})
+    try:
+        known = load(recipe, root, data.columns, data.tokenizer)
+    except InvalidInput as error:
+        field, is_of_source = error.field, error.field.startswith("data.source")
+        rest = field.removeprefix("data.source") if is_of_source else f": {field}"
+        raise InvalidInput(f"data.trained_on{rest}", error.expected, error.got) from None
+    if known.shape != data.shape:
+        expected = f"rows of shape {data.shape}, as the data have"
+        raise InvalidInput("data.trained_on", expected, f"{known.shape}")
+    digests = {row_digest(row) for row in known.rows.x}
+    train, test = (
+        replace(rows, seen=np.array([row_digest(row) in digests for row in rows.x], dtype=bool))
+        for rows in (data.train, data.test)
+    )
+    unseen = len(train.unseen) + len(test.unseen)
+    said = "%d of %d rows are rows of %s: they neither validate, calibrate nor test"
+    log.info(said, len(data.rows) - unseen, len(data.rows), source)
+    if not len(test.unseen):
+        expected = "some test rows that the network was not trained on"
+        raise InvalidInput("data.trained_on", expected, "none")
+    return replace(data, train=train, test=replace(test.unseen, seen=None))
 
 
 def _read(

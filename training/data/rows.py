@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float32, Float64, Int64, Shaped, UInt8
 
 from model_store.artifacts.manifest import DESCRIBING, OF_FILES, ImageSpec, InputSpec, TextSpec
 from model_store.errors import InvalidInput
@@ -15,6 +15,7 @@ from training.data.splitting import Keys, SplitSizes
 
 MAX_CLASSES = 1000
 MAX_SHOWN = 20
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +30,20 @@ class Rows:
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
     groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to
+    seen: Bool[np.ndarray, "N"] | None = None  # whether a network was trained on them before
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Int64[np.ndarray, "M"]) -> "Rows":
-        ids, groups = (None if of is None else of[index] for of in (self.ids, self.groups))
-        return Rows(self.x[index], self.y[index], ids, groups)
+        ids, groups, seen = (
+            None if of is None else of[index] for of in (self.ids, self.groups, self.seen)
+        )
+        return Rows(self.x[index], self.y[index], ids, groups, seen)
+
+    @property
+    def unseen(self) -> "Rows":
+        return self if self.seen is None else self.take(np.flatnonzero(~self.seen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +79,8 @@ class Dataset:
 
     @property
     def rows(self) -> Rows:
-        """All rows, those of training first."""
-        train, test = self.train, self.test
+        """All rows that no network was trained on, those of training first."""
+        train, test = self.train.unseen, self.test
         groups = None
         if train.groups is not None and test.groups is not None:
             groups = np.concatenate([train.groups, test.groups])
@@ -110,7 +118,15 @@ class Dataset:
         for rows in (self.train, self.test):
             digest.update(np.ascontiguousarray(rows.x).data)
             digest.update(np.ascontiguousarray(rows.y).data)
+        if self.train.seen is not None:
+            digest.update(self.train.seen.data)
         return digest.hexdigest()
+
+
+def row_digest(row: Shaped[np.ndarray, "I"]) -> bytes:
+    """Return what tells rows of other numbers apart, whether they are kept as bytes or floats."""
+    content = np.ascontiguousarray(row, dtype=np.float32).data
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -131,7 +147,12 @@ class Splits:
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
     keys = Keys(data.train.y if data.classes else None, data.groups, data.times)
     parts = sizes.split(len(data.train), keys)
-    validation, reference, ranking, train = map(data.train.take, parts)
+    *held_out, train = map(data.train.take, parts)
+    validation, reference, ranking = (rows.unseen for rows in held_out)
+    if not min(len(validation), len(reference), len(ranking)):
+        expected = "some validation, reference and ranking rows that the network was not trained on"
+        got = f"{len(validation)}, {len(reference)} and {len(ranking)}"
+        raise InvalidInput("data.trained_on", expected, got)
     absent = sorted(set(range(len(data.classes))) - set(train.y.tolist()))[:MAX_SHOWN]
     if absent:
         names = [data.classes[c] for c in absent]

@@ -95,6 +95,12 @@ def evaluate_version(
     convergence = Provenance.of(manifest).convergence
     if convergence is not None:
         given["convergence"] = convergence
+    if manifest.baselines:
+        keys = next(iter(manifest.baselines.values()))
+        own = {key: manifest.quality[key] for key in keys}
+        given["baselines"] = {"this model": own, **manifest.baselines}
+    if manifest.warnings:
+        given["warnings"] = list(manifest.warnings)
     if manifest.input.columns:
         loss, is_squared = losses(predicted.prediction.scores, test.y), not data.classes
         slices = worst_slices(test.x, manifest.input.columns, loss, is_squared, wanted.seed)
@@ -190,9 +196,7 @@ def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
 
 def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
     are_all = data.is_held_out and not is_fitted
-    which, rows = (
-        ("all", len(data.train) + len(data.test)) if are_all else ("the test", len(data.test))
-    )
+    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
     some = f"{len(test)} (--rows) of " if len(test) < rows else ""
     log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
 

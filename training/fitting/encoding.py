@@ -9,7 +9,7 @@ import weakref
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b, file_digest
+from hashlib import file_digest
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from model_store.inference.encoder import Encoder
 from model_store.inference.runtime import Rewriting
 from training import log
 from training.data import Dataset, Rows, Splits
+from training.data.rows import DIGEST_BYTES, row_digest
 from training.detectors.spectrum import LARGEST
 from training.export.encoders import RowsTaken, examine, of_file, of_module, write_model
 from training.model import require_split, split_network, standardisation
@@ -35,7 +36,6 @@ from training.versions import Parent
 
 FOLDER = "encoders"  # among the runs
 EXAMPLES = 16  # training rows that an encoder is tried on
-DIGEST_BYTES = 16
 AT_ONCE = 64  # rows between two writes
 MOST_BYTES = 20 << 30  # of all encoders' rows together, the least recently used are removed first
 SUFFIX, LOCK = ".rows", ".lock"
@@ -204,7 +204,7 @@ class CachedEncoder:
         Rows that lie together in the file are a view of it, which takes no memory. Where the file
         would be larger than it may be, the rest is in memory alone.
         """
-        digests = [_digest(row) for row in x]
+        digests = [row_digest(row) for row in x]
         new = [n for n, digest in enumerate(digests) if digest not in self.known]
         if not new:
             return self._read(digests)
@@ -257,11 +257,6 @@ class CachedEncoder:
             file.write(records.tobytes())
         self.known |= {digest: count + i for i, digest in enumerate(digests)}
         return True
-
-
-def _digest(row: np.ndarray) -> bytes:
-    content = np.ascontiguousarray(row, dtype=np.float32).data
-    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _open_held(path: Path) -> int:
