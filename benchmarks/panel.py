@@ -158,7 +158,7 @@ def fit_set(
     data = load(recipe, root)
     store = ModelStore(root / "models")
     result = fit(recipe, data, device="cpu", runs=root, quiet=True)
-    splits, manifest = result.splits, publish(result, store)
+    splits, manifest = result.splits, publish(result, store, anyway=True)
     seconds = time.process_time() - begun
     model = Model.load(store.open(name, manifest.version, NEEDED))
     draws = manifest.noise.default_draws

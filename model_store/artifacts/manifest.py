@@ -376,6 +376,9 @@ class Description(Record):
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
+    # Of a table: what plain models reach on the rows of `quality`, by name and figure
+    baselines: dict[str, dict[str, FiniteFloat]] = {}
+    warnings: tuple[str, ...] = ()  # what is wrong with the fit, in words
     parity: dict[str, float]
 
     @model_validator(mode="after")

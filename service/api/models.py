@@ -17,7 +17,7 @@ from service.models.models import Models
 
 OF_LATEST = (
     *("method", "task", "input_shape", "columns", "classes", "target", "quality", "smallest_fpr"),
-    *("too_few_rows", "categories", "encoder", "smallest_risk"),
+    *("warnings", "too_few_rows", "categories", "encoder", "smallest_risk"),
 )
 
 router = APIRouter()
@@ -104,6 +104,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         latest.target,
         latest.quality,
         latest.detectors.smallest_fpr,
+        latest.warnings,
         too_few_rows(latest.detectors, categories),
         None if categories is None else categories.model_dump(),
         None if encoder is None else encoder.model_dump(),

@@ -214,7 +214,7 @@ function listOf(models, name) {
       model.task ?? "–",
       model.method ?? "–",
       mainFigure(model.quality),
-      broken ? h("span", { class: "badge bad" }, `${broken} broken`) : model.too_few_rows ? h("span", { class: "badge told" }, "few rows") : h("span", { class: "badge good" }, "fine"),
+      broken ? h("span", { class: "badge bad" }, `${broken} broken`) : model.warnings?.length ? h("span", { class: "badge told" }, "doubtful fit") : model.too_few_rows ? h("span", { class: "badge told" }, "few rows") : h("span", { class: "badge good" }, "fine"),
     ];
   });
   return models.length ? table("Models that are published", ["model", "serves", "versions", "task", "method", "quality", "state"], rows, [2]) : null;
@@ -233,6 +233,7 @@ function modelOf(description) {
   return [
     h("h2", {}, description.name),
     description.serving === null ? notice("Nothing of this model can be served.") : null,
+    (description.warnings ?? []).map((warning) => notice(warning, "told")),
     description.too_few_rows ? notice(description.too_few_rows, "told") : null,
     broken.map(([version, why]) => notice(`Version ${version} cannot be served: ${why}`)),
   ];
@@ -296,6 +297,7 @@ function factsOf({ manifest, aliases }, description) {
   const classes = manifest.output.classes;
   return [
     manifest.version in description.broken ? notice(description.broken[manifest.version]) : null,
+    manifest.warnings.map((warning) => notice(warning, "told")),
     manifest.too_few_rows ? notice(manifest.too_few_rows, "told") : null,
     h("dl", { class: "facts" }, rows.map(([name, what]) => [h("dt", {}, name), h("dd", {}, what)])),
     classes ? h("details", {}, h("summary", {}, `Classes (${classes.length})`), h("p", {}, classes.slice(0, 1000).join(", "), classes.length > 1000 ? " …" : "")) : null,
@@ -328,5 +330,20 @@ function qualityOf(version, report) {
   });
   const level = report?.confidence_level ? `${share(report.confidence_level).replace(".00", "")} interval` : "interval";
   const heads = ["figure", "when published", ...(isReported ? ["report", level] : []), "what it is"];
-  return [h("h3", {}, "Quality"), table(`Quality of version ${version.version}`, heads, rows, isReported ? [1, 2, 3] : [1])];
+  return [
+    h("h3", {}, "Quality"),
+    table(`Quality of version ${version.version}`, heads, rows, isReported ? [1, 2, 3] : [1]),
+    baselinesOf(version.manifest),
+  ];
+}
+
+/** What plain models reach on the same rows; null where there are none. */
+function baselinesOf({ quality, baselines, output }) {
+  const names = Object.keys(baselines);
+  if (!names.length) return null;
+  const figures = Object.keys(baselines[names[0]]);
+  const always = output.classes ? "constant (the most frequent class)" : "constant (the mean)";
+  const rows = [["this model", quality], ...names.map((name) => [name === "constant" ? always : name, baselines[name]]).reverse()];
+  return table("Plain models on the same rows", ["model", ...figures.map((key) => figureOf(key).name)],
+    rows.map(([name, found]) => [name, ...figures.map((key) => figureOf(key).write(found[key]))]), figures.map((_, i) => i + 1));
 }

@@ -88,7 +88,9 @@ def store(evaluated_store, tmp_path_factory):
             "quality": {
                 **description.quality,
                 "test_accuracy": description.quality["test_accuracy"] - 0.01,
-            }
+            },
+            "baselines": {"constant": {"test_accuracy": 0.1}, "linear": {"test_accuracy": 0.995}},
+            "warnings": ("worse than linear",),
         }
     )
     assert store.publish("digits", other, files).version == "2"
@@ -189,6 +191,10 @@ def test_models_show_what_the_api_says(driver, service):
     assert versions[1][1] == "latest"
     assert [row[-1] for row in versions] == ["no", "no", "yes"]
     assert model["broken"]["3"] in text_of(driver, "main .notice.bad")
+    assert text_of(driver, "main .notice.told") == "worse than linear"
+    ours, *plain = table_of(driver, "Plain models")
+    assert ours == ["this model", f"{100 * model['quality']['test_accuracy']:.2f} %"]
+    assert plain == [["linear", "99.50 %"], ["constant (the most frequent class)", "10.00 %"]]
     quality = {row[0]: row[1] for row in table_of(driver, "Quality of version 2")}
     assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
     assert len(quality) == len(model["quality"])

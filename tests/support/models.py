@@ -65,7 +65,7 @@ def _publish(store, model, recipe, data, splits, root=None):
     temperature = temper(model, recipe, splits.validation)
     if temperature is not None:
         provenance = provenance.model_copy(update={"temperature": temperature})
-    publish(Fitted(model, recipe, data, splits, provenance), store, root=root)
+    publish(Fitted(model, recipe, data, splits, provenance), store, root=root, anyway=True)
 
 
 def publish_wide(store: ModelStore, name: str = "wide", classes: int = 1000) -> None:

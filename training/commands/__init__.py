@@ -27,6 +27,12 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
 
 
+def add_anyway(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--anyway", action="store_true", help="publish also what is worse than a guess"
+    )
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="COLUMN", help="what to predict of csv: and parquet: data"

@@ -10,7 +10,14 @@ from pydantic import ValidationError
 from model_store.errors import InvalidInput
 from training import recipe as recipes
 from training import silence
-from training.commands import Commands, add_device, add_target, open_store, print_quality
+from training.commands import (
+    Commands,
+    add_anyway,
+    add_device,
+    add_target,
+    open_store,
+    print_quality,
+)
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
@@ -48,6 +55,7 @@ def add_fit(commands: Commands) -> None:
     add("--seed", type=int, help="in place of the recipe's seed")
     add("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
     add("--again", action="store_true", help="fit also what a version was fitted from already")
+    add_anyway(parser)
     add_device(parser)
     add("--quiet", action="store_true", help="no progress bar")
 
@@ -119,6 +127,7 @@ def _fit(options: argparse.Namespace) -> None:
     # wrong recipes and data are answered before torch is there
     from training.fit import find_device, fit, publish, run_folder
     from training.fitting.run import CHECKPOINT
+    from training.publishing.baselines import lines
 
     device, runs = find_device(options.device), runs_folder()
     if plan is not None:
@@ -129,8 +138,10 @@ def _fit(options: argparse.Namespace) -> None:
         print(f"{what}, so there is nothing to do; --again fits it again")
         return
     fitted = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
-    manifest = publish(fitted, store)
+    manifest = publish(fitted, store, anyway=options.anyway)
     print_quality(manifest.quality)
+    for line in lines(manifest):
+        print(f"  {line}")
     assert fitted.folder is not None
     plot = fitted.folder / "progress.png"
     end = f"; plot: {plot}" if plot.exists() else ""

@@ -6,7 +6,14 @@ import argparse
 from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
-from training.commands import Commands, add_target, add_version, open_store, print_quality
+from training.commands import (
+    Commands,
+    add_anyway,
+    add_target,
+    add_version,
+    open_store,
+    print_quality,
+)
 from training.folders import data_root, runs_folder
 from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
 
@@ -31,6 +38,7 @@ def add_prune(commands: Commands) -> None:
         metavar="SRC",
         help="where the data of its fit are now, if no longer where they were",
     )
+    add_anyway(parser)
 
 
 def add_calibrate(commands: Commands) -> None:
@@ -115,7 +123,9 @@ def _prune(options: argparse.Namespace) -> None:
     from training.publishing.derive import prune_version
 
     name = options.name or parent.manifest.name
-    pruned = prune_version(store, parent, data, options.fraction, name, runs_folder())
+    pruned = prune_version(
+        store, parent, data, options.fraction, name, runs_folder(), options.anyway
+    )
     facts, manifest = pruned.facts, pruned.manifest
     for key, before, after in (
         ("weights", facts.weights, facts.kept_weights),

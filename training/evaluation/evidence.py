@@ -239,6 +239,9 @@ class Report(Measures):
     resamples: int
     detectors: Detectors
     convergence: dict[str, Any] | None = None  # of a variational fit
+    # Of a table: figures of its publication, of this model and of plain ones on the same rows
+    baselines: dict[str, dict[str, float]] = {}
+    warnings: list[str] = []  # as in the manifest
     summary: dict[str, float]
     summary_intervals: ByName
     test: ClassMeasures | RegressionMeasures

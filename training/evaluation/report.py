@@ -95,6 +95,12 @@ def evaluate_version(
     convergence = Provenance.of(manifest).convergence
     if convergence is not None:
         given["convergence"] = convergence
+    if manifest.baselines:
+        keys = next(iter(manifest.baselines.values()))
+        own = {key: manifest.quality[key] for key in keys}
+        given["baselines"] = {"this model": own, **manifest.baselines}
+    if manifest.warnings:
+        given["warnings"] = list(manifest.warnings)
     if manifest.input.columns:
         loss, is_squared = losses(predicted.prediction.scores, test.y), not data.classes
         slices = worst_slices(test.x, manifest.input.columns, loss, is_squared, wanted.seed)

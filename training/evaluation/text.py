@@ -148,9 +148,11 @@ def blocks(report: evidence.Report, plots: list[str]) -> list[Block]:
         "of the same kind; where they are bootstrapped, of "
         f"{report.resamples} samples of the rows.",
         *_convergence(report.convergence),
+        *(f"Note: {warning}." for warning in report.warnings),
         "## Test rows",
         Table(["", ""], figures),
         _flag_rates({"test rows": test, **report.outliers, **attacked}),
+        *_baselines(report.baselines),
     ]
     is_regression = isinstance(test, evidence.RegressionMeasures)
     if isinstance(test, evidence.RegressionMeasures):
@@ -187,6 +189,15 @@ def _convergence(fit: dict[str, Any] | None) -> list[Block]:
     if "pareto_k" in fit:
         k_hat = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)"
     return [f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{k_hat}."]
+
+
+def _baselines(baselines: Mapping[str, Mapping[str, float]]) -> list[Block]:
+    if not baselines:
+        return []
+    keys = list(baselines["this model"])
+    rows = [[name, *(_plain(found[key]) for key in keys)] for name, found in baselines.items()]
+    about = "On the test rows of its fit, when it was published:"
+    return ["### Plain models", about, Table(["", *keys], rows)]
 
 
 def _detection(sets: Mapping[str, evidence.SetMeasures], measure: str) -> Table:

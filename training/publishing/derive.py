@@ -28,6 +28,7 @@ from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
 from training.model import likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
+from training.publishing.baselines import check_constant
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
@@ -50,7 +51,13 @@ class Pruned:
 
 
 def prune_version(
-    store: ModelStore, parent: Parent, data: Dataset, fraction: float, name: str, runs: Path
+    store: ModelStore,
+    parent: Parent,
+    data: Dataset,
+    fraction: float,
+    name: str,
+    runs: Path,
+    anyway: bool = False,
 ) -> Pruned:
     """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
 
@@ -60,7 +67,7 @@ def prune_version(
     Raises:
         InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
             version is recalibrated: calibrating on the rows of its fit would undo that.
-        ParityError, PreflightError: as of `publish`.
+        ParityError, GateError, PreflightError: as of `publish`.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
@@ -84,6 +91,8 @@ def prune_version(
     if temperature is not None:
         provenance = provenance.model_copy(update={"temperature": temperature})
     draft = assemble(Fitted(smaller, recipe, data, splits, provenance, transform))
+    if not anyway:
+        check_constant(name, draft)
     graphs = store.open(parent.manifest.name, parent.manifest.version, wanted=GRAPHS).files
     files = {file: content for file, content in draft.files.items() if isinstance(content, bytes)}
     before_ms, after_ms = request_times_ms(

@@ -28,7 +28,7 @@ TESTS = {"mcnemar": "McNemar", "score": "Tango", "bootstrap": "bootstrap"}
 
 
 class GateError(DubitoError):
-    """A version that its recipe's gate keeps out; what it says is why."""
+    """A version that is not good enough to be published; what it says is why."""
 
 
 def check_gate(

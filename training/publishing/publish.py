@@ -33,6 +33,7 @@ from training.export.quantise import quantisation_error, quantise_network, quant
 from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
 from training.provenance import Provenance
+from training.publishing.baselines import check_constant, with_baselines
 from training.publishing.gate import check_gate
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
@@ -54,16 +55,20 @@ def publish(
     name: str | None = None,
     alias: str = LATEST,
     root: Path | None = None,
+    anyway: bool = False,
 ) -> Manifest:
     """Publish a fitted model as the next version of `name`, by default the recipe's.
 
     A run is published once, however often a process was killed between its publication and its
-    end. The recipe's gate guards `latest` alone; `root` is where data are that it reads, by
-    default DUBITO_DATA.
+    end. The recipe's gate and the baselines of a table guard `latest` alone; `root` is where data
+    are that the gate reads, by default DUBITO_DATA.
+
+    A table's model that is worse than the constant is published `anyway` or not at all
+    (`training.publishing.baselines`).
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
-        GateError: if the recipe's gate keeps it out.
+        GateError: if the recipe's gate keeps it out, or it is worse than the constant.
         PreflightError: if the service could not load it.
         InvalidInput: if the name is not fit for a model.
         Nothing is published by any of these.
@@ -73,6 +78,8 @@ def publish(
         manifest = _find_published(store, name, fitted.provenance.run)
         if manifest is None:
             draft = assemble(fitted)
+            if alias == LATEST and not anyway:
+                check_constant(name, draft)
             if recipe.gate is not None and alias == LATEST:
                 rows = quality_rows(recipe, fitted.data, fitted.splits)
                 check_gate(recipe, store, name, draft, rows, root or data_root())
@@ -96,7 +103,7 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 
 def assemble(fitted: "Fitted") -> Draft:
-    """Export, check, calibrate and measure a fitted model."""
+    """Export, check, calibrate and measure a fitted model, and a table's baselines."""
     recipe, data, splits = fitted.recipe, fitted.data, fitted.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -111,7 +118,7 @@ def assemble(fitted: "Fitted") -> Draft:
         shares = class_shares(data.train.y if are_alike else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
-    return draft_version(
+    draft = draft_version(
         _export(fitted),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
@@ -125,6 +132,7 @@ def assemble(fitted: "Fitted") -> Draft:
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
     )
+    return with_baselines(draft, fitted)
 
 
 def _export(fitted: "Fitted") -> Exported:

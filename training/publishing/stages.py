@@ -52,6 +52,7 @@ from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
 ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
+SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this, and at least its inverse
 PREFIX = ".trial-"  # not a model's name: stores pass such folders over
 
 
@@ -112,6 +113,8 @@ class Draft:
     description: Description
     files: dict[str, bytes | Path]
     figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
+    # Of a table, by name: what it must be better than
+    baselines: dict[str, dict[str, Figure]] = field(default_factory=dict)
 
 
 def draft_version(
@@ -156,6 +159,9 @@ def draft_version(
     figures = Measurable(
         runtime, calibration, names.density, measured.classes, exported.transform
     ).figures(measured)
+    warnings = _temperature_warnings(provenance)
+    for warning in warnings:
+        log.warning("%s", warning)
     description = Description(
         method=method,
         task=runtime.task,
@@ -170,12 +176,24 @@ def draft_version(
         training=provenance.content(),
         precision=exported.precision,
         quality=values(figures),
+        warnings=warnings,
         parity=exported.parity,
     )
     tensors = calibration.tensors()
     if rows.shares is not None:
         tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()
     return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, figures)
+
+
+def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:
+    if provenance.temperature is None:
+        return ()
+    value = provenance.temperature.value
+    if 1.0 / SOUND_TEMPERATURE <= value <= SOUND_TEMPERATURE:
+        return ()
+    how = "sure" if value > 1.0 else "unsure"
+    why = "training went wrong: " if provenance.recalibrated is None else ""
+    return (f"{why}by itself the network is too {how} (temperature {value:.4g})",)
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:

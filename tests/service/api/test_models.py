@@ -299,6 +299,7 @@ def test_models_are_described(client, digits_store):
         "target": None,
         "quality": manifest.quality,
         "smallest_fpr": manifest.detectors.smallest_fpr,
+        "warnings": list(manifest.warnings),
         "too_few_rows": None,
         "categories": None,
         "encoder": None,

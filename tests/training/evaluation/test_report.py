@@ -22,6 +22,7 @@ from training.evaluation.attacks import differentiable_flag
 from training.evaluation.quality import ServedPredictor
 from training.evaluation.report import Wanted, data_of, say_rows
 from training.evaluation.report import test_rows as measured_rows
+from training.publishing.baselines import LOG_LIKELIHOOD
 from training.scoring import draw_seed
 from training.versions import WEIGHTS, open_version, parent_of
 
@@ -280,6 +281,10 @@ def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(
     assert slices["chosen_rows"] + slices["rows"] == found.report["test"]["rows"] == 160
     page = found.read("evidence.html").decode()
     assert "Where it is worst" in page
+    plain = found.report["baselines"]
+    assert list(plain) == ["this model", "constant", "linear", "boosting"]
+    assert f"<td>boosting</td><td>{plain['boosting']['test_accuracy']:.4g}</td>" in page
+    assert f"worse than boosting: log-likelihood {plain['this model'][LOG_LIKELIHOOD]:.4g}" in page
     assert "<b>" not in page
     assert "&lt;b&gt;Rome|&lt;/b&gt;" in page or "Oslo" in page
     assert "`even`" in found.read("evidence.md").decode()

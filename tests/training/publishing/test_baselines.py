@@ -1,0 +1,146 @@
+"""Baselines of tables: what plain models reach, and what is said and refused by them."""
+
+from math import log, pi
+
+import numpy as np
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from tests.support.recipes import write_recipe
+from training.__main__ import main
+from training.data import Rows
+from training.evaluation.figures import Mean, Share
+from training.provenance import Provenance, TemperatureChoice
+from training.publishing.baselines import (
+    ACCURACY,
+    ERROR,
+    LEAST,
+    LOG_LIKELIHOOD,
+    baselines,
+    lead,
+    sentences,
+    spread,
+)
+from training.publishing.stages import _temperature_warnings
+
+RANDOM = np.random.default_rng(3)
+
+
+def rows_of(y):
+    x = np.stack([y, RANDOM.normal(size=len(y))], axis=1).astype(np.float32)
+    return Rows(x, y)
+
+
+def test_the_constant_is_the_likelihood_of_smoothed_shares_by_hand():
+    train, test = rows_of(np.array([0] * 6 + [1] * 3)), rows_of(np.array([0, 1, 2, 0]))
+    found = baselines(train, train, test, 3)["constant"]
+    by_hand = (2 * log(7 / 12) + log(4 / 12) + log(1 / 12)) / 4
+    assert found[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
+    assert found[ACCURACY].value == 0.5
+
+
+def test_the_constant_of_targets_is_their_gaussian_by_hand():
+    train, test = rows_of(np.float32([1, 2, 6])), rows_of(np.float32([3, 0]))
+    found = baselines(train, train, test, 0)["constant"]
+    variance = (4 + 1 + 9) / 3
+    by_hand = -0.5 * log(2 * pi * variance) - (0 + 9) / 2 / (2 * variance)
+    assert found[LOG_LIKELIHOOD].value == pytest.approx(by_hand)
+    assert found[ERROR].value == pytest.approx((9 / 2) ** 0.5)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_linear_and_boosting_find_what_a_column_gives_away(classes):
+    y = np.arange(200) % classes if classes else RANDOM.normal(size=200).astype(np.float32)
+    rows = rows_of(y)
+    found = baselines(rows, rows, rows, classes)
+    assert list(found) == ["constant", "linear", "boosting"]
+    constant = found.pop("constant")
+    for figures in found.values():
+        assert lead(figures[LOG_LIKELIHOOD], constant[LOG_LIKELIHOOD])[0] > 0.3
+        assert figures[LOG_LIKELIHOOD].value <= 0 or not classes
+
+
+def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
+    y = np.append(np.zeros(12_000, dtype=np.int64), 1)
+    found = baselines(rows_of(y), rows_of(y), rows_of(np.array([2, 0])), 3)
+    for name in ("linear", "boosting"):
+        assert found[name][LOG_LIKELIHOOD].value > log(LEAST)
+
+
+def test_rows_that_are_spread_have_the_first_and_the_last_class():
+    y = np.append(np.ones(5000, dtype=np.int64), [0, 2])
+    few = spread(rows_of(y), 100)
+    assert len(few) == 100
+    assert sorted({*few.y.tolist()}) == [0, 1, 2]
+
+
+def figures_of(log_likelihood, hits):
+    return {LOG_LIKELIHOOD: Mean(np.array(log_likelihood)), ACCURACY: Share(np.array(hits))}
+
+
+def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance():
+    even = [-0.5, -0.6] * 50
+    mine = figures_of(even, [True, False] * 50)
+    better = figures_of(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
+    alike = figures_of(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
+    assert sentences(mine, {"constant": alike, "linear": alike}, "always 'ok'") == []
+    assert sentences(mine, {"linear": better, "boosting": alike}, "always 'ok'") == [
+        "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
+        "standard error 0.005)"
+    ]
+    likelihood, accuracy = sentences(mine, {"constant": better}, "always 'ok'")
+    assert likelihood.startswith("worse than always 'ok': log-likelihood -0.55 against -0.4")
+    assert accuracy == "accuracy 0.5 is below the 1 of always 'ok'"
+
+
+@pytest.mark.parametrize(
+    ("value", "how"), [(9.996, "too sure"), (0.3, "too unsure"), (2.0, None), (0.5, None)]
+)
+def test_a_temperature_beyond_two_says_that_training_went_wrong(value, how):
+    choice = TemperatureChoice(value=value, fitted=value, gain=1.0, standard_error=0.1)
+    said = _temperature_warnings(Provenance(temperature=choice))
+    assert bool(said) == (how is not None)
+    assert all(f"the network is {how} (temperature {value:.4g})" in one for one in said)
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch, capsys, fits):
+    """Fit a table of two classes; returns exit code, output and errors."""
+    for key, folder in {"STORE": "models", "RUNS": "runs", "DATA": "."}.items():
+        monkeypatch.setenv(f"DUBITO_{key}", str(tmp_path / folder))
+    draw = np.random.default_rng(0)
+    lines = [f"{draw.normal():.3f},{'late' if i % 4 == 0 else 'ok'}" for i in range(400)]
+    (tmp_path / "flights.csv").write_text("\n".join(["hours,is", *lines]))
+
+    def run(*options, **training):
+        path = write_recipe(
+            tmp_path,
+            name="flights",
+            data={"source": "csv:flights.csv", "target": "is"},
+            training={"batch_rows": 8, **training},
+            serving={"temperature": False},
+        )
+        code = main(["fit", str(path), "--quiet", "--device", "cpu", *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_what_is_worse_than_the_constant_is_published_anyway_or_not_at_all(fit, tmp_path):
+    badly = {"epochs": 3, "learning_rate": 0.5, "final_learning_rate": 0.5}
+    code, _, errors = fit(**badly)
+    assert code == 1
+    assert "is not published, since it is worse than a guess: log-likelihood" in errors
+    assert "--anyway" in errors
+    store = ModelStore(tmp_path / "models")
+    assert store.versions("flights") == []
+    code, out, others = fit("--anyway", **badly)
+    assert code == 0, others
+    assert "worse than always 'ok': log-likelihood" in out
+    (likelihood,) = [line for line in out.splitlines() if "log-likelihood: this model" in line]
+    manifest = store.manifest("flights", "1")
+    its = manifest.baselines["constant"][LOG_LIKELIHOOD]
+    assert likelihood.endswith(f"always 'ok' {its:.4g}")
+    assert f"where always 'ok' has {its:.4g} on the same 80 test rows" in errors
+    assert set(manifest.baselines) == {"constant", "linear", "boosting"}
+    assert manifest.warnings[0].startswith("worse than always 'ok'")
