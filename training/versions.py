@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -125,18 +125,23 @@ def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:
 
 
 def load_other(recipe: Recipe, root: Path, columns: Columns, tokenizer: bytes | None) -> Dataset:
-    """Read other data than those of a fit, all of whose rows are used: they may be of one group
-    alone, which no fit could split."""
+    """Read other data than those of a fit, all of whose rows are used: they need no ids, and may be
+    of one group alone, which no fit could split."""
+
+    def read(without: str | None, **changed: str | None) -> Dataset:
+        section = recipe.data
+        ignored: dict[str, Any] = {name: "ignored" for name in (section.id, without) if name}
+        kinds = {"columns": ignored | section.columns}
+        section = section.model_copy(update={"id": None} | changed | kinds)
+        return load(recipe.model_copy(update={"data": section}), root, columns, tokenizer)
+
     try:
-        return load(recipe, root, columns, tokenizer)
+        return read(None)
     except InvalidInput as error:
         if error.field != "data.group":
             raise
-    section = recipe.data
-    kinds = {section.group: "ignored"} | section.columns
-    changed = {"group": None, "calibration_group": section.group_column, "columns": kinds}
-    whole = recipe.model_copy(update={"data": section.model_copy(update=changed)})
-    return load(whole, root, columns, tokenizer)
+    group, column = recipe.data.group, recipe.data.group_column
+    return read(group, group=None, calibration_group=column)
 
 
 def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Dataset:

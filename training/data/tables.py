@@ -170,7 +170,8 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
     if target is None:
         raise InvalidInput("data.target", "the name of a column (or --target COLUMN)", "none")
     check_names(names)
-    of_columns = [("data.columns", name) for name in section.columns]
+    kinds = section.columns.items()
+    of_columns = [("data.columns", name) for name, of in kinds if not known or of != "ignored"]
     for field, name in [("data.target", target), *of_columns, *others]:
         if name is not None and name not in names:
             raise InvalidInput(field, f"one of the columns {names[:20]}", repr(name)[:100])
@@ -276,6 +277,11 @@ def _encode(
         known_names = f"the columns {sorted(names)[:20]} and no others"
         expected = f"{known_names} (`ignored` in data.columns leaves one out)"
         raise InvalidInput("data.source", expected, f"a difference in {differing[:20]}")
+    for column in known:
+        absent = int((~presence(table.columns[column.name])).sum())
+        if absent and column.missing is False:
+            said = "%d rows miss %s, which no training row misses: the service refuses such rows"
+            log.info(said, absent, column.name)
     of_train = (ties or Keys()).take(train)
     columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
     x, x_test = (encode(columns, table.take(part).columns) for part in (train, targets.test))

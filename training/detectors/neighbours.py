@@ -78,19 +78,7 @@ class Neighbours(nn.Module):
         return matmul(self._from_neighbour(rows), self.components.T)
 
     def _from_neighbour(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
-        """Return the vector from the k-th nearest row.
-
-        |b|^2 - 2 b'p loses to float32's rounding what distances far shorter than p differ by: it
-        chooses twice as many as are wanted, whose vectors are then made.
-        """
-        point = self._point(rows)
-        others = self.bank_squares - 2.0 * matmul(point, self.bank)
-        few = min(2 * self.neighbour, self.bank.shape[1])
-        nearest = others.topk(few, dim=1, largest=False).indices
-        vectors = point[:, None] - self.bank[:, nearest].permute(1, 2, 0)
-        squares = square_norms(vectors.flatten(0, 1)).reshape(-1, few)
-        kth = squares.topk(self.neighbour, dim=1, largest=False).indices[:, -1:, None]
-        return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
+        return from_kth(self._point(rows), self.bank, self.bank_squares, self.neighbour)
 
     def _point(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         rows = self.fold(rows)
@@ -102,31 +90,59 @@ class CosineNeighbours(nn.Module):
     """One less the cosine of a row's angle with the k-th nearest of a bank of training rows: from 0
     to 2.
 
-    It is the distance of Sun et al. 2022 (section 3) in all directions. Where `Neighbours` looks at
+    Of vectors u, v of length 1 it is |u - v|^2 / 2: the distance of Sun et al. 2022 (section 3) in
+    all directions. Where `Neighbours` looks at
     the leading directions of the data, what is unlike them lies in the others: of what an encoder
     that was trained on much says.
     """
 
+    mean: Tensor
     bank: Tensor
+    bank_squares: Tensor
     fold: Fold
 
-    def __init__(self, fold: Fold, bank: Float[Tensor, "I B"], neighbour: int) -> None:
+    def __init__(
+        self, fold: Fold, mean: Float[Tensor, "I"], bank: Float[Tensor, "B I"], neighbour: int
+    ) -> None:
         super().__init__()
         self.fold = fold
-        self.register_buffer("bank", bank)
-        self.neighbour = min(neighbour, bank.shape[1])
+        self.register_buffer("mean", mean)
+        self.register_buffer("bank", bank.T.contiguous())
+        self.register_buffer("bank_squares", square_norms(bank))
+        self.neighbour = min(neighbour, len(bank))
 
     @classmethod
     def fit(cls, rows: Num[Tensor, "N I"], generator: torch.Generator) -> "CosineNeighbours":
         fold = Fold.fit(rows.shape[1], generator)
         chosen = rows[torch.randperm(len(rows), generator=generator)[:COSINE_ROWS]]
         bank = torch.cat([_unit(fold(part.float())) for part in chunks(chosen)])
-        return cls(fold, bank.T.contiguous(), NEIGHBOUR)
+        mean = bank.mean(0)
+        return cls(fold, mean, bank - mean, NEIGHBOUR)
 
     def forward(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]:
-        cosines = matmul(_unit(self.fold(rows)), self.bank)
-        nearest = cosines.topk(self.neighbour, dim=1).values[:, -1]
-        return (1.0 - nearest).clamp(min=ROUNDING)
+        points = _unit(self.fold(rows)) - self.mean
+        vectors = from_kth(points, self.bank, self.bank_squares, self.neighbour)
+        return (0.5 * square_norms(vectors)).clamp(min=ROUNDING)
+
+
+def from_kth(
+    points: Float[Tensor, "N D"],
+    bank: Float[Tensor, "D B"],
+    bank_squares: Float[Tensor, "B"],
+    neighbour: int,
+) -> Float[Tensor, "N D"]:
+    """Return the vector to each point from the `neighbour`-th nearest of a bank.
+
+    |b|^2 - 2 b'p loses to float32's rounding what distances far shorter than p differ by: it
+    chooses twice as many as are wanted, whose vectors are then made.
+    """
+    others = bank_squares - 2.0 * matmul(points, bank)
+    few = min(2 * neighbour, bank.shape[1])
+    nearest = others.topk(few, dim=1, largest=False).indices
+    vectors = points[:, None] - bank[:, nearest].permute(1, 2, 0)
+    squares = square_norms(vectors.flatten(0, 1)).reshape(-1, few)
+    kth = squares.topk(neighbour, dim=1, largest=False).indices[:, -1:, None]
+    return vectors.gather(1, kth.expand(-1, -1, vectors.shape[2]))[:, 0]
 
 
 def _unit(rows: Float[Tensor, "N I"]) -> Float[Tensor, "N I"]:

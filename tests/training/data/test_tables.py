@@ -12,6 +12,7 @@ from pyarrow import parquet
 from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
+from training.__main__ import print_messages
 from training.data import load, split, split_sizes
 from training.versions import load_other
 
@@ -410,6 +411,17 @@ def test_rows_that_are_split_by_group_know_it_too(tmp_path):
     assert not set(data.train.groups.tolist()) & set(data.test.groups.tolist())
 
 
+def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
+    write_csv(tmp_path)
+    known = read(tmp_path).columns
+    write_csv(tmp_path, {**COLUMNS, "age": [None, *COLUMNS["age"][1:]]})
+    with print_messages():
+        load(recipe_of("csv:a.csv", target="label"), tmp_path, known)
+    said = capsys.readouterr().out
+    assert "1 rows miss age, which no training row misses: the service refuses such rows" in said
+    assert "income" not in said
+
+
 def test_other_data_may_be_of_one_group_alone(tmp_path):
     sizes = {"reference_rows": 4, "ranking_rows": 4, "validation_rows": 4}
     write_csv(tmp_path, {**COLUMNS, "site": [f"s{i // 2:02}" for i in range(ROWS)]})
@@ -420,6 +432,18 @@ def test_other_data_may_be_of_one_group_alone(tmp_path):
     other = load_other(recipe, tmp_path, fitted.columns, None)
     assert (len(other.rows), other.group_names) == (ROWS, ("new",))
     assert {*other.rows.groups.tolist()} == {0}
+
+
+def test_other_data_need_no_column_that_the_model_does_not_read(tmp_path):
+    data = {"target": "label", "id": "key", "columns": {"title": "ignored"}}
+    kept = {**COLUMNS, "key": [f"k{i}" for i in range(ROWS)], "title": ["a"] * ROWS}
+    write_csv(tmp_path, kept)
+    fitted = read(tmp_path, **data)
+    recipe = recipe_of("csv:a.csv", **data)
+    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
+    write_csv(tmp_path)
+    refused(lambda: read(tmp_path, **data), "expected one of the columns")
+    assert load_other(recipe, tmp_path, fitted.columns, None).digest() == fitted.digest()
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,16 @@ def test_cosine_neighbours_are_those_of_all_directions_whatever_the_length():
     assert np.isfinite(score(detector, 0 * x)).all()
 
 
+def test_small_angles_are_no_rounding_of_float32():
+    """As of what language models say of texts, whose vectors lie in a narrow cone."""
+    x = np.float32(1 + 0.01 * np.random.default_rng(6).normal(size=(200, 384)))
+    detector = CosineNeighbours.fit(torch.from_numpy(x), generator())
+    unit = x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+    exact = 1 - np.sort(unit @ unit.T, axis=1)[:, -5]
+    assert 1e-5 < exact.mean() < 1e-4
+    assert np.allclose(score(detector, x), exact, rtol=1e-4, atol=0)
+
+
 def test_roughness_is_of_images_alone():
     assert "roughness" in names_for((4, 4))
     assert "roughness" not in names_for((16,))
