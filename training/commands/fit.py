@@ -30,7 +30,6 @@ from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
 
-
 # What --json says of data, and of each column
 OF_FINDINGS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")
 OF_COLUMNS = ("name", "kind", "why", "missing", "notes")
