@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a shell begins a command in the background with this signal ignored, and all its processes
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # clients of tests speak plain HTTP, but each reads all certificates, which takes 40 ms
 ssl.create_default_context = functools.cache(ssl.create_default_context)
