@@ -15,8 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import hypothesis
 import numpy as np
 import pytest
+
+# how long an example takes depends on what else runs, and on the checks of `make check`
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("tests.support")
 
