@@ -1,26 +1,30 @@
 """A client of Dubito, the prediction service that knows when it doubts."""
 
-from dubito.client import AsyncClient, Client
-from dubito.errors import (
-    Absent,
-    AnswerError,
-    Conflict,
-    DeadlineExceeded,
-    DubitoError,
-    Forbidden,
-    InvalidInput,
-    JobFailed,
-    NoAnswer,
-    NoSpace,
-    NotFound,
-    NotReady,
-    Overloaded,
-    ServerError,
-    TooLarge,
-    Unauthorized,
-)
-from dubito.predictions import Detector, Predictions
-from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dubito.client import AsyncClient, Client
+    from dubito.errors import (
+        Absent,
+        AnswerError,
+        Conflict,
+        DeadlineExceeded,
+        DubitoError,
+        Forbidden,
+        InvalidInput,
+        JobFailed,
+        NoAnswer,
+        NoSpace,
+        NotFound,
+        NotReady,
+        Overloaded,
+        ServerError,
+        TooLarge,
+        Unauthorized,
+    )
+    from dubito.predictions import Detector, Predictions
+    from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
 
 __all__ = [
     "Absent",
@@ -49,3 +53,19 @@ __all__ = [
     "TooLarge",
     "Unauthorized",
 ]
+
+_MODULES = ("client", "errors", "predictions", "results")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: the command's page of help waits for neither httpx nor numpy."""
+    if name in _MODULES:
+        return import_module(f"dubito.{name}")
+    if name in __all__:
+        modules = (import_module(f"dubito.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    raise AttributeError(f"module 'dubito' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
