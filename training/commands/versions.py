@@ -199,11 +199,10 @@ def _compare(options: argparse.Namespace) -> None:
     both = "-".join(f"{v.manifest.name}-{v.manifest.version}" for v in versions)
     folder = runs_folder() / f"{both}-compared"
     folder.mkdir(parents=True, exist_ok=True)
-    files = comparison.files()
-    for file, content in files.items():
+    for file, content in comparison.files().items():
         (folder / file).write_bytes(content)
     if options.json:
-        print(files["comparison.json"].decode())
+        print((folder / "comparison.json").read_text())
         return
     print(comparison.text())
     print(f"comparison: {folder / 'comparison.md'}")
