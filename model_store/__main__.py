@@ -1,5 +1,5 @@
-"""Look after a model store: `python -m model_store list | show | verify | alias | keep | delete |
-keygen | sign`."""
+"""Look after a model store: `dubito store list | show | verify | alias | keep | delete | keygen |
+sign`."""
 
 import argparse
 import sys
@@ -13,9 +13,9 @@ from model_store.artifacts.summary import summary
 from model_store.errors import DubitoError, InvalidInput, StoreError
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m model_store") -> int:
     """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
-    parser = argparse.ArgumentParser(prog="python -m model_store", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
         "--store", metavar="PLACE", help="a folder or s3://bucket/prefix, in place of DUBITO_STORE"
     )

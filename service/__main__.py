@@ -1,4 +1,4 @@
-"""Serve: `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md
+"""Serve: `dubito serve`, or `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md
 lists them."""
 
 import argparse
@@ -28,19 +28,23 @@ logger = logging.getLogger("dubito")
 COMMANDS = ("key", "label-studio", "cluster", "score", "acquire", "backup", "restore")
 
 
-def main() -> int:
-    """Serve until SIGTERM or SIGINT.
+def main(arguments: list[str] | None = None, prog: str | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, or do another command.
+
+    Args:
+        prog: what the command line is called where it is not `python -m service`.
 
     Returns:
         The exit code: 0 stopped, 2 a wrong setting, 3 it cannot start.
     """
-    command, arguments = next(iter(sys.argv[1:]), None), sys.argv[2:]
-    place = WorkerPlace.from_arguments(arguments) if command == WorkerPlace.OPTION else None
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, others = next(iter(arguments), None), arguments[1:]
+    place = WorkerPlace.from_arguments(others) if command == WorkerPlace.OPTION else None
     try:
         if command in COMMANDS:
-            return run(command, arguments)
+            return run(command, others, prog or f"python -m service {command}")
         if place is None:
-            set_options(sys.argv[1:])
+            set_options(arguments, prog)
         settings = read_settings()
         check(settings, place is None)
     except DubitoError as error:
@@ -63,20 +67,20 @@ def main() -> int:
     return serve(settings) if settings.workers == 1 else supervise(settings)
 
 
-def run(command: str, arguments: list[str]) -> int:
+def run(command: str, arguments: list[str], prog: str) -> int:
     """Run a command, which imports what it alone needs; return the exit code."""
     if command == "key":
-        print_new_key(arguments)
+        print_new_key(arguments, prog)
         return 0
     settings = read_settings()
     if command == "label-studio":
-        studio.run(arguments, settings)
+        studio.run(arguments, settings, prog)
         return 0
     if command == "cluster":
         from service.integrations.ray import command as cluster
 
         check(settings)
-        return cluster.run(arguments, settings)
+        return cluster.run(arguments, settings, prog)
     if command in ("backup", "restore"):
         from model_store.state.backup import back_up, restore
 
@@ -85,16 +89,16 @@ def run(command: str, arguments: list[str]) -> int:
             "restore": (restore, sys.stdin.buffer),
         }[command]
         argparse.ArgumentParser(
-            prog=f"python -m service {command}", description=str(copy.__doc__).partition("\n")[0]
+            prog=prog, description=str(copy.__doc__).partition("\n")[0]
         ).parse_args(arguments)
         copy(settings.state, file)
         return 0
     from service.batch import command as data_sets
 
-    return data_sets.run(command, arguments, settings)
+    return data_sets.run(command, arguments, settings, prog)
 
 
-def set_options(arguments: list[str]) -> None:
+def set_options(arguments: list[str], prog: str | None) -> None:
     also = (
         "`python -m service key NAME ...` makes a key for DUBITO_KEYS_FILE; `python -m service "
         "label-studio NAME ...` brings a project of Label Studio and a model together; `python -m "
@@ -102,7 +106,9 @@ def set_options(arguments: list[str]) -> None:
         "predicts and `python -m service acquire SRC` ranks a whole data set; `python -m service "
         "backup > FILE` copies the state, and `python -m service restore < FILE` brings it back."
     )
-    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__, epilog=also)
+    parser = argparse.ArgumentParser(
+        prog=prog or "python -m service", description=__doc__, epilog=None if prog else also
+    )
     parser.add_argument(
         "--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)"
     )

@@ -9,13 +9,21 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import hypothesis
 import numpy as np
 import pytest
+
+# how long an example takes depends on what else runs, and on the checks of `make check`
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("tests.support")
 
@@ -27,6 +35,9 @@ if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # torch in several processes: their threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# a shell begins a command in the background with this signal ignored, and all its processes
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # clients of tests speak plain HTTP, but each reads all certificates, which takes 40 ms
 ssl.create_default_context = functools.cache(ssl.create_default_context)

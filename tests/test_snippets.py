@@ -19,6 +19,7 @@ import pytest
 
 from service.app import create_app
 from service.settings import Settings
+from tests.support.entry_points import entry_points
 from tests.support.environment import ROOT
 from training.recipe import validate
 
@@ -151,6 +152,7 @@ def test_commands_take_their_options(block, monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    monkeypatch.setattr("dubito.command.entry_points", entry_points)
     for words in commands(block):
         if "-m" in words:
             name, *arguments = words[words.index("-m") + 1 :]
@@ -172,8 +174,10 @@ def assert_parses(name, arguments):
             command = arguments[0] if arguments and not arguments[0].startswith("-") else None
             if command == "cluster":  # its parser comes with Ray's module, which may not be here
                 return
-            run = main.run if command else main.set_options
-            run(*([command, arguments[1:]] if command else [arguments]))
+            if command:
+                main.run(command, arguments[1:], name)
+            else:
+                main.set_options(arguments, name)
         else:
             main.main(arguments)
     except Parsed:

@@ -18,9 +18,9 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, prog: str = "python -m training") -> int:
     """Run a command; return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fit.add_fit(commands)
     fit.add_inspect(commands)

@@ -5,29 +5,30 @@ Where the project is installed with its extra `training`, also its estimators fo
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dubito.client import AsyncClient, Client
-from dubito.errors import (
-    Absent,
-    AnswerError,
-    Conflict,
-    DeadlineExceeded,
-    DubitoError,
-    Forbidden,
-    InvalidInput,
-    JobFailed,
-    NoAnswer,
-    NoSpace,
-    NotFound,
-    NotReady,
-    Overloaded,
-    ServerError,
-    TooLarge,
-    Unauthorized,
-)
-from dubito.predictions import Detector, Predictions
-from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
+if TYPE_CHECKING:
+    from dubito.client import AsyncClient, Client
+    from dubito.errors import (
+        Absent,
+        AnswerError,
+        Conflict,
+        DeadlineExceeded,
+        DubitoError,
+        Forbidden,
+        InvalidInput,
+        JobFailed,
+        NoAnswer,
+        NoSpace,
+        NotFound,
+        NotReady,
+        Overloaded,
+        ServerError,
+        TooLarge,
+        Unauthorized,
+    )
+    from dubito.predictions import Detector, Predictions
+    from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
 
 __all__ = [
     "Absent",
@@ -57,14 +58,25 @@ __all__ = [
     "Unauthorized",
 ]
 
-ESTIMATORS = ("Classifier", "Regressor")  # of the project, which the client knows nothing of
+_MODULES = ("client", "errors", "predictions", "results")
+_ESTIMATORS = ("Classifier", "Regressor")  # of the project
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ESTIMATORS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import what is asked for: the command's page of help waits for neither httpx nor numpy."""
+    if name in _MODULES:
+        return import_module(f"dubito.{name}")
+    if name in __all__:
+        modules = (import_module(f"dubito.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module 'dubito' has no attribute {name!r}")
     try:
         return getattr(import_module("training.estimators"), name)
     except ModuleNotFoundError as error:
         wanted = "the project with its extras `training` and `cpu` or `gpu`, from its repository"
         raise ImportError(f"dubito.{name} needs {wanted}: {error}") from error
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ESTIMATORS]

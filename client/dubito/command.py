@@ -1,303 +1,80 @@
-"""`dubito` on the command line: predict a file, rank a pool, list the models."""
+"""`dubito` on the command line: one page of help, and the commands of the packages that are there.
 
-import argparse
-import csv
-import json
-import os
+A package adds its own by an entry point of the group `dubito.commands`: a light module like
+`dubito.console`, whose `SECTIONS` are what the page shows, and whose `run` does a command.
+"""
+
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Protocol, cast
 
-import numpy as np
+from dubito import console
 
-from dubito.calls import Progress
-from dubito.client import AGENT, URL, Client
-from dubito.errors import DubitoError
-from dubito.predictions import OF_ALL_ROWS, Predictions
-from dubito.results import Job, Model
-from dubito.rows import MEDIA_TYPES, RowsLike
-from dubito.terminal import print_table, progress_bar
+GROUP = "dubito.commands"
+USAGE = """usage: dubito COMMAND ...
 
-Result = TypeVar("Result")
-Command = Callable[[Client, argparse.Namespace], None]
-Options = Mapping[str, tuple[Callable[[str], object], str]]
+A prediction service that knows when it doubts. `dubito COMMAND --help` says what a command takes.
+"""
 
-URL_VARIABLE = "DUBITO_CLIENT_URL"
-KEY_VARIABLE = "DUBITO_CLIENT_KEY"
-# Options of requests: type and meaning
-OF_BOTH: Options = {
-    "num_samples": (int, "posterior draws"),
-    "seed": (int, "replays the draws of that seed"),
-}
-OF_PREDICT: Options = {
-    "fpr": (float, "false-positive rate of the flag"),
-    "fdr": (float, "in its place: false discovery rate of all flags together"),
-    "coverage": (float, "of prediction sets and intervals"),
-    "confidence": (float, "with which the coverage is kept"),
-    "risk": (float, "largest share of wrong labels among those not abstained from"),
-}
-OF_ACQUIRE: Options = {
-    "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
-    "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
-    "beta": (float, "of power_bald: rows are taken by chance, weighted by BALD to this power"),
-    "control": (float, "share of the k rows that are set aside at random; needs --keep"),
-}
-JSON_LINES = (".jsonl", ".ndjson")
-FILES = (
-    "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each "
-    "a row"
-)
-CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
-OF_RANKING = (
-    *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
-    "unknown_categories",
-)
-REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
+
+class Console(Protocol):
+    @property
+    def SECTIONS(self) -> Mapping[str, Mapping[str, str]]:
+        """By section of the page: the commands, and what they do."""
+
+    def run(self, command: str, arguments: list[str]) -> int:
+        """Do a command, and return the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status: 0, or 1 with a line on standard error that says
-    what went wrong."""
-    asked = _parser().parse_args(arguments)
+    """Do a command, and return its exit status; 2 where there is none of that name."""
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(page())
+        return 0
+    if name == "--version":
+        print(f"dubito-client {_version()}".strip())
+        return 0
+    for one in consoles():
+        if any(name in commands for commands in one.SECTIONS.values()):
+            return _run(one, name, others)
+    print(f"dubito: expected a command that `dubito --help` lists, got {name}", file=sys.stderr)
+    return 2
+
+
+def consoles() -> Iterator[Console]:
+    yield console
+    for point in sorted(entry_points(group=GROUP)):
+        yield cast(Console, point.load())
+
+
+def page() -> str:
+    sections: dict[str, dict[str, str]] = {}
+    for one in consoles():
+        for title, commands in one.SECTIONS.items():
+            sections.setdefault(title, {}).update(commands)
+    width = max(len(name) for commands in sections.values() for name in commands)
+    lines = [USAGE]
+    for title, commands in sections.items():
+        lines += [
+            f"{title}:",
+            *(f"  {name:{width}}  {does}" for name, does in commands.items()),
+            "",
+        ]
+    return "\n".join([*lines, console.ENVIRONMENT])
+
+
+def _run(one: Console, name: str, arguments: list[str]) -> int:
     try:
-        with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
-            asked.command(client, asked)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
+        return one.run(name, arguments)
+    except ModuleNotFoundError as error:  # of an extra that is not installed
+        print(f"dubito: {name}: {error}", file=sys.stderr)
         return 1
-    except (DubitoError, OSError) as error:
-        print(f"dubito: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "dubito",
-        description="Ask a Dubito service. `dubito COMMAND --help` lists what a command takes.",
-        epilog=f"{URL_VARIABLE} names the service where --url does not, {KEY_VARIABLE} holds an "
-        "API key.",
-    )
-    parser.add_argument("--version", action="version", version=AGENT.replace("/", " "))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    of_all = argparse.ArgumentParser(add_help=False)
-    url = os.environ.get(URL_VARIABLE) or URL
-    of_all.add_argument("--url", default=url, help="of the service (%(default)s)")
-    of_all.add_argument("--json", action="store_true", help="print JSON")
-    of_rows = argparse.ArgumentParser(add_help=False)
-    add = of_rows.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    add("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
-    help = "have a job do it; `predict` does so with CSV, Parquet, npz and zip"
-    add("--job", action="store_true", help=help)
-    help = "rows are numbers, as a model of columns encodes these"
-    add("--encoded", action="store_true", default=None, help=help)
-
-    def command(name: str, run: Command, help: str, options: Options) -> Callable[..., Any]:
-        parents = [of_all] if run is _models else [of_all, of_rows]
-        added = commands.add_parser(name, parents=parents, help=help)
-        added.set_defaults(command=run)
-        for option, (kind, meaning) in options.items():
-            added.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
-        return added.add_argument
-
-    add = command("predict", _predict, "predict the rows of a file", {**OF_BOTH, **OF_PREDICT})
-    add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
-    add("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
-    add = command("acquire", _acquire, "choose the rows to label next", {**OF_BOTH, **OF_ACQUIRE})
-    add("-k", type=int, default=10, help="how many (%(default)s)")
-    help = "have the service keep them, by their ids"
-    add("--keep", action="store_true", default=None, help=help)
-    command("models", _models, "list the models", {})
-    return parser
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
-    return int(text)
-
-
-def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names, "encoded")}
-    given = {name: value for name, value in of_all.items() if value is not None}
-    if asked.model is not None:
-        name, _, version = asked.model.partition(":")
-        given |= {"model": name} | ({"version": version} if version else {})
-    return given
-
-
-def _predict(client: Client, asked: argparse.Namespace) -> None:
-    options, path = _options(asked, OF_PREDICT), asked.files[0]
-    if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
-        raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
-    if asked.out is not None and not asked.out.absolute().parent.is_dir():
-        raise DubitoError(f"--out: expected a file in a folder that is there, got {asked.out}")
-    not_read: Sequence[str] = ()
-    is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
-    with progress_bar("predicting") as progress:
-        if asked.job or is_read_there:
-            job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
-            answer = by_job(client, job, client.predictions, progress)
-            not_read = job.ignored_columns
-        else:
-            answer = client.predict(_rows(asked.files), on_progress=progress, **options)
-    if asked.out is not None:
-        _write(answer, asked.out)
-    if asked.json:
-        print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
-        return
-    print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
-    names = _names(answer, asked.files)
-    shown = min(asked.rows, len(answer))
-    heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
-    rows = [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
-    print_table(heads, rows)
-    more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
-    flagged = int(answer.flag.sum())
-    print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
-    for said in _notes(client, answer, not_read):
-        print(said)
-
-
-def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
-    """Yield what one should know of the rows: columns that were passed over, and categories that
-    say nothing."""
-    if not_read:
-        yield f"columns that the model does not take: {', '.join(not_read)}"
-    if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
-        names = [column["name"] for column in client.model(answer.model).columns or ()]
-        yield _unknown({name: n for name, n in zip(names, counts.tolist(), strict=False) if n})
-
-
-def _unknown(counts: Mapping[str, int]) -> str:
-    found = ", ".join(f"{name} in {n}" for name, n in counts.items())
-    return f"rows whose category is missing or unknown to the model: {found}"
-
-
-def _acquire(client: Client, asked: argparse.Namespace) -> None:
-    options = _options(asked, OF_ACQUIRE) | ({"keep": True} if asked.keep else {})
-    pool: Path | RowsLike = asked.files[0] if _is_pool(asked.files) else _rows(asked.files)
-    if not _is_pool(asked.files) and len(asked.files) > 1:
-        options["ids"] = [path.name for path in asked.files]
-    with progress_bar("ranking") as progress:
-        if asked.job:
-            job = client.acquire_job(pool, k=asked.k, **options)
-            answer = by_job(client, job, client.ranking, progress)
-        else:
-            answer = client.acquire(pool, k=asked.k, **options)
-    columns = answer.table()
-    if asked.json:
-        about = {name: getattr(answer, name) for name in OF_RANKING}
-        print(json.dumps({**about, "ranking": list(_objects(columns))}))
-        return
-    print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
-    print_table(list(columns), list(zip(*columns.values(), strict=True)))
-    left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
-    print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
-    if answer.unknown_categories:
-        print(_unknown(answer.unknown_categories))
-
-
-def _models(client: Client, asked: argparse.Namespace) -> None:
-    models = client.models()
-    if asked.json:
-        print(json.dumps({"models": [model.raw for model in models]}))
-        return
-    rows = [
-        (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _of(m))
-        for m in models
-    ]
-    print_table(("model", "serving", "versions", "task", "method", "predicts"), rows)
-    for model in models:
-        for version, why in model.broken.items():
-            print(f"{model.name} version {version} cannot be served: {why}")
-
-
-def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Progress) -> Result:
-    """Wait for a job's result; one who waits no longer wants none, and the job is cancelled."""
+def _version() -> str:
     try:
-        return wait(job, on_progress=progress)
-    except KeyboardInterrupt:
-        client.cancel(job)
-        raise
-
-
-def _of(model: Model) -> str:
-    if model.classes is not None:
-        return f"{len(model.classes)} classes: {', '.join(model.classes)}"
-    return model.target or ""
-
-
-def _is_pool(files: Sequence[Path]) -> bool:
-    return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
-
-
-def _rows(files: Sequence[Path]) -> RowsLike:
-    path = files[0]
-    if len(files) > 1 or not _is(path, ".npy", ".json", *JSON_LINES):
-        return files
-    if _is(path, ".npy"):
-        try:
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-        except (ValueError, EOFError):
-            raise DubitoError(f"{path}: expected an npy file of numbers, got another") from None
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if _is(path, ".json"):
-            rows = json.loads(text)
-            return rows if isinstance(rows, list) else [rows]
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
-        expected = "JSON" if _is(path, ".json") else "a JSON value on each line"
-        raise DubitoError(f"{path}: expected {expected}, got another: {error}") from None
-
-
-def _is(path: Path, *endings: str) -> bool:
-    return path.suffix.lower() in endings
-
-
-def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
-    if "ids" in answer:
-        return answer.ids.tolist()
-    return [path.name for path in files] if len(files) == len(answer) > 1 else range(len(answer))
-
-
-def _lines(answer: Predictions) -> Iterator[tuple[object, ...]]:
-    if answer.is_classification:
-        columns = (answer.label, answer.probabilities.max(axis=1), answer.entropy, answer.bald)
-        sets = map(", ".join, answer.sets())
-        yield from zip(*columns, answer.p_value, answer.flag, sets, strict=True)
-    else:
-        unknown = np.full(len(answer), np.nan)
-        epistemic = answer.epistemic_std if "epistemic_std" in answer else unknown
-        columns = (answer.mean, answer.std, epistemic, *answer.interval.T)
-        yield from zip(*columns, answer.p_value, answer.flag, strict=True)
-
-
-def _about(answer: Predictions) -> dict[str, Any]:
-    return {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
-
-
-def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-    lists = {name: array.tolist() for name, array in columns.items()}
-    for values in zip(*lists.values(), strict=True):
-        yield {
-            name: None if isinstance(value, float) and not np.isfinite(value) else value
-            for name, value in zip(lists, values, strict=True)
-        }
-
-
-def _write(answer: Predictions, path: Path) -> None:
-    if path.suffix == ".npz":
-        np.savez(path, allow_pickle=False, **answer.arrays)
-        return
-    columns = answer.table()
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))
+        return version("dubito-client")
+    except PackageNotFoundError:  # not installed, but found
+        return ""

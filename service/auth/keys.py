@@ -287,10 +287,10 @@ class KeyRing:
         self.keys, self._text, self._problem = keys, text, None
 
 
-def print_new_key(arguments: list[str]) -> None:
-    """`python -m service key`: print a new key on standard error, its entry on standard output."""
+def print_new_key(arguments: list[str], prog: str) -> None:
+    """`dubito key`: print a new key on standard error, its entry on standard output."""
     about = "Make a key for DUBITO_KEYS_FILE."
-    parser = argparse.ArgumentParser(prog="python -m service key", description=about)
+    parser = argparse.ArgumentParser(prog=prog, description=about)
     parser.add_argument("name", metavar="NAME", help="what the log calls the key")
     help = f"what it may do: some of {','.join(SCOPES)}"
     parser.add_argument("--scopes", required=True, help=help)

@@ -1,4 +1,4 @@
-"""`python -m service score` and `python -m service acquire`: whole data sets of Parquet files.
+"""`dubito score` and `dubito rank` (`python -m service acquire`): whole data sets of Parquet files.
 
 `score` predicts all rows as /predict does; `acquire` ranks them as /acquire does. The output is
 divided as the data set is, in parts that are written once: a job that was killed anywhere goes on
@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
     version: str
 
 
-def run(command: str, arguments: list[str], settings: Settings) -> int:
+def run(command: str, arguments: list[str], settings: Settings, prog: str) -> int:
     """Do what the arguments ask for, and return the exit code; 130 where a terminal ended it.
 
     Raises:
@@ -60,7 +60,7 @@ def run(command: str, arguments: list[str], settings: Settings) -> int:
             output.
         Stopped: if the job cannot go on; what is done is kept.
     """
-    options = _parser(command).parse_args(arguments)
+    options = _parser(command, prog).parse_args(arguments)
     try:
         _run(command, options, settings)
     except KeyboardInterrupt:
@@ -69,10 +69,10 @@ def run(command: str, arguments: list[str], settings: Settings) -> int:
     return 0
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
+def _parser(command: str, prog: str) -> argparse.ArgumentParser:
     about = {"score": "Predict", "acquire": "Rank"}[command]
     parser = argparse.ArgumentParser(
-        prog=f"python -m service {command}",
+        prog=prog,
         description=f"{about} a data set of Parquet files: see docs/data-sets.md. "
         "Started again, it goes on.",
     )

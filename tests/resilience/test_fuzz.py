@@ -28,7 +28,6 @@ FIELDS = (
 CANARY = "canary-3f9a"
 quietly = settings(
     max_examples=150,
-    deadline=None,
     database=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,

@@ -87,7 +87,6 @@ def sends(service, examples, **options):
 
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         **options,

@@ -18,6 +18,7 @@ from training import log
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
 from training.commands import Commands, add_device, add_target
+from training.console import COMMANDS
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
 from training.posteriors.laplace import LaplaceSection
@@ -27,11 +28,7 @@ FOLDER = "active"  # among the runs
 
 
 def add_active(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "active",
-        help="simulate active learning on labelled data: how many labels are needed, and how many "
-        "are saved",
-    )
+    parser = commands.add_parser("active", help=COMMANDS["active"])
     parser.set_defaults(run=_active)
     default = Protocol()
     add = parser.add_argument

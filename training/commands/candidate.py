@@ -13,14 +13,12 @@ from model_store.state.database import Database
 from model_store.state.labels import has_state
 from training import log
 from training.commands import Commands, add_device, open_store
+from training.console import COMMANDS
 from training.folders import data_root, runs_folder
 
 
 def add_candidate(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "candidate",
-        help="fit a candidate on labels that came to the service, and promote it if it is no worse",
-    )
+    parser = commands.add_parser("candidate", help=COMMANDS["candidate"])
     parser.set_defaults(run=_candidate)
     add = parser.add_argument
     add("model", metavar="NAME", help="the model whose `latest` the candidate begins at")

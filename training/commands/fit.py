@@ -18,6 +18,7 @@ from training.commands import (
     open_store,
     print_quality,
 )
+from training.console import COMMANDS
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
@@ -28,7 +29,7 @@ from training.versions import find_fitted, load_for, open_parent
 
 
 def add_fit(commands: Commands) -> None:
-    parser = commands.add_parser("fit", help="fit a recipe on its data and publish the model")
+    parser = commands.add_parser("fit", help=COMMANDS["fit"])
     parser.set_defaults(run=_fit)
     add = parser.add_argument
     add(
@@ -61,9 +62,7 @@ def add_fit(commands: Commands) -> None:
 
 
 def add_inspect(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "inspect", help="say what data are taken for, before anything is fitted"
-    )
+    parser = commands.add_parser("inspect", help=COMMANDS["inspect"])
     parser.set_defaults(run=_inspect)
     parser.add_argument(
         "--data",

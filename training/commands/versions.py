@@ -14,6 +14,7 @@ from training.commands import (
     open_store,
     print_quality,
 )
+from training.console import COMMANDS
 from training.folders import data_root, runs_folder
 from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
 
@@ -21,9 +22,7 @@ from training.versions import WEIGHTS, fitted_data, open_parent, open_version, p
 
 
 def add_prune(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "prune", help="publish a Bayes by Backprop model without its least certain weights"
-    )
+    parser = commands.add_parser("prune", help=COMMANDS["prune"])
     parser.set_defaults(run=_prune)
     add_version(parser)
     parser.add_argument(
@@ -42,9 +41,7 @@ def add_prune(commands: Commands) -> None:
 
 
 def add_calibrate(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "calibrate", help="publish a model again, calibrated on other data"
-    )
+    parser = commands.add_parser("calibrate", help=COMMANDS["calibrate"])
     parser.set_defaults(run=_calibrate)
     add_version(parser)
     add = parser.add_argument
@@ -73,9 +70,7 @@ def add_calibrate(commands: Commands) -> None:
 
 
 def add_evaluate(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "evaluate", help="measure a published version, and keep the evidence with it"
-    )
+    parser = commands.add_parser("evaluate", help=COMMANDS["evaluate"])
     parser.set_defaults(run=_evaluate)
     add_version(parser)
     add = parser.add_argument
@@ -96,9 +91,7 @@ def add_evaluate(commands: Commands) -> None:
 
 
 def add_compare(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "compare", help="compare two published versions on the same test rows"
-    )
+    parser = commands.add_parser("compare", help=COMMANDS["compare"])
     parser.set_defaults(run=_compare)
     add_version(parser, "first")
     add = parser.add_argument

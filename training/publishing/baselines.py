@@ -27,7 +27,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 from model_store.artifacts.manifest import Description
 from model_store.scores.transforms import to_target
@@ -113,8 +113,8 @@ def _of_targets(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]
     targets, columns = train.y.astype(np.float64), train.x.shape[1]
     mean, std = targets.mean(), targets.std()
 
-    def error_of(predicted: Float64[np.ndarray, "N"]) -> float:
-        error = math.sqrt(np.square(predicted - validation.y).mean())
+    def error_of(predicted: Float[np.ndarray, "N"]) -> float:
+        error = math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
         return max(error, LEAST_STD * std)
 
     found = {"constant": figures_of_targets(np.full(len(test), mean), std, test.y)}
@@ -134,7 +134,7 @@ def _stage(stages: Iterator[np.ndarray], wanted: int) -> np.ndarray:
     return next(islice(stages, wanted, None))
 
 
-def figures_of_targets(mean: Float64[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
+def figures_of_targets(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
     """Return the figures of Gaussians around `mean`, all of one standard deviation."""
     squares = np.square(mean - y.astype(np.float64))
     log_density = -0.5 * (np.log(2 * np.pi * std**2) + squares / std**2)

@@ -1,4 +1,4 @@
-"""Label Studio's API, and `python -m service label-studio`: bring a project and a model together.
+"""Label Studio's API, and `dubito label-studio`: bring a project and a model together.
 
 Webhooks come once, and get lost. So the command, once or again and again, asks for all tasks, and
 
@@ -150,9 +150,9 @@ def _origin(url: str) -> tuple[str, str, int]:
     return (parts.scheme, (parts.hostname or "").lower(), port)
 
 
-def run(arguments: list[str], settings: Settings) -> None:
+def run(arguments: list[str], settings: Settings, prog: str) -> None:
     """Do what the arguments ask for."""
-    parser = argparse.ArgumentParser(prog="python -m service label-studio", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     add, here = parser.add_argument, f"http://127.0.0.1:{settings.port}"
     add("model", metavar="NAME", help="a published model")
     add("--project", type=int, required=True, metavar="N", help="the project's number")

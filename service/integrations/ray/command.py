@@ -1,5 +1,4 @@
-"""`python -m service cluster`: the service as replicas on Ray, on this machine or on a cluster that
-is there."""
+"""`dubito cluster`: the service as replicas on Ray, on this machine or on a cluster that is there."""
 
 import argparse
 import importlib.util
@@ -25,10 +24,10 @@ LEAST_NOTICE_S = 1.0  # in which a replica that is to end still answers, until t
 LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose answer says more
 
 
-def run(arguments: list[str], settings: Settings) -> int:
+def run(arguments: list[str], settings: Settings, prog: str) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
     with TemporaryDirectory(prefix="dubito-ray-") as folder:
-        return _serve(_options(arguments), settings, Path(folder))
+        return _serve(_options(arguments, prog), settings, Path(folder))
 
 
 def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int:
@@ -97,8 +96,8 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
     return 0
 
 
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m service cluster", description=__doc__)
+def _options(arguments: list[str], prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     add = parser.add_argument
     help = f"replicas, at least ({REPLICAS})"
     add("--replicas", type=int, default=REPLICAS, metavar="N", help=help)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -18,12 +18,7 @@ from tests.support.stores import tiny_description, tiny_files
 DESCRIPTION = tiny_description()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 EVER = 1000  # changes: more than any of these takes
-BUDGET = settings(
-    max_examples=10,
-    stateful_step_count=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+BUDGET = settings(max_examples=10, stateful_step_count=8)
 
 # Of a store with versions 1 to 3, of which `champion` names 1: what is done to it.
 CHANGES = {

@@ -22,7 +22,7 @@ REFERENCE, RANKING, FLAGGED = 300, 600, 30
 TYPES = 50_000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=st.lists(st.integers(0, 3000), min_size=1, max_size=5),
     share=st.floats(0, 0.2),
@@ -90,7 +90,7 @@ def test_the_risk_of_what_is_answered_is_above_its_level_no_more_often_than_stat
     assert np.mean(answered) > 0.1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), risks=st.lists(st.floats(1e-3, 0.999), min_size=2, max_size=8))
 def test_a_larger_risk_answers_no_fewer_rows(seed, risks):
     generator = np.random.default_rng(seed)

@@ -45,7 +45,7 @@ def test_the_smallest_p_value_is_the_smallest_fpr():
     assert all(p == 1.0 / 20.0 for p in p_values.detector_p_values.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     pool=st.lists(st.integers(0, 6), min_size=2, max_size=30),
     fpr=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5]),
@@ -208,7 +208,7 @@ def test_sets_and_intervals_are_those_of_the_number_of_draws():
 # Abstention
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=st.integers(1, 60),
     fpr=st.one_of(st.floats(0.0, 1.0), st.integers(1, 61).map(lambda k: k / 61)),

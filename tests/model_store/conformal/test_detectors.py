@@ -20,7 +20,7 @@ from model_store.conformal.detectors import (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     reference=st.lists(st.integers(-5, 5), min_size=1, max_size=30),
     scores=st.lists(st.floats(-20, 20), min_size=2, max_size=20),

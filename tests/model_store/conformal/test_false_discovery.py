@@ -14,7 +14,7 @@ from model_store.conformal.rank_tables import benjamini_hochberg, conformal_p_va
 BATCHES = 4000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ranks=st.lists(st.integers(1, 20), min_size=1, max_size=12), percent=st.integers(1, 99))
 def test_flags_are_those_of_the_definition(ranks, percent):
     """The largest set of k smallest p-values whose largest is at most fdr k / N, by trying every

@@ -32,7 +32,7 @@ def test_the_mass_above_a_class_by_hand():
     np.testing.assert_allclose(mass_above(probs), expected, atol=1e-15)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     weights=st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5)
 )

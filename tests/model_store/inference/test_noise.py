@@ -49,7 +49,7 @@ def test_golden_values_do_not_change(seed):
     assert standard_normal(seed, 0, 3, 4).view(np.uint32).tolist() == GOLDEN[seed]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, MAX_SEED), first_draw=st.integers(0, 2**70), dimension=st.integers(1, 40)
 )
@@ -92,7 +92,7 @@ def test_the_first_draws_of_many_are_the_draws_of_few(seed, dimension):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(first=st.integers(0, 99), count=st.integers(0, 30), dimension=st.integers(1, 30))
 def test_any_chunk_by_itself_is_that_part_of_the_whole(first, count, dimension):
     whole = standard_normal(11, 0, 130, dimension)

@@ -150,7 +150,7 @@ def test_scores_are_their_definitions(num_draws, concentration):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(2, 6)),
     concentration=st.sampled_from([0.01, 0.1, 1.0, 100.0]),
@@ -212,7 +212,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
 # Merging
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_draws=st.integers(1, 40),
     cuts=st.sets(st.integers(1, 39)),

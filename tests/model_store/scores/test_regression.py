@@ -149,7 +149,7 @@ def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
 # Merging
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_draws=st.integers(1, 40),
     cuts=st.sets(st.integers(1, 39)),

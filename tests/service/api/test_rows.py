@@ -430,7 +430,6 @@ def test_a_bad_field_of_a_form_is_refused_by_its_name(client, fields, says):
 
 quietly = settings(
     max_examples=100,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -79,7 +79,7 @@ def run(digits_store, monkeypatch):
         for name, value in {"seed": SEED, **given}.items():
             arguments += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
         settings = Settings(store=digits_store)
-        return command.run(kind, [*arguments, *map(str, options)], settings)
+        return command.run(kind, [*arguments, *map(str, options)], settings, "test")
 
     return run
 
@@ -100,7 +100,9 @@ def scored(data, digits_store, tmp_path_factory):
         str(SEED),
     ]
     assert (
-        command.run("score", [str(data), "--out", str(out), *options], Settings(store=digits_store))
+        command.run(
+            "score", [str(data), "--out", str(out), *options], Settings(store=digits_store), "test"
+        )
         == 0
     )
     return out
@@ -515,7 +517,10 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
         "1",
     ]
     assert (
-        command.run("score", [str(tmp_path / "rows.parquet"), *options], Settings(store=kinds)) == 0
+        command.run(
+            "score", [str(tmp_path / "rows.parquet"), *options], Settings(store=kinds), "test"
+        )
+        == 0
     )
     asked = {"model": model, "inputs": inputs, "seed": 3}
     expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})

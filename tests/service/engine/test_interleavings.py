@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -227,12 +227,7 @@ class AnyInterleavingOfUnpaired(AnyInterleaving):
     paired = False
 
 
-BUDGET = settings(
-    max_examples=15,
-    stateful_step_count=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+BUDGET = settings(max_examples=15, stateful_step_count=12)
 TestPaired = AnyInterleavingOfPaired.TestCase
 TestUnpaired = AnyInterleavingOfUnpaired.TestCase
 TestPaired.settings = TestUnpaired.settings = BUDGET

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -369,10 +369,5 @@ def test_whatever_becomes_of_the_store_what_is_served_is_whole_and_what_its_alia
     tmp_path_factory,
 ):
     machine = type("AnyStoreHere", (AnyStore,), {"factory": tmp_path_factory})
-    budget = settings(
-        max_examples=20,
-        stateful_step_count=15,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    budget = settings(max_examples=20, stateful_step_count=15)
     run_state_machine_as_test(machine, settings=budget)

@@ -66,7 +66,7 @@ def test_validation_says_of_the_mixture_what_the_service_does():
     np.testing.assert_allclose(errors, (moments[..., 0].mean(0) - y) ** 2, rtol=1e-10)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(draws=st.integers(1, 4), seed=st.integers(0, 2**32))
 def test_crps_is_the_integral_of_the_squared_difference_of_distributions(draws, seed):
     generator = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from service.integrations.open_inference.routes import INFLATED_AT_ONCE, read_in
 from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
-few = settings(max_examples=60, deadline=None, database=None)
+few = settings(max_examples=60, database=None)
 
 
 def read(pieces, coding, limit, most=1 << 30):

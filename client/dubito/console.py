@@ -1,0 +1,20 @@
+"""The client's commands, for the page of help; `dubito.asking` does them."""
+
+URL_VARIABLE = "DUBITO_CLIENT_URL"
+KEY_VARIABLE = "DUBITO_CLIENT_KEY"
+ENVIRONMENT = (
+    f"{URL_VARIABLE} names the service that is asked, where --url does not; {KEY_VARIABLE} holds "
+    "an API key."
+)
+COMMANDS = {
+    "predict": "predict the rows of a file",
+    "acquire": "choose the rows to label next",
+    "models": "list the models",
+}
+SECTIONS = {"Ask a service": COMMANDS}
+
+
+def run(command: str, arguments: list[str]) -> int:
+    from dubito.asking import run
+
+    return run([command, *arguments])

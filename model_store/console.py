@@ -1,0 +1,13 @@
+"""The commands of `python -m model_store`, for the page of help of `dubito`."""
+
+SECTIONS = {
+    "Store": {
+        "store": "list | show | verify | alias | keep | delete | keygen | sign: look after versions"
+    }
+}
+
+
+def run(command: str, arguments: list[str]) -> int:
+    from model_store.__main__ import main
+
+    return main(arguments, f"dubito {command}")
