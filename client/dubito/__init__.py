@@ -28,7 +28,15 @@ if TYPE_CHECKING:
         Unauthorized,
     )
     from dubito.predictions import Detector, Predictions
-    from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
+    from dubito.results import (
+        Job,
+        KeptLabel,
+        LabelFigures,
+        LabelsDeleted,
+        LabelsKept,
+        Model,
+        Ranking,
+    )
 
 __all__ = [
     "Absent",
@@ -43,7 +51,9 @@ __all__ = [
     "InvalidInput",
     "Job",
     "JobFailed",
+    "KeptLabel",
     "LabelFigures",
+    "LabelsDeleted",
     "LabelsKept",
     "Model",
     "NoAnswer",

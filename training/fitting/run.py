@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
-from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
@@ -52,6 +51,7 @@ from training.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.networks.likelihoods import Categorical
 from training.posteriors import noise
 from training.posteriors.laplace import LaplaceSection
+from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
@@ -252,7 +252,7 @@ class Run:
         begun = saved = time.monotonic()
         before = self.progress.seconds
         begin = self.progress.step
-        bar = tqdm(total=self.steps, initial=begin, unit="step", disable=quiet, dynamic_ncols=True)
+        bar = Bar(self.steps, "step", quiet, initial=begin)
         order = None
         metric = self.model.likelihood.metric
         with bar:
@@ -271,7 +271,7 @@ class Run:
                     if self.told_epochs is None and not self.progress.levelled:
                         self._check_level()
                     bar.total = self.steps
-                    bar.set_postfix_str(
+                    bar.say(
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )
