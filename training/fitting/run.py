@@ -11,7 +11,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 # a validation row, by which a Laplace posterior may be worse than its centre without a word
 LOST_NATS = 0.05
+
+
+# Is given the metrics of an epoch, those of a line of metrics.jsonl
+Callback = Callable[[dict[str, float | int]], object]
 
 
 @dataclass
@@ -242,8 +246,9 @@ class Run:
             return f"after {self.epochs} epochs, {most}: {still}"
         return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
 
-    def fit(self, quiet: bool = False) -> BayesianModel:
-        """Train to the end and return the model of the best checkpoint."""
+    def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
+        """Train to the end and return the model of the best checkpoint; after each epoch, call
+        `callback` with its metrics."""
         begun = saved = time.monotonic()
         before = self.progress.seconds
         begin = self.progress.step
@@ -261,6 +266,8 @@ class Run:
                 bar.update()
                 if i + 1 == self.epoch_steps:
                     metrics = self._end_epoch(epoch)
+                    if callback is not None:
+                        callback({**metrics})
                     if self.told_epochs is None and not self.progress.levelled:
                         self._check_level()
                     bar.total = self.steps
