@@ -12,6 +12,7 @@ COMMANDS = {
     "models": "list the models",
     "labels": "push | list | export | delete: labels of acquired rows",
     "jobs": "list | status | result | cancel | delete: what the service works on",
+    "studio": "push: the rows to label next become tasks of Label Studio",
 }
 SECTIONS = {"Ask a service": COMMANDS}
 
