@@ -1,5 +1,8 @@
 """The commands of `python -m training`, for the page of help of `dubito`."""
 
+import sys
+from pathlib import Path
+
 COMMANDS = {
     "inspect": "say what data are taken for, before anything is fitted",
     "fit": "fit a recipe on its data and publish the model",
@@ -16,6 +19,7 @@ SECTIONS = {"Fit": COMMANDS}
 
 
 def run(command: str, arguments: list[str]) -> int:
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a recipe may name a module there
     from training.__main__ import main
 
     return main([command, *arguments], "dubito")

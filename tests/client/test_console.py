@@ -81,6 +81,14 @@ def test_every_command_of_the_modules_is_on_the_page(monkeypatch):
     assert line.split(":")[0].split(" | ") == made
 
 
+def test_a_recipe_s_modules_are_found_in_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert sys.path[0] == str(tmp_path)
+
+
 def test_an_unknown_command_is_refused_in_a_line(capsys):
     assert main(["fitt"]) == 2
     assert capsys.readouterr() == (
