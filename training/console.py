@@ -1,5 +1,6 @@
 """The commands of `python -m training`, for the page of help of `dubito`."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -16,6 +17,12 @@ COMMANDS = {
     "are saved",
 }
 SECTIONS = {"Fit": COMMANDS}
+
+
+def parser(_: str) -> argparse.ArgumentParser:
+    from training.__main__ import parser_of
+
+    return parser_of("dubito")
 
 
 def run(command: str, arguments: list[str]) -> int:

@@ -60,7 +60,7 @@ REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, or 1 with a line on standard error that says
     what went wrong."""
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     try:
         with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
             asked.command(client, asked)
@@ -75,9 +75,9 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("dubito")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser("dubito")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     of_all = argparse.ArgumentParser(add_help=False)
     url = os.environ.get(URL_VARIABLE) or URL
     of_all.add_argument("--url", default=url, help="of the service (%(default)s)")
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--project", type=int, required=True, metavar="N", help="the project's number")
     help = f"of Label Studio, by default {STUDIO_VARIABLE}; {TOKEN_VARIABLE} holds a token"
     add("--studio", metavar="URL", help=help)
-    return parser
+    return whole
 
 
 def _add_options(parser: argparse.ArgumentParser, options: Options) -> None:
