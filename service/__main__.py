@@ -1,5 +1,5 @@
-"""Serve: `dubito serve`, or `python -m service`. Settings are environment variables, `DUBITO_...`; docs/settings.md
-lists them."""
+"""Serve: `dubito serve`, or `python -m service`. Settings are environment variables, `DUBITO_...`;
+docs/settings.md lists them."""
 
 import argparse
 import logging

@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m training") -
 
 @contextmanager
 def print_messages(is_quiet: bool = False) -> Iterator[None]:
-    """Print what training says to standard output, the message alone; of a quiet command, none."""
-    handler, level = logging.StreamHandler(sys.stdout), log.level
+    """Print what training says to standard error, the message alone; of a quiet command, none."""
+    handler, level = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.WARNING if is_quiet else logging.INFO)

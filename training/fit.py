@@ -24,7 +24,7 @@ from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained
-from training.fitting.run import CHECKPOINT, Run, keep_freed_memory, run_provenance
+from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, run_provenance
 from training.fitting.steps import check_augmentation
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
@@ -98,6 +98,7 @@ def fit(
     device: str | torch.device = "auto",
     runs: Path | None = None,
     quiet: bool = False,
+    callback: Callback | None = None,
 ) -> Fitted:
     """Fit a recipe to data.
 
@@ -121,6 +122,8 @@ def fit(
         device: `auto`, `cpu` or `cuda`; `auto` is CUDA where there is one.
         runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
         quiet: no progress bars.
+        callback: called after each epoch with its metrics (docs/training.md), but for the short
+            fits that choose a target's transform. A fit that goes on begins where it was.
 
     Raises:
         InvalidInput: naming what is wrong with the recipe or the data, or what of `start` does not
@@ -150,7 +153,7 @@ def fit(
         splits = transform_splits(raw, transform)
         run = fits.begin(splits, folder)
         _announce(run, start)
-        model = run.fit(quiet)
+        model = run.fit(quiet, callback)
         slope = log_slope_of(transform, raw.validation.y)
         provenance = run_provenance(run, splits, slope)
     log.info("stopped %s", provenance.stopped)

@@ -1,4 +1,8 @@
-"""A client of Dubito, the prediction service that knows when it doubts."""
+"""A client of Dubito, the prediction service that knows when it doubts.
+
+Where the project is installed with its extra `training`, also its estimators for scikit-learn:
+`from dubito import Classifier, Regressor`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,7 +28,15 @@ if TYPE_CHECKING:
         Unauthorized,
     )
     from dubito.predictions import Detector, Predictions
-    from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking
+    from dubito.results import (
+        Job,
+        KeptLabel,
+        LabelFigures,
+        LabelsDeleted,
+        LabelsKept,
+        Model,
+        Ranking,
+    )
 
 __all__ = [
     "Absent",
@@ -39,7 +51,9 @@ __all__ = [
     "InvalidInput",
     "Job",
     "JobFailed",
+    "KeptLabel",
     "LabelFigures",
+    "LabelsDeleted",
     "LabelsKept",
     "Model",
     "NoAnswer",
@@ -55,6 +69,7 @@ __all__ = [
 ]
 
 _MODULES = ("client", "errors", "predictions", "results")
+_ESTIMATORS = ("Classifier", "Regressor")  # of the project
 
 
 def __getattr__(name: str) -> Any:
@@ -64,8 +79,14 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         modules = (import_module(f"dubito.{module}") for module in _MODULES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))
-    raise AttributeError(f"module 'dubito' has no attribute {name!r}")
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module 'dubito' has no attribute {name!r}")
+    try:
+        return getattr(import_module("training.estimators"), name)
+    except ModuleNotFoundError as error:
+        wanted = "the project with its extras `training` and `cpu` or `gpu`, from its repository"
+        raise ImportError(f"dubito.{name} needs {wanted}: {error}") from error
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_ESTIMATORS]

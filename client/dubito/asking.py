@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dubito import kept
 from dubito.calls import Progress
 from dubito.client import URL, Client
 from dubito.console import COMMANDS, KEY_VARIABLE, URL_VARIABLE
 from dubito.errors import DubitoError
 from dubito.predictions import OF_ALL_ROWS, Predictions
-from dubito.results import Job, Model
+from dubito.results import Job, Model, Ranking
 from dubito.rows import MEDIA_TYPES, RowsLike
 from dubito.terminal import print_table, progress_bar
 
@@ -89,22 +90,33 @@ def _parser() -> argparse.ArgumentParser:
     help = "rows are numbers, as a model of columns encodes these"
     add("--encoded", action="store_true", default=None, help=help)
 
-    def command(name: str, run: Command, options: Options) -> Callable[..., Any]:
-        parents = [of_all] if run is _models else [of_all, of_rows]
+    def command(
+        name: str, run: Command, options: Options, *others: argparse.ArgumentParser
+    ) -> Callable[..., Any]:
+        parents = [of_all, *others] if run is _models else [of_all, of_rows, *others]
         added = commands.add_parser(name, parents=parents, description=COMMANDS[name])
         added.set_defaults(command=run)
         for option, (kind, meaning) in options.items():
             added.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
         return added.add_argument
 
-    add = command("predict", _predict, {**OF_BOTH, **OF_PREDICT})
+    of_answers = argparse.ArgumentParser(add_help=False)
+    add = of_answers.add_argument
     add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
+    command("predict", _predict, {**OF_BOTH, **OF_PREDICT}, of_answers)
     add = command("acquire", _acquire, {**OF_BOTH, **OF_ACQUIRE})
     add("-k", type=int, default=10, help="how many (%(default)s)")
     help = "have the service keep them, by their ids"
     add("--keep", action="store_true", default=None, help=help)
     command("models", _models, {})
+    for name, help in (("labels", COMMANDS["labels"]), ("jobs", COMMANDS["jobs"])):
+        group = commands.add_parser(name, description=help)
+        below = group.add_subparsers(required=True, metavar="COMMAND")
+        if name == "labels":
+            kept.add_labels(below, of_all)
+        else:
+            kept.add_jobs(below, of_all, of_answers, _show_result)
     return parser
 
 
@@ -125,10 +137,7 @@ def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def _predict(client: Client, asked: argparse.Namespace) -> None:
     options, path = _options(asked, OF_PREDICT), asked.files[0]
-    if asked.out is not None and asked.out.suffix not in (".csv", ".npz"):
-        raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {asked.out.name}")
-    if asked.out is not None and not asked.out.absolute().parent.is_dir():
-        raise DubitoError(f"--out: expected a file in a folder that is there, got {asked.out}")
+    _check_out(asked.out)
     not_read: Sequence[str] = ()
     is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
     with progress_bar("predicting") as progress:
@@ -138,13 +147,40 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
             not_read = job.ignored_columns
         else:
             answer = client.predict(_rows(asked.files), on_progress=progress, **options)
+    _show_predictions(client, answer, asked, _names(answer, asked.files), not_read)
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None and out.suffix not in (".csv", ".npz"):
+        raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {out.name}")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise DubitoError(f"--out: expected a file in a folder that is there, got {out}")
+
+
+def _show_result(client: Client, job: Job, asked: argparse.Namespace) -> None:
+    """Wait for a job's result, and show it."""
+    with progress_bar("waiting") as progress:
+        if job.kind == "acquire":
+            _show_ranking(client.ranking(job, on_progress=progress), asked)
+            return
+        _check_out(asked.out)
+        answer = client.predictions(job, on_progress=progress)
+    _show_predictions(client, answer, asked, _names(answer, ()), job.ignored_columns)
+
+
+def _show_predictions(
+    client: Client,
+    answer: Predictions,
+    asked: argparse.Namespace,
+    names: Sequence[object],
+    not_read: Sequence[str],
+) -> None:
     if asked.out is not None:
         _write(answer, asked.out)
     if asked.json:
         print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
         return
     print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
-    names = _names(answer, asked.files)
     shown = min(asked.rows, len(answer))
     heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
     rows = [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
@@ -182,6 +218,10 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
             answer = by_job(client, job, client.ranking, progress)
         else:
             answer = client.acquire(pool, k=asked.k, **options)
+    _show_ranking(answer, asked)
+
+
+def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:
     columns = answer.table()
     if asked.json:
         about = {name: getattr(answer, name) for name in OF_RANKING}

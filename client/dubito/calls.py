@@ -14,7 +14,17 @@ from urllib.parse import quote
 from dubito.errors import DeadlineExceeded, InvalidInput, JobFailed
 from dubito.options import AcquireOptions, PredictJobOptions, PredictOptions
 from dubito.predictions import Predictions, concatenate, predictions_of
-from dubito.results import Job, LabelFigures, LabelsKept, Model, Ranking, ranking_of, record
+from dubito.results import (
+    Job,
+    KeptLabel,
+    LabelFigures,
+    LabelsDeleted,
+    LabelsKept,
+    Model,
+    Ranking,
+    ranking_of,
+    record,
+)
 from dubito.rows import (
     MEDIA_TYPES,
     NPZ,
@@ -27,11 +37,13 @@ from dubito.rows import (
     request_of,
     row_of,
     rows_of,
+    texts,
     with_deadline,
 )
 from dubito.sending import Limits, Pause, Request, Steps, send
 
 PART_ROWS = 1000
+LABELS_AT_ONCE = 10_000
 EXPLAINED_ROWS = 100  # that a request may have by default
 FIRST_LOOK_S = 0.1  # at a job; each look is half as late again
 LAST_LOOK_S = 2.0
@@ -286,8 +298,36 @@ def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
     return record(LabelFigures, content)
 
 
-def _get(limits: Limits, path: str) -> Steps[Any]:
-    return (yield from send(lambda _: Request("GET", path), limits)).json()
+def kept_labels(
+    limits: Limits, model: str | None = None, *, annotator: str | None = None
+) -> Steps[list[KeptLabel]]:
+    """List the labels of a model, in the order in which they first came.
+
+    Args:
+        model: may be left out where the service has one.
+        annotator: the name of a key: labels alone that came with it.
+    """
+    asked = {"model": model, "annotator": annotator, "limit": LABELS_AT_ONCE, "after": 0}
+    found: list[KeptLabel] = []
+    while asked["after"] is not None:
+        content = yield from _get(limits, "/labels", _options(asked))
+        found += [record(KeptLabel, label) for label in content["labels"]]
+        asked["after"] = content["next"]
+    return found
+
+
+def delete_labels(
+    limits: Limits, ids: Sequence[str], *, model: str | None = None
+) -> Steps[LabelsDeleted]:
+    """Delete the labels of rows, by their ids: all that are there, or none. Rows that were acquired
+    wait for a label again."""
+    content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
+    request = json_request("POST", "/labels/delete", content)
+    return record(LabelsDeleted, (yield from send(lambda _: request, limits)).json())
+
+
+def _get(limits: Limits, path: str, query: Mapping[str, Any] = {}) -> Steps[Any]:
+    return (yield from send(lambda _: Request("GET", path, texts(query)), limits)).json()
 
 
 def _path(job: Job | str) -> str:

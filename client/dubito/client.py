@@ -109,6 +109,8 @@ class _Calls:
     model = _Call(calls.model)
     add_labels = _Call(calls.add_labels)
     labels = _Call(calls.labels)
+    kept_labels = _Call(calls.kept_labels)
+    delete_labels = _Call(calls.delete_labels)
 
     def __init__(self, url: str, key: str | None, timeout_s: float, retries: int) -> None:
         self._address = _Address(url, key)

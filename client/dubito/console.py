@@ -10,6 +10,8 @@ COMMANDS = {
     "predict": "predict the rows of a file",
     "acquire": "choose the rows to label next",
     "models": "list the models",
+    "labels": "push | list | export | delete: labels of acquired rows",
+    "jobs": "list | status | result | cancel | delete: what the service works on",
 }
 SECTIONS = {"Ask a service": COMMANDS}
 

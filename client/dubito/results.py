@@ -165,6 +165,35 @@ class LabelsKept:
 
 
 @dataclass(frozen=True)
+class KeptLabel:
+    """A label that is kept.
+
+    Attributes:
+        id: of the row.
+        label, target: a class, or of a regression a number; the other is None.
+        annotator: the name of the key that it came with; None where the service has no keys.
+        time: in seconds since 1970.
+        control: whether the row was set aside to judge the model by.
+    """
+
+    id: str
+    label: str | None
+    target: float | None
+    annotator: str | None
+    time: float
+    control: bool
+
+
+@dataclass(frozen=True)
+class LabelsDeleted:
+    """How many labels were deleted, and how many are left."""
+
+    model: str
+    deleted: int
+    labels: int
+
+
+@dataclass(frozen=True)
 class LabelFigures:
     """How many rows of a model were acquired and labelled, and what the labels say of it.
 

@@ -281,6 +281,44 @@ def counts(database: Database, model: str) -> dict[str, int]:
         return dict(found)
 
 
+def kept_labels(
+    database: Database, model: str, key: str | None, after: int, limit: int
+) -> list[dict[str, Any]]:
+    """Return labels of a model in the order in which they first came, each with its `place` in it.
+
+    Args:
+        key: of labels that came with this key alone, by its name; None: of all.
+        after: the place of the last one before.
+        limit: how many, at most.
+    """
+    with database.reading() as connection:
+        found = connection.execute(
+            """
+            SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
+                coalesce(a.control, 0) control
+            FROM labels l LEFT JOIN acquired a USING (model, id)
+            WHERE model = :model AND l.rowid > :after AND (:key IS NULL OR l.key = :key)
+            ORDER BY l.rowid LIMIT :limit
+            """,
+            {"model": model, "key": key, "after": after, "limit": limit},
+        ).fetchall()
+    return [{**dict(row), "control": bool(row["control"])} for row in found]
+
+
+def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
+    """Delete labels, all that are there or none; return how many there were. They are remembered
+    among those that others took the place of."""
+    of_ids = "model = ? AND id IN (SELECT value FROM json_each(?))"
+    which = model, json.dumps(list(ids))
+    with database.writing() as connection:
+        connection.execute(
+            "INSERT INTO replaced SELECT model, id, label, target, key, time, ? FROM labels "
+            f"WHERE {of_ids}",
+            (time.time(), *which),
+        )
+        return connection.execute(f"DELETE FROM labels WHERE {of_ids}", which).rowcount
+
+
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
     """Return the labelled rows of a model that have this format; `size` numbers each."""
     with database.reading() as connection:

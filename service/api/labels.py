@@ -1,5 +1,5 @@
-"""`POST /labels`: labels come back. `GET /models/{name}/labels`: how many there are, and what they
-say."""
+"""`/labels`: labels come back, are listed and deleted. `GET /models/{name}/labels`: how many there
+are, and what they say."""
 
 from dataclasses import asdict
 from functools import partial
@@ -17,20 +17,26 @@ from model_store.state.labels import (
     checked_id,
     control_labels,
     counts,
+    delete_labels,
     has_state,
+    kept_labels,
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
-from service.api.openapi import ERRORS, problem_content
+from service.api.openapi import ERRORS, problem_content, query_of
 from service.api.options import validate
-from service.api.requests import parse_json, read_body, refuse_but_json
+from service.api.requests import parse_json, read_body, refuse_but_json, text_fields
 from service.api.responses import json_response
 from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
     LabelEntry,
     LabelFiguresAnswer,
+    LabelListAnswer,
     LabelsAnswer,
+    LabelsDeletedAnswer,
+    LabelsDeletion,
+    LabelsQuery,
     LabelsRequest,
 )
 from service.auth.keys import key_name
@@ -47,6 +53,10 @@ SCHEMA = LabelsRequest.model_json_schema()
 # a reference in an OpenAPI document would be looked for at its top
 SCHEMA["properties"]["labels"]["items"] = SCHEMA.pop("$defs")["LabelEntry"]
 BODY = {"schema": SCHEMA, "examples": {"example 1": {"value": SCHEMA["examples"][0]}}}
+DELETION = {
+    "schema": LabelsDeletion.model_json_schema(),
+    "examples": {"example 1": {"value": {"model": "digits", "ids": ["mine"]}}},
+}
 
 router = APIRouter()
 
@@ -67,11 +77,9 @@ async def post_labels(request: Request) -> Response:
     context = context_of(request)
     call = context.begin(request)
     refuse_but_json(request)
-    settings = context.settings
-    body = await read_body(call, MAX_BODY_BYTES, min(MAX_BODY_BYTES, settings.max_json_bytes))
-    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
+    body = await _body(context, call)
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
-    count, most = len(envelope.labels), settings.max_rows
+    count, most = len(envelope.labels), context.settings.max_rows
     if count > most:
         raise TooLarge(f"labels: expected at most {most}, got {count}")
     served = await context.served(call, Envelope(model=envelope.model))
@@ -79,6 +87,61 @@ async def post_labels(request: Request) -> Response:
     work = partial(keep_labels, context, served, envelope.labels, call, replace, key, encoded)
     accepted, labels = await context.threads.state(work)
     return json_response({"model": served.name, **asdict(accepted), "labels": labels})
+
+
+async def _body(context: Context, call: Call) -> bytes | bytearray:
+    most = min(MAX_BODY_BYTES, context.settings.max_json_bytes)
+    body = await read_body(call, MAX_BODY_BYTES, most)
+    call.reservation.reserve(OBJECT_BYTES * len(body), "body")
+    return body
+
+
+@router.get(
+    "/labels",
+    responses={200: {"model": LabelListAnswer}, **{n: ERRORS[n] for n in (404, 422, 503)}},
+    openapi_extra={"parameters": query_of(LabelsQuery)},
+)
+async def get_labels(request: Request) -> Response:
+    """List the labels of a model, in the order in which they first came."""
+    context = context_of(request)
+    pairs = request.query_params.multi_items()
+    query = validate(LabelsQuery, text_fields(pairs, LabelsQuery, "", "query"))
+    name = context.models.name(query.model)
+
+    def listed() -> list[dict[str, Any]]:
+        if not has_state(context.settings.state):  # so that looking makes none
+            return []
+        return kept_labels(context.state, name, query.annotator, query.after, query.limit + 1)
+
+    found = await context.threads.state(listed)
+    labels = found[: query.limit]
+    after = labels[-1]["place"] if len(found) > len(labels) else None
+    for label in labels:
+        del label["place"]
+    return json_response({"model": name, "labels": labels, "next": after})
+
+
+@router.post(
+    "/labels/delete",
+    responses={200: {"model": LabelsDeletedAnswer}, 507: problem_content(), **ERRORS},
+    openapi_extra={"requestBody": {"required": True, "content": {JSON: DELETION}}},
+)
+async def post_labels_delete(request: Request) -> Response:
+    """Delete labels by their rows' ids; ids without a label are passed over."""
+    context = context_of(request)
+    call = context.begin(request)
+    refuse_but_json(request)
+    body = await _body(context, call)
+
+    def deleted() -> dict[str, Any]:
+        asked = validate(LabelsDeletion, parse_json(body))
+        name = context.models.name(asked.model)
+        if not has_state(context.settings.state):
+            return {"model": name, "deleted": 0, "labels": 0}
+        count = delete_labels(context.state, name, asked.ids)
+        return {"model": name, "deleted": count, "labels": counts(context.state, name)["labels"]}
+
+    return json_response(await context.threads.state(deleted))
 
 
 def keep_labels(
@@ -150,7 +213,7 @@ def _row(
     "/models/{name}/labels",
     responses={200: {"model": LabelFiguresAnswer}, 404: ERRORS[404], 503: ERRORS[503]},
 )
-async def get_labels(request: Request, name: str) -> Response:
+async def get_label_figures(request: Request, name: str) -> Response:
     """Say how many rows of a model were acquired and labelled, and how good it was on rows that no
     score chose."""
     context = context_of(request)

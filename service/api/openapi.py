@@ -4,7 +4,7 @@ have."""
 from typing import Any
 
 from service.api.requests import FILE_ENDINGS, FORM, NPY
-from service.api.schemas import Envelope, ModelRequest, Problem
+from service.api.schemas import Envelope, ModelRequest, Problem, RequestModel
 from service.error_forms import JSON, PROBLEM_JSON
 
 
@@ -20,11 +20,14 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def file_body(kind: type[ModelRequest], media_types: list[str]) -> dict[str, Any]:
     binary = {"type": "string", "format": "binary"}
     content = {media_type: {"schema": binary} for media_type in media_types}
-    parameters = [
+    return {"requestBody": {"required": True, "content": content}, "parameters": query_of(kind)}
+
+
+def query_of(kind: type[RequestModel]) -> list[dict[str, Any]]:
+    return [
         {"name": name, "in": "query", **_as_written(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
     ]
-    return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
 
 
 def _as_written(schema: dict[str, Any]) -> dict[str, Any]:

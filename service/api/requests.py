@@ -24,7 +24,7 @@ from model_store.types import Pause
 from service.api.json_blocks import JsonRows, not_json, take_apart
 from service.api.options import validate
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
-from service.api.schemas import Envelope, ModelRequest, kind_of
+from service.api.schemas import Envelope, RequestModel, kind_of
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
@@ -280,7 +280,7 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def text_fields(
-    pairs: Iterable[tuple[str, str]], kind: type[ModelRequest], rows_field: str, where: str
+    pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
     """Return the envelope's fields that a query or form gives, as JSON values where they are, else
     as strings."""

@@ -295,6 +295,59 @@ class LabelsAnswer(BaseModel):
     labels: int
 
 
+class LabelsQuery(RequestModel):
+    """Which labels are listed."""
+
+    model: str | None = None
+    """a published model; may be left out where there is one"""
+
+    annotator: str | None = None
+    """those alone that came with the key of this name"""
+
+    after: int = Field(default=0, ge=0, lt=1 << 63)
+    """`next` of the answer before"""
+
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """how many, at most"""
+
+
+class KeptLabel(BaseModel):
+    """A label that is kept; `annotator` is the name of the key that it came with."""
+
+    id: str
+    label: str | None
+    target: float | None
+    annotator: str | None
+    time: float
+    control: bool
+
+
+class LabelListAnswer(BaseModel):
+    """The answer of GET /labels; `next` is null where these are the last."""
+
+    model: str
+    labels: list[KeptLabel]
+    next: int | None
+
+
+class LabelsDeletion(RequestModel):
+    """A request to delete labels: all that are there."""
+
+    model: str | None = None
+    """a published model; may be left out where there is one"""
+
+    ids: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
+    """of the rows"""
+
+
+class LabelsDeletedAnswer(BaseModel):
+    """The answer of POST /labels/delete: how many were there, and how many are left."""
+
+    model: str
+    deleted: int
+    labels: int
+
+
 class FigureAnswer(BaseModel):
     """A figure and its 95 % interval."""
 

@@ -73,6 +73,7 @@ SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/acquire/jobs": "acquire",
     "/acquire/preview": "acquire",
     "/labels": "label",
+    "/labels/delete": "label",
     "/metrics": "metrics",
     "/invocations": "predict",
 }

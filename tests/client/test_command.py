@@ -147,6 +147,70 @@ def test_a_pool_is_ranked(run, url, key, digits_rows):
     assert [row["score"] for row in by_job["ranking"]] == ranking.score.tolist()
 
 
+def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
+    rows = [{"age": age, "city": "Rome"} for age in (20, 30, 40)]
+    pool = [{"id": f"r{n}", **row} for n, row in enumerate(rows)]
+    (tmp_path / "pool.csv").write_text(
+        "id,age,city\n" + "".join(f"{row['id']},{row['age']},Rome\n" for row in pool)
+    )
+    assert run("acquire", "pool.csv", "--model", "people", "-k", 3, "--keep")[0] == 0
+    classes = json.loads(run("models", "--json")[1])["models"]
+    first, second = next(one["classes"] for one in classes if one["name"] == "people")[:2]
+    (tmp_path / "labels.csv").write_text(f"id,label\nr0,{first}\nr1,{second}\nr2,\n")
+    push = ("labels", "push", "labels.csv", "--model", "people")
+    assert run(*push)[1] == "people: 2 new labels, 0 known, 0 replaced; 2 in all\n"
+    told = json.loads(run(*push, "--json")[1])
+    assert told == {"model": "people", "accepted": 0, "known": 2, "replaced": 0, "labels": 2}
+    row = {"id": "mine", "label": first, "input": {"age": 7, "city": "Oslo"}}
+    (tmp_path / "more.jsonl").write_text(json.dumps(row) + "\n")
+    assert run("labels", "push", "more.jsonl", "--model", "people")[0] == 0
+    _, out, _ = run("labels", "list", "--model", "people")
+    assert [re.split("  +", line)[:3] for line in out.splitlines()[2:5]] == [
+        ["r0", first, "api-1"],
+        ["r1", second, "api-1"],
+        ["mine", first, "api-1"],
+    ]
+    _, out, _ = run("labels", "export", "--model", "people")
+    exported = list(csv.DictReader(io.StringIO(out)))
+    assert [row["id"] for row in exported] == ["r0", "r1", "mine"]
+    assert {row["control"] for row in exported} == {"False"}
+    assert exported[0]["time"].endswith("Z")
+    none = ("labels", "list", "--model", "people", "--annotator", "nobody", "--json")
+    assert json.loads(run(*none)[1]) == {"labels": []}
+    _, out, _ = run("labels", "delete", "r0", "mine", "other", "--model", "people")
+    assert out == "people: 2 of 3 deleted, 1 left\n"
+    (tmp_path / "twice.csv").write_text(f"id,label\nr0,{first}\nr0,{first}\n")
+    (tmp_path / "none.csv").write_text("name,class\nr0,3\n")
+    for name, says in (
+        ("twice.csv", "dubito: twice.csv: line 2: expected an id that is there once, got 'r0'\n"),
+        ("none.csv", "dubito: none.csv: expected lines with an `id` and a `label` or a `target`"),
+    ):
+        status, _, err = run("labels", "push", name, "--model", "people")
+        assert (status, err.startswith(says)) == (1, True), err
+
+
+def test_jobs_are_listed_and_their_results_shown(run, url, key, tmp_path, digits_rows):
+    with Client(url, key=key) as client:
+        job = client.predict_job(digits_rows[:4], model="digits", seed=7)
+        ranked = client.acquire_job(digits_rows[:4], model="digits", k=2, seed=7)
+        expected = client.predict(digits_rows[:4], model="digits", seed=7)
+        client.wait(ranked)
+    _, out, _ = run("jobs", "result", job.id, "--out", "answers.csv")
+    assert out.startswith("digits version 1, seed 7\n")
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == expected.label.tolist()
+    assert run("jobs", "result", ranked.id)[1].splitlines()[-1] == "2 of 4 rows"
+    _, out, _ = run("jobs", "list")
+    states = {line.split()[0]: line.split()[1:4] for line in out.splitlines()[2:] if line}
+    assert states[job.id] == ["predict", "done", "100%"]
+    told = json.loads(run("jobs", "status", job.id, ranked.id, "--json")[1])["jobs"]
+    assert [one["state"] for one in told] == ["done", "done"]
+    assert run("jobs", "cancel", job.id)[0] == 0
+    assert run("jobs", "delete", job.id)[0] == 0
+    status, _, err = run("jobs", "status", job.id)
+    assert (status, err.startswith("dubito: ")) == (1, True)
+
+
 def test_an_interrupt_cancels_the_job(url, key, digits_rows):
     def interrupted(job, on_progress):
         raise KeyboardInterrupt

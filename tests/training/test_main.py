@@ -11,7 +11,7 @@ def test_a_command_prints_messages_alone_and_a_quiet_one_none(capsys):
     with print_messages(is_quiet=True):
         log.info("published quietly")
     log.info("published by nobody")
-    assert capsys.readouterr() == ("published m\n", "")
+    assert capsys.readouterr() == ("", "published m\n")
     assert not log.handlers
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from model_store.acquisition.ranking import Choice
 from model_store.scores.tasks import PREDICTIVES
@@ -22,6 +21,7 @@ from training.active.pool import candidates, choose, initial_labels
 from training.active.protocol import Arm, End, Protocol
 from training.active.rounds import Curves, Record, Round, has_ended
 from training.data import Dataset
+from training.progress import Bar
 from training.seeds import ActiveStream, hash_key
 
 
@@ -40,14 +40,14 @@ def simulate_all(
     work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
 ) -> None:
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
-    with tqdm(total=rounds * len(work), unit="round", disable=quiet, dynamic_ncols=True) as bar:
+    with Bar(rounds * len(work), "round", quiet) as bar:
         for one in work:
             record = one.record()
             bar.update(len(record.rounds))
             for done in simulate(one.arm, one.data, protocol, end, one.seed, record, device):
                 bar.update()
                 said = f"{one.arm.label}, seed {one.seed}: "
-                bar.set_postfix_str(f"{said}{done.metric:.4g} at {done.labels} labels")
+                bar.say(f"{said}{done.metric:.4g} at {done.labels} labels")
             bar.total -= rounds - len(record.rounds)  # which ended before its last round
 
 

@@ -45,6 +45,10 @@ def add_version(parser: argparse.ArgumentParser, name: str = "model") -> None:
     )
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
 def print_quality(quality: dict[str, Any]) -> None:
     for key, value in quality.items():
         print(f"  {key:32} {value:.4f}")

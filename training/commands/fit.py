@@ -2,18 +2,21 @@
 are taken for."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
+from training import log, silence
 from training import recipe as recipes
-from training import silence
 from training.commands import (
     Commands,
     add_anyway,
     add_device,
+    add_json,
     add_target,
     open_store,
     print_quality,
@@ -26,6 +29,10 @@ from training.data.plan import Plan, keep_recipe, name_of, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
+
+# What --json says of data, and of each column
+OF_FINDINGS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")
+OF_COLUMNS = ("name", "kind", "why", "missing", "notes")
 
 
 def add_fit(commands: Commands) -> None:
@@ -59,6 +66,7 @@ def add_fit(commands: Commands) -> None:
     add_anyway(parser)
     add_device(parser)
     add("--quiet", action="store_true", help="no progress bar")
+    add_json(parser)
 
 
 def add_inspect(commands: Commands) -> None:
@@ -74,6 +82,7 @@ def add_inspect(commands: Commands) -> None:
     parser.add_argument(
         "--picture", type=Path, help="where its PNG is written, by default NAME-inspect.png in runs"
     )
+    add_json(parser)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +130,7 @@ def _fit(options: argparse.Namespace) -> None:
     data = load_for(recipe, data_root(), start)
     splits = split(data, split_sizes(recipe))
     for line in alike_lines(data.classes) + near_duplicate_lines(splits, data.takes_ids):
-        print(f"! {line}")
+        log.info("! %s", line)
 
     # wrong recipes and data are answered before torch is there
     from training.fit import find_device, fit, publish, run_folder
@@ -134,10 +143,14 @@ def _fit(options: argparse.Namespace) -> None:
     there = None if options.again else find_fitted(store, recipe, data, start)
     if there and not (run_folder(runs, recipe, data, device, start) / CHECKPOINT).exists():
         what = f"{there.name} version {there.version} was fitted by this recipe on these data"
-        print(f"{what}, so there is nothing to do; --again fits it again")
+        said = f"{what}, so there is nothing to do; --again fits it again"
+        print(_as_json(there, is_new=False) if options.json else said)
         return
     fitted = fit(recipe, data, start=start, device=device, runs=runs, quiet=options.quiet)
     manifest = publish(fitted, store, anyway=options.anyway)
+    if options.json:
+        print(_as_json(manifest, is_new=True))
+        return
     print_quality(manifest.quality)
     for line in lines(manifest):
         print(f"  {line}")
@@ -145,6 +158,11 @@ def _fit(options: argparse.Namespace) -> None:
     plot = fitted.folder / "progress.png"
     end = f"; plot: {plot}" if plot.exists() else ""
     print(f"published {manifest.name} version {manifest.version}{end}")
+
+
+def _as_json(manifest: Manifest, is_new: bool) -> str:
+    said = {name: getattr(manifest, name) for name in ("name", "version", "quality", "warnings")}
+    return json.dumps({**said, "is_new": is_new})
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
@@ -170,9 +188,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.leave_out:
         section = section.model_copy(update={"leave_out": options.leave_out})
     found = findings_of(section, data_root(), options.task)
-    print("\n".join(short_report(found)))
+    log.info("%s", "\n".join(short_report(found)))
     plan = plan_of(found, section, options.name, options.seed)
-    print("\n".join(plan_lines(plan)))
+    log.info("%s", "\n".join(plan_lines(plan)))
     return plan
 
 
@@ -180,18 +198,26 @@ def _keep(plan: Plan, path: Path) -> None:
     if keep_recipe(plan, path) != plan.recipe:  # whose folder has a file of the data's name
         expected = f"a folder without another {plan.recipe.data.source}"
         raise InvalidInput("--recipe-out", expected, str(path.parent))
-    print(f"recipe: {path}; `fit {path}` fits it again")
+    log.info("recipe: %s; `fit %s` fits it again", path, path)
 
 
 def _inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
-    lines = alike_lines(found.classes) + _before_fit(found, section)
-    print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
+    lines, path = alike_lines(found.classes) + _before_fit(found, section), None
     if found.columns or found.classes or found.targets is not None:
         path = options.picture or runs_folder() / f"{name_of(found.source)}-inspect.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         draw(found, path)
+    if options.json:
+        content = {name: getattr(found, name) for name in OF_FINDINGS}
+        columns = [{name: getattr(c, name) for name in OF_COLUMNS} for c in found.columns]
+        warnings = [*found.warnings, *lines]
+        content |= {"columns": columns, "warnings": warnings, "picture": path and str(path)}
+        print(json.dumps(content))
+        return
+    print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
+    if path is not None:
         print(f"picture: {path}")
 
 

@@ -2,6 +2,7 @@
 `compare` measure them."""
 
 import argparse
+import json
 
 from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import InvalidInput
@@ -9,6 +10,7 @@ from model_store.inference.model import NEEDED, Model
 from training.commands import (
     Commands,
     add_anyway,
+    add_json,
     add_target,
     add_version,
     open_store,
@@ -88,6 +90,7 @@ def add_evaluate(commands: Commands) -> None:
     add("--rows", type=int, default=1000, help="of each set, at most")
     add("--seed", type=int, default=0, help="of which rows and draws")
     add("--quiet", action="store_true", help="no progress bar")
+    add_json(parser)
 
 
 def add_compare(commands: Commands) -> None:
@@ -100,6 +103,7 @@ def add_compare(commands: Commands) -> None:
     add("--draws", type=int, help="of each row, by default each version's own number")
     add("--rows", type=int, default=1000, help="at most")
     add("--seed", type=int, default=0, help="of which rows and draws")
+    add_json(parser)
 
 
 def _add_new_name(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +174,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     wanted = Wanted(sources, options.attacks, rows, draws, seed, data)
     model, root = Model.load(artifact), data_root()
     found = evaluate_version(store, version, model, root, wanted, options.quiet)
+    if options.json:
+        print(json.dumps(found.report))
+        return
     intervals = found.report["summary_intervals"]
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
@@ -194,5 +201,8 @@ def _compare(options: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in comparison.files().items():
         (folder / file).write_bytes(content)
+    if options.json:
+        print((folder / "comparison.json").read_text())
+        return
     print(comparison.text())
     print(f"comparison: {folder / 'comparison.md'}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from model_store.artifacts.report import EvaluationReport, publish_report
 from model_store.artifacts.store import ModelStore
@@ -34,6 +33,7 @@ from training.evaluation.quality import (
 from training.evaluation.slices import worst_slices
 from training.evaluation.text import blocks, markdown, page
 from training.export.served import fit_detectors
+from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
@@ -71,11 +71,11 @@ def evaluate_version(
     sets = _sets(version, model, data, test, wanted)
     predictor = ServedPredictor(model, draws, wanted.seed)
     total = 1 + len(sets) + wanted.attacks * attacks.COUNT
-    with tqdm(total=total, unit="set", disable=quiet) as bar:
+    with Bar(total, "set", quiet) as bar:
 
         def done(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
             bar.update()
+            bar.say(f"measured {name}")
 
         groups = groups_known(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)

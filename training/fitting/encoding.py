@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import torch
 from jaxtyping import Float32, UInt8
-from tqdm import tqdm
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
@@ -30,6 +29,7 @@ from training.export.encoders import RowsTaken, examine, of_file, of_module, wri
 from training.model import require_split, split_network, standardisation
 from training.networks.architectures import channels_first
 from training.networks.split import NotSplit
+from training.progress import Bar
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
@@ -209,14 +209,14 @@ class CachedEncoder:
         if not new:
             return self._read(digests)
         found: dict[int, np.ndarray] = {}
-        with tqdm(
-            total=len(new), unit="row", desc="encoding", disable=quiet, dynamic_ncols=True
-        ) as bar:
-            for part in (new[i : i + AT_ONCE] for i in range(0, len(new), AT_ONCE)):
+        with Bar(len(new), "row", quiet, desc="encoding") as bar:
+            for i in range(0, len(new), AT_ONCE):
+                part = new[i : i + AT_ONCE]
                 encoded = self.encoder(x[part].astype(np.float32))
                 if not self._append([digests[n] for n in part], encoded):
                     found |= dict(zip(part, encoded, strict=True))
                 bar.update(len(part))
+                bar.say(f"encoded {i + len(part)} of {len(new)} rows")
         if not found:
             return self._read(digests)
         if not quiet:

@@ -4,7 +4,6 @@ import io
 import math
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,7 +11,14 @@ from training.fitting.checkpoint import write_atomically
 
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
-    """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch, as a PNG."""
+    """Draw a run as a PNG."""
+    figure = Figure()  # none of pyplot's, whose backend may be a notebook's
+    draw_run(figure, history, title)
+    write_figure(figure, path)
+
+
+def draw_run(figure: Figure, history: list[dict[str, float | int]], title: str) -> None:
+    """Draw loss, KL, accuracy or RMSE, and the spread of theta against the epoch."""
     panels = {
         "nats a row": {
             "loss": "-ELBO",
@@ -31,8 +37,9 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
     if "log_std" not in history[0]:  # a method whose draws have no width to learn
         panels["std of theta"] = {"theta_std": "mean"}
     panels = {label: curves for label, curves in panels.items() if set(curves) <= set(history[0])}
-    plt.switch_backend("Agg")
-    figure, axes = plt.subplots(1, len(panels), figsize=(19, 4.0), layout="constrained")
+    figure.set_size_inches(19, 4.0)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots(1, len(panels))
     epochs = [metrics["epoch"] for metrics in history]
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
         for key, name in curves.items():
@@ -52,7 +59,6 @@ def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> N
             axis.set_yscale("log")
         legend_above(axis)
     figure.suptitle(title)
-    write_figure(figure, path)
 
 
 def _end_range(values: list[float]) -> tuple[float, float]:
@@ -71,5 +77,4 @@ def legend_above(axis: Axes) -> None:
 def write_figure(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=100)
-    plt.close(figure)
     write_atomically(path, picture.getvalue())

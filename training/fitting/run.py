@@ -11,7 +11,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
-from tqdm import tqdm
 
 from model_store.errors import DubitoError, InvalidInput
 from training.data import Rows, Splits
@@ -52,6 +51,7 @@ from training.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.networks.likelihoods import Categorical
 from training.posteriors import noise
 from training.posteriors.laplace import LaplaceSection
+from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
@@ -66,6 +66,10 @@ WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
 # a validation row, by which a Laplace posterior may be worse than its centre without a word
 LOST_NATS = 0.05
+
+
+# Is given the metrics of an epoch, those of a line of metrics.jsonl
+Callback = Callable[[dict[str, float | int]], object]
 
 
 @dataclass
@@ -242,12 +246,13 @@ class Run:
             return f"after {self.epochs} epochs, {most}: {still}"
         return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
 
-    def fit(self, quiet: bool = False) -> BayesianModel:
-        """Train to the end and return the model of the best checkpoint."""
+    def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
+        """Train to the end and return the model of the best checkpoint; after each epoch, call
+        `callback` with its metrics."""
         begun = saved = time.monotonic()
         before = self.progress.seconds
         begin = self.progress.step
-        bar = tqdm(total=self.steps, initial=begin, unit="step", disable=quiet, dynamic_ncols=True)
+        bar = Bar(self.steps, "step", quiet, initial=begin)
         order = None
         metric = self.model.likelihood.metric
         with bar:
@@ -261,10 +266,12 @@ class Run:
                 bar.update()
                 if i + 1 == self.epoch_steps:
                     metrics = self._end_epoch(epoch)
+                    if callback is not None:
+                        callback({**metrics})
                     if self.told_epochs is None and not self.progress.levelled:
                         self._check_level()
                     bar.total = self.steps
-                    bar.set_postfix_str(
+                    bar.say(
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
                         f"KL {metrics['kl']:.0f} {metric} {metrics[f'validation_{metric}']:.4g}"
                     )

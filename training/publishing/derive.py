@@ -5,10 +5,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from jaxtyping import Float32
+from matplotlib.figure import Figure
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
@@ -135,8 +135,8 @@ def plot_signal_to_noise(
     """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below,
     as a PNG."""
     decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
-    plt.switch_backend("Agg")
-    figure, (density, cumulative) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    density, cumulative = figure.subplots(1, 2)
     density.hist(decibels, bins=200, density=True, histtype="stepfilled")
     density.set(ylabel="density")
     cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))

@@ -56,8 +56,10 @@ def publish(
     alias: str = LATEST,
     root: Path | None = None,
     anyway: bool = False,
+    draft: Draft | None = None,
 ) -> Manifest:
-    """Publish a fitted model as the next version of `name`, by default the recipe's.
+    """Publish a fitted model as the next version of `name`, by default the recipe's; as the `draft`
+    that was assembled of it before, if there is one.
 
     A run is published once, however often a process was killed between its publication and its
     end. The recipe's gate and the baselines of a table guard `latest` alone; `root` is where data
@@ -77,7 +79,7 @@ def publish(
     with nullcontext() if fitted.folder is None else hold(fitted.folder, wait=True):
         manifest = _find_published(store, name, fitted.provenance.run)
         if manifest is None:
-            draft = assemble(fitted)
+            draft = draft or assemble(fitted)
             if alias == LATEST and not anyway:
                 check_constant(name, draft)
             if recipe.gate is not None and alias == LATEST:
@@ -104,6 +106,10 @@ def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:
 
 def assemble(fitted: "Fitted") -> Draft:
     """Export, check, calibrate and measure a fitted model, and a table's baselines."""
+    return with_baselines(assemble_without_baselines(fitted), fitted)
+
+
+def assemble_without_baselines(fitted: "Fitted") -> Draft:
     recipe, data, splits = fitted.recipe, fitted.data, fitted.splits
     shares = None
     output: TargetSpec | ClassSpec = TargetSpec(
@@ -118,7 +124,7 @@ def assemble(fitted: "Fitted") -> Draft:
         shares = class_shares(data.train.y if are_alike else held_out, classes)
         priors = tuple(class_shares(splits.train.y, classes).tolist())
         output = ClassSpec(classes=data.classes, priors=priors)
-    draft = draft_version(
+    return draft_version(
         _export(fitted),
         HeldOut(splits.reference, splits.ranking, splits.test, shares),
         quality_rows(recipe, data, splits),
@@ -132,7 +138,6 @@ def assemble(fitted: "Fitted") -> Draft:
             update={"data_digest": data.digest(), "python": platform.python_version()}
         ),
     )
-    return with_baselines(draft, fitted)
 
 
 def _export(fitted: "Fitted") -> Exported:

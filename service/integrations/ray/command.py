@@ -1,4 +1,5 @@
-"""`dubito cluster`: the service as replicas on Ray, on this machine or on a cluster that is there."""
+"""`dubito cluster`: the service as replicas on Ray, on this machine or on a cluster that is
+there."""
 
 import argparse
 import importlib.util

@@ -17,8 +17,10 @@ from model_store.state.labels import (
     accept,
     candidates,
     counts,
+    delete_labels,
     keep_acquired,
     keep_candidate,
+    kept_labels,
     labelled,
     labelled_rows,
 )
@@ -53,6 +55,24 @@ def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
     assert labelled(database, "m", ["a", "b", "c"]) == {"a"}
     assert counts(database, "m") == {"acquired": 2, "waiting": 1, "labels": 1, "control_labels": 0}
     assert counts(database, "other") == dict.fromkeys(counts(database, "m"), 0)
+
+
+def test_labels_are_listed_by_key_and_place_and_deleted_ones_are_remembered(database):
+    for n, key in enumerate(("anna", "ben", "anna", None)):
+        accept(database, "m", "f", [Label(f"r{n}", "yes", ROW + n)], key=key)
+    found = kept_labels(database, "m", None, 0, 10)
+    assert [(label["id"], label["annotator"]) for label in found] == [
+        ("r0", "anna"),
+        ("r1", "ben"),
+        ("r2", "anna"),
+        ("r3", None),
+    ]
+    (last,) = kept_labels(database, "m", "anna", found[0]["place"], 1)
+    assert last == found[2]
+    assert delete_labels(database, "m", ["r1", "r2", "unknown"]) == 2
+    assert [label["id"] for label in kept_labels(database, "m", None, 0, 10)] == ["r0", "r3"]
+    with database.reading() as connection:
+        assert connection.execute("SELECT id FROM replaced").fetchall()[0]["id"] == "r1"
 
 
 def test_a_full_disk_leaves_none_of_the_labels(database):

@@ -77,6 +77,29 @@ def test_what_was_acquired_is_labelled_by_id_and_not_acquired_again(own, digits_
     assert (everything["ranking"], everything["excluded"]) == ([], 1)
 
 
+def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
+    client, state = own
+    assert client.get("/labels").json() == {"model": "digits", "labels": [], "next": None}
+    assert client.post("/labels/delete", json={"ids": ["a"]}).json()["deleted"] == 0
+    assert not state.exists()
+    rows = digits_rows[:3].tolist()
+    post(client, [given(name, "3", row) for name, row in zip("abc", rows, strict=True)])
+    first = client.get("/labels", params={"model": "digits", "limit": 2}).json()
+    assert [label["id"] for label in first["labels"]] == ["a", "b"]
+    (rest,) = client.get("/labels", params={"after": first["next"]}).json()["labels"]
+    assert rest.pop("time") > 0
+    unsaid = {"target": None, "annotator": None, "control": False}
+    assert rest == {"id": "c", "label": "3", **unsaid}
+    assert client.get("/labels", params={"annotator": "anna"}).json()["labels"] == []
+    deletion = {"model": "digits", "ids": ["a", "c", "other"]}
+    for deleted in (2, 0):
+        answer = client.post("/labels/delete", json=deletion).json()
+        assert answer == {"model": "digits", "deleted": deleted, "labels": 1}
+    for query in ({"limit": 0}, {"limit": "many"}, {"page": 2}, {"model": "other"}):
+        assert client.get("/labels", params=query).status_code in (404, 422)
+    assert client.post("/labels/delete", json={"ids": []}).status_code == 422
+
+
 def test_labels_are_accepted_all_or_none_and_once(own, digits_rows):
     client, _ = own
     row = digits_rows[0].tolist()

@@ -110,12 +110,12 @@ def candidate(work, *options):
 
 def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert candidate(work) == 0
-    assert "0 new labels, of 1 that are needed" in capsys.readouterr().out
+    assert "0 new labels, of 1 that are needed" in capsys.readouterr().err
     label(work, work.truth, key=None)
     assert candidate(work, "--min-labels", "141") == 0
     assert work.store.versions("digits") == ["1"]
     assert candidate(work) == 0
-    assert "some labels came without a key" in capsys.readouterr().out
+    assert "some labels came without a key" in capsys.readouterr().err
     assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
     facts = Provenance.of(work.store.manifest("digits", "2"))
     assert facts.labels.rows == 140 and facts.rows["train"] == 110 + 140
@@ -135,7 +135,7 @@ def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
     assert kept["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
     work.store.set_alias("digits", "latest", "1")  # a person rolls back
     assert candidate(work) == 0
-    assert "rolled back since" in capsys.readouterr().out
+    assert "rolled back since" in capsys.readouterr().err
     assert work.store.aliases("digits")["latest"] == "1"
 
 

@@ -1,6 +1,7 @@
 """What data are taken for, and the recipe that follows: `inspect`, and `fit` without a recipe."""
 
 import csv
+import json
 import re
 
 import numpy as np
@@ -252,6 +253,10 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
         assert "3 classes: " in capsys.readouterr().out
+        assert main(["inspect", "--data", "csv:things.csv", "--target", "kind", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["task"], told["rows"], len(told["classes"])) == ("classification", 300, 3)
+        assert told["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
         assert (tmp_path / "runs" / "things-inspect.png").read_bytes().startswith(b"\x89PNG")
         assert (
             main(["inspect", "--data", "csv:things.csv", "--picture", str(tmp_path / "p.png")]) == 0
@@ -268,7 +273,7 @@ def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys, undrawn):
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:shares.csv", "--target", "left"]) == 0
-    assert capsys.readouterr().out.count("column share: '0%' is read as 0") == 1
+    assert "".join(capsys.readouterr()).count("column share: '0%' is read as 0") == 1
 
 
 def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
@@ -292,8 +297,12 @@ def test_a_fit_without_a_recipe_says_what_it_does_and_its_recipe_fits_again(
     ]
     with working_in(tmp_path):
         assert main([*first, "--quiet"]) == 0
-        said = capsys.readouterr().out
-        assert main(["fit", str(recipe), "--again", "--quiet", "--device", "cpu"]) == 0
+        said = capsys.readouterr().err
+        again = ["fit", str(recipe), "--again", "--quiet", "--device", "cpu", "--json"]
+        assert main(again) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["name"], told["version"], told["is_new"]) == ("things", "2", True)
+        assert "test_accuracy" in told["quality"]
     for text in (
         "csv:things.csv: 300 rows; classification",
         "left out: id",
@@ -389,7 +398,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
         assert main(["inspect", "--data", "csv:things.csv", "--target", "price"]) == 0
         said = capsys.readouterr().out
         assert main(["fit", "--data", "csv:things.csv", "--target", "price"]) == 2
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err.splitlines()[-1]
     for text in (said, error):
         assert "'unknown' in row 0" in text
         assert 'data.missing_values = ["unknown"] or --missing-value reads these as missing' in text
@@ -407,7 +416,7 @@ def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, caps
         assert says in capsys.readouterr().out
         fit = ["fit", "--data", "csv:things.csv", "--target", "kind"]
         assert main([*fit, "--recipe-out", "nowhere/a.toml"]) == 2
-        assert says in capsys.readouterr().out
+        assert says in capsys.readouterr().err
 
 
 def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys, undrawn):

@@ -178,6 +178,8 @@ def compare(evaluated_store, tmp_path, monkeypatch, capsys):
 
 
 def test_a_version_does_not_differ_from_itself(compare, tmp_path):
+    code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10", "--json")
+    assert json.loads(out)["rows"] == 60
     code, out, _ = compare("digits:1", "digits", "--rows", "60", "--draws", "10")
     assert code == 0
     (folder,) = (tmp_path / "runs").iterdir()

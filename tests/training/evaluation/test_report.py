@@ -271,9 +271,9 @@ def test_a_table_s_card_has_slices_and_even_rows_in_place_of_noise(
     for name, folder in (("STORE", "models"), ("DATA", "")):
         monkeypatch.setenv(f"DUBITO_{name}", str(people_folder / folder))
     assert main(["evaluate", "people"]) == 0
-    out = capsys.readouterr().out
+    out, said = capsys.readouterr()
     assert "even_flag_auroc" in out
-    assert "measured on the test rows of csv:people.csv (160)" in out
+    assert "measured on the test rows of csv:people.csv (160)" in said
     found = evaluation_report(ModelStore(people_folder / "models"), "people", "1")
     assert set(found.report["outliers"]) == {"even", "crossed", "shuffled"}
     slices = found.report["worst_slices"]
@@ -305,7 +305,7 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
             data, is_fitted = data_of(version, tmp_path, source)
             test = measured_rows(data, is_fitted, Wanted(rows=55))
             say_rows(test, data, is_fitted, source)
-        said.append((len(test), is_fitted, capsys.readouterr().out))
+        said.append((len(test), is_fitted, capsys.readouterr().err))
         if source == "csv:new.csv":
             assert len(data.left_out) == 7
     assert [(rows, is_fitted) for rows, is_fitted, _ in said] == [
@@ -324,14 +324,16 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
             assert data_of(version, people_folder, source)[1] == is_fitted
         is_told = re.search(
             r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as rows that people version 1",
-            out := capsys.readouterr().out,
+            said := capsys.readouterr().err,
         )
         assert bool(is_told) != is_fitted
-        assert "changed" not in out
+        assert "changed" not in said
 
 
 @pytest.mark.usefixtures("fits")
-def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp_path, monkeypatch):
+def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(
+    tmp_path, monkeypatch, capsys
+):
     store = tmp_path / "models"
     for variable, folder in (
         ("DUBITO_STORE", store),
@@ -356,8 +358,20 @@ def test_rows_of_classes_that_the_model_does_not_know_are_a_set_of_their_own(tmp
     # Other data with those classes: the same rows here, so the same sets.
     x = test.x.reshape(-1, 8, 8)
     np.savez(tmp_path / "other.npz", x_train=x, y_train=test.y, x_test=x, y_test=test.y)
-    assert main(["evaluate", "small", "--data", "npz:other.npz", "--rows", "500", "--quiet"]) == 0
+    capsys.readouterr()
+    evaluate = [
+        "evaluate",
+        "small",
+        "--data",
+        "npz:other.npz",
+        "--rows",
+        "500",
+        "--quiet",
+        "--json",
+    ]
+    assert main(evaluate) == 0
     other = evaluation_report(ModelStore(store), "small", "1").report
+    assert json.loads(capsys.readouterr().out) == other
     assert other["test"] == own["test"]
     assert other["outliers"]["left-out"] == own["outliers"]["left-out"]
 
@@ -388,9 +402,9 @@ def test_what_does_not_go_is_refused_in_a_line_and_nothing_is_written(
     monkeypatch.setenv("DUBITO_DATA", str(evaluated_store.parent))
     before = json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report)
     assert main(["evaluate", *options, "--quiet"]) == 2
-    errors = capsys.readouterr().err
-    assert says in errors
-    assert len(errors.splitlines()) == 1
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert says in error
     assert (
         json.dumps(evaluation_report(ModelStore(evaluated_store), "digits", "1").report) == before
     )

@@ -352,7 +352,7 @@ def test_a_published_network_gets_a_posterior_without_training(tmp_path, monkeyp
     assert main(["fit", str(told), "--quiet"]) == 2
     assert "training.epochs: expected 1 or more, or a trained network" in capsys.readouterr().err
     assert main(["fit", str(told), "--quiet", "--warm-start", "net"]) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert (
         "stopped before the first epoch: the network was trained already\nlaplace, kronecker, of "
         "130 weights: " in said
@@ -377,7 +377,7 @@ def test_the_command_goes_on_from_a_published_version(digits_store, tmp_path, mo
     quick = write_recipe(tmp_path, **changes)
     fit = ["fit", str(quick), "--quiet", "--device", "cpu", "--warm-start"]
     assert main([*fit, "digits"]) == 0
-    assert "warm start from digits version 1" in capsys.readouterr().out
+    assert "warm start from digits version 1" in capsys.readouterr().err
     store = ModelStore(models)
     first, second = (store.manifest("digits", version) for version in "12")
     assert second.training["warm_start"] == {"name": "digits", "version": "1"}

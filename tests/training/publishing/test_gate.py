@@ -49,14 +49,14 @@ def fit(tmp_path, monkeypatch, capsys, fits):
 
 def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tmp_path):
     store = ModelStore(tmp_path / "models")
-    code, out, _ = fit(4, 1e-2, 0.0)
+    code, _, said = fit(4, 1e-2, 0.0)
     assert code == 0
-    assert "no alias champion yet" in out
+    assert "no alias champion yet" in said
     store.set_alias("gated", "champion", "1")
-    code, out, errors = fit(1, 1e-9, 0.05)
+    code, _, errors = fit(1, 1e-9, 0.05)
     assert code == 1
     best = store.manifest("gated", "1").quality["test_accuracy"]
-    lines = errors.splitlines()
+    lines = errors[errors.index("error: ") :].splitlines()
     assert len(lines) == 2, errors
     assert "champion (version 1)" in lines[0]
     assert "test_accuracy" in lines[1]
@@ -69,11 +69,13 @@ def test_a_worse_version_is_refused_and_may_be_published_by_a_laxer_gate(fit, tm
     )
     assert store.versions("gated") == ["1"]
     assert len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 1
-    code, out, _ = fit(1, 1e-9, 1.0)
+    code, _, said = fit(1, 1e-9, 1.0)
     assert code == 0
-    assert "going on from step" in out
-    assert "gate: test_accuracy: " in out
-    assert "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in out
+    assert "going on from step" in said
+    assert "gate: test_accuracy: " in said
+    assert (
+        "no worse than champion (version 1) in test_accuracy, uniform_noise_flagged_at_05" in said
+    )
     assert store.versions("gated") == ["1", "2"]
 
 

@@ -1,0 +1,268 @@
+"""`Classifier` and `Regressor`: they say what the service says, and are estimators of
+scikit-learn's."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from torch import nn
+
+from dubito import Classifier, Client, Regressor
+from model_store.artifacts.store import ModelStore
+from tests.support.environment import environment_with
+
+pytestmark = pytest.mark.usefixtures("fits")
+
+SMALL = {"network": {"hidden": [8]}, "device": "cpu"}
+QUICK = {**SMALL, "method": "mle", "training": {"epochs": 20, "learning_rate": 0.05}}
+DOUBTING = {**SMALL, "method": "bhn-realnvp", "training": {"epochs": 2}}
+FEW_CLASSES = {"serving": {"draws": 5, "combined": ["entropy", "residual"]}}
+FEW_TARGETS = {"serving": {"draws": 5, "combined": ["epistemic_std", "residual"]}}
+OF_ONE_DRAW = {"serving": {"draws": 2, "combined": ["residual"]}}
+
+# What is not as scikit-learn has it (docs/python.md)
+TOO_FEW = "20 rows are the fewest that a model is fitted on"
+EXPECTED = {
+    "check_n_features_in_after_fitting": TOO_FEW,
+    "check_classifier_data_not_an_array": TOO_FEW,
+    "check_regressors_no_decision_function": TOO_FEW,
+    "check_fit2d_1feature": TOO_FEW,
+    "check_estimators_pickle": "its one missing value is of no training row: such are refused",
+}
+WITHOUT_FITS = (
+    "check_estimator_cloneable",
+    "check_estimator_repr",
+    "check_no_attributes_set_in_init",
+    "check_estimators_unfitted",
+    "check_do_not_raise_errors_in_init_or_set_params",
+    "check_mixin_order",
+    "check_parameters_default_constructible",
+    "check_get_params_invariance",
+    "check_set_params",
+    "check_complex_data",
+    "check_estimators_empty_data_messages",
+    "check_estimator_sparse_tag",
+    "check_estimator_sparse_array",
+    "check_fit1d",
+    "check_fit2d_1sample",
+    "check_requires_y_none",
+    "check_supervised_y_no_nan",
+)
+
+
+def rows(count=240):
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(generator.normal(size=(count, 2)), columns=["height", "weight"])
+    frame["city"] = generator.choice(["Rome", "Oslo"], count)
+    frame["since"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(count) * 37 % 211, "D")
+    frame.loc[::7, "weight"] = np.nan
+    return frame
+
+
+X = rows()
+Y = pd.Series(np.where(X.height > 0, "tall", "small"), name="size")
+
+
+@pytest.fixture(scope="module")
+def classifier(fits):
+    return Classifier(**DOUBTING, **FEW_CLASSES, random_state=3).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def regressor(fits):
+    return Regressor(**DOUBTING, **FEW_TARGETS).fit(X, 3 * X.height)
+
+
+@pytest.fixture(scope="module")
+def service(classifier, regressor, tmp_path_factory):
+    """A client of a service that serves what both publish."""
+    from tests.support.serving import serving
+
+    store = tmp_path_factory.mktemp("published")
+    classifier.publish("sizes", store, anyway=True)
+    regressor.publish("heights", store, anyway=True)
+    with serving(store) as (url, _), Client(url) as client:
+        yield client
+
+
+def test_answers_are_those_of_the_service_bit_for_bit(classifier, regressor, service):
+    asked = X.head(40)
+    for model, name, seed in ((classifier, "sizes", None), (regressor, "heights", 11)):
+        options = {"seed": 3 if seed is None else seed, "fpr": 0.1}
+        served = service.predict(asked, model=name, **options)
+        told = model.uncertainty(asked, seed=seed, fpr=0.1)
+        pd.testing.assert_frame_equal(
+            told, served.to_pandas(index=asked.index), check_exact=True, check_like=True
+        )
+        if name == "sizes":
+            by_class = dict(zip(served.classes, served.probabilities.T, strict=True))
+            probs = model.predict_proba(asked)
+            assert (probs == np.stack([by_class[c] for c in model.classes_], 1)).all()
+            assert (model.predict(asked) == served.label).all()
+        else:
+            assert (model.predict(asked, seed=seed) == served.mean).all()
+
+
+def test_json_is_answered_alike(classifier, service):
+    row = {"height": 0.25, "weight": None, "city": "Rome", "since": "2024-03-05"}
+    answer = service.predict([row], model="sizes", seed=3, fpr=0.1)
+    asked = pd.DataFrame([row]).astype({"since": "datetime64[ns]", "weight": float})
+    assert (classifier.predict_proba(asked) == answer.probabilities).all()
+    assert answer.classes == tuple(classifier.classes_)
+
+
+def test_frames_of_polars_are_taken(classifier):
+    assert (classifier.predict_proba(pl.from_pandas(X)) == classifier.predict_proba(X)).all()
+
+
+def test_arrays_are_columns_of_numbers_and_each_epoch_is_told(tmp_path):
+    numbers, told = X[["height", "weight"]].to_numpy(), []
+    model = Regressor(**QUICK, **OF_ONE_DRAW, callback=told.append, runs=tmp_path)
+    model.set_params(data={"validation_rows": 30})
+    assert model.fit(numbers, 3 * numbers[:, 0]).score(numbers, 3 * numbers[:, 0]) > 0.5
+    assert [metrics["epoch"] for metrics in told] == [*range(1, 21)]
+    assert told == model.history_
+    assert list(tmp_path.glob("rows-*.parquet"))
+    data = model.recipe_.data
+    assert data.columns == {"x0": "numeric", "x1": "numeric"}
+    assert (data.validation_rows, data.validation) == (30, None)
+
+
+def test_the_plan_of_the_rows_fills_what_is_not_said(classifier):
+    recipe = classifier.recipe_
+    assert (recipe.method, recipe.training.epochs, recipe.seed) == ("bhn-realnvp", 2, 3)
+    assert (recipe.network.hidden, recipe.training.batch_rows) == ([8], 32)
+    assert (recipe.data.test_fraction, recipe.data.target) == (0.2, "size")
+
+
+@pytest.mark.slow
+def test_images_are_taken_as_they_are():
+    images = np.random.default_rng(0).normal(size=(60, 4, 4))
+    model = Classifier(**QUICK, **OF_ONE_DRAW).fit(images, images[:, 0, 0] > 0)
+    assert model.recipe_.data.source.startswith("npz:rows-")
+    assert model.predict(images).dtype == bool
+
+
+@pytest.mark.slow
+def test_a_trained_network_is_made_to_doubt():
+    numbers = np.random.default_rng(0).normal(size=(240, 2))
+    classes = torch.tensor(numbers[:, 0] > 0).long()
+    x = torch.tensor(numbers, dtype=torch.float32)
+    network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), classes).backward()
+        optimizer.step()
+    model = Classifier(start=network, device="cpu", **FEW_CLASSES).fit(numbers, classes.numpy())
+    assert (model.recipe_.method, model.history_) == ("laplace", [])
+    assert (network(x).argmax(1).numpy() == model.predict(numbers)).mean() > 0.95
+    assert model.uncertainty(numbers, fpr=0.1).bald.max() > 0
+    with pytest.raises(ValueError, match="plot: expected a fit of some epochs"):
+        model.plot()
+
+
+def test_pickles_answer_alike_and_publish(regressor, tmp_path):
+    twin = pickle.loads(pickle.dumps(regressor))
+    assert (twin.predict(X) == regressor.predict(X)).all()
+    manifest = twin.publish("again", tmp_path, anyway=True)
+    assert ModelStore(tmp_path).versions("again") == [manifest.version]
+
+
+def test_notebooks_see_a_table_and_the_fit(classifier):
+    html = classifier._repr_html_()
+    assert "test_accuracy" in html
+    assert "data:image/png;base64," in html
+    assert "test_accuracy" not in clone(classifier)._repr_html_()
+    assert len(classifier.plot().axes) > 3
+    assert "* accuracy: this model" in classifier.report()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "asked", "said"),
+    [
+        ({"method": "magic"}, {}, "Classifier: method: "),
+        ({"network": {"hidden": [8], "deep": True}}, {}, "network.deep: expected no such key"),
+        ({"data": {"depth": 3}}, {}, "depth"),
+        ({"random_state": "7"}, {}, "integer"),
+        ({}, {"num_samples": 0}, "num_samples: expected 1"),
+        ({}, {"fpr": 1e-4}, "fpr: expected at least 0.0"),
+        ({}, {"coverage": 1.0}, "coverage: expected a number between 0 and 1"),
+        ({}, {"seed": -1}, "seed: expected 0 to"),
+    ],
+)
+def test_what_is_wrong_is_named(classifier, parameters, asked, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        if parameters:
+            clone(classifier).set_params(**parameters).fit(X, Y)
+        else:
+            classifier.uncertainty(X, **asked)
+
+
+def test_odd_rows_are_named(classifier):
+    odd = X.head(3).assign(since=pd.NaT)
+    with pytest.raises(ValueError, match=r"X\.0\.since: expected a value"):
+        classifier.predict(odd)
+    with pytest.raises(ValueError, match="Feature names"):
+        classifier.predict(X[["height"]])
+    with pytest.raises(ValueError, match="at least 20 rows, got 12"):
+        clone(classifier).fit(X.head(12), Y.head(12))
+
+
+def test_pipelines_are_scored():
+    numbers = X[["height", "weight"]].to_numpy()
+    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
+    assert np.isfinite(cross_val_score(steps, numbers, 3 * numbers[:, 0], cv=2)).all()
+
+
+@pytest.mark.slow
+def test_grids_are_searched():
+    steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
+    grid = {"regressor__training": [{"epochs": 1}, QUICK["training"]]}
+    numbers = X[["height"]].to_numpy()
+    found = GridSearchCV(steps, grid, cv=2).fit(numbers, 3 * numbers[:, 0])
+    assert found.best_params_ == {"regressor__training": QUICK["training"]}
+
+
+CHECKED = [Classifier(**QUICK, **OF_ONE_DRAW), Regressor(**QUICK, **OF_ONE_DRAW)]
+
+
+@pytest.mark.slow
+@parametrize_with_checks(CHECKED, expected_failed_checks=lambda _: EXPECTED)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", CHECKED, ids=["Classifier", "Regressor"])
+def test_scikit_learns_checks_of_parameters(estimator):
+    """Those of scikit-learn's that fit nothing."""
+    found = [check for _, check in estimator_checks_generator(estimator)]
+    checks = {getattr(check, "func", check).__name__: check for check in found}
+    for name in WITHOUT_FITS:
+        checks[name](clone(estimator))
+
+
+def test_without_the_project_the_client_says_what_to_install(tmp_path):
+    code = (
+        "import sys; sys.modules['training'] = None\n"
+        "import dubito\n"
+        "assert not {'torch', 'sklearn'} & {*sys.modules}\n"
+        "try: from dubito import Classifier\n"
+        "except ImportError as error: print(error)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment_with()
+    )
+    assert "dubito.Classifier needs the project" in told.stdout, told.stderr
+    with pytest.raises(AttributeError):
+        __import__("dubito").Nothing  # noqa: B018

@@ -1,0 +1,76 @@
+"""What estimators say: an answer's arrays by the names of the service, and a report."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from model_store.artifacts.manifest import Description, Manifest
+from model_store.inference.prediction import Decision, Prediction
+from model_store.scores.classification import Scores
+from model_store.types import Task
+from training.evaluation.text import Block, Table
+from training.publishing.baselines import lines
+
+SCORES: dict[Task, tuple[str, ...]] = {
+    "classification": (
+        *("entropy", "expected_entropy", "bald", "bald_corrected", "mean_std", "variation_ratio"),
+    ),
+    "regression": ("std", "aleatoric_std", "epistemic_std", "median"),
+}
+
+
+def columns_of(
+    manifest: Manifest,
+    prediction: Prediction,
+    decision: Decision,
+    labels: Shaped[np.ndarray, "N"] | None,
+) -> dict[str, np.ndarray]:
+    """Return a column for each number of a row, as `Predictions.table` of the client does."""
+    columns: dict[str, Any] = {}
+    scores = prediction.scores
+    if isinstance(scores, Scores):
+        columns["label"] = labels
+        columns |= _by_class("probabilities", scores.probabilities, manifest)
+    else:
+        scores = scores.in_units
+        columns["mean"] = scores.mean
+    if decision.interval is not None:
+        columns["interval.low"], columns["interval.high"] = decision.interval.T
+    columns |= {"p_value": decision.p_values.p_value, "flag": decision.flag}
+    columns |= {name: getattr(scores, name) for name in SCORES[manifest.task]}
+    if (scores.num_draws == 1).all():  # one draw says nothing of it
+        columns.pop("epistemic_std", None)
+    columns["num_samples"] = scores.num_draws
+    for name, errors in (scores.standard_error or {}).items():
+        columns[f"standard_error.{name}"] = errors
+    if manifest.categories is not None and decision.categories is not None:
+        columns["category"] = np.array([*manifest.categories.names, ""])[decision.categories]
+    if decision.prediction_set is not None:
+        columns |= _by_class("prediction_set", decision.prediction_set, manifest)
+    columns["abstain"] = decision.abstain
+    for name, detected in prediction.detected.items():
+        columns[f"detectors.{name}.score"] = detected
+        columns[f"detectors.{name}.p_value"] = decision.p_values.detector_p_values[name]
+        columns[f"detectors.{name}.fired"] = decision.fired[name]
+    return {name: column for name, column in columns.items() if column is not None}
+
+
+def _by_class(
+    name: str, values: Shaped[np.ndarray, "N C"], manifest: Manifest
+) -> dict[str, np.ndarray]:
+    pairs = zip(manifest.classes or (), values.T, strict=True)
+    return {f"{name}.{label}": column for label, column in pairs}
+
+
+def report_of(description: Description) -> list[Block]:
+    rows = description.training["rows"]["test"]
+    quality = [[name, f"{value:.4g}"] for name, value in description.quality.items()]
+    plain = lines(description)
+    return [
+        f"# {description.method}",
+        Table([f"On {rows} test rows", ""], quality),
+        *(["## Plain models", "\n".join(f"* {line}" for line in plain)] if plain else []),
+        *(f"Note: {warning}." for warning in description.warnings),
+        *([] if description.too_few_rows is None else [f"Note: {description.too_few_rows}."]),
+    ]
