@@ -13,7 +13,7 @@ import numpy as np
 from dubito import kept, studio
 from dubito.calls import Progress
 from dubito.client import URL, Client
-from dubito.console import COMMANDS, KEY_VARIABLE, URL_VARIABLE
+from dubito.command_names import COMMANDS, KEY_VARIABLE, URL_VARIABLE
 from dubito.errors import DubitoError
 from dubito.files import check_out, files_given, is_named, is_pool, rows_in, write
 from dubito.predictions import OF_ALL_ROWS, Predictions

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Protocol, cast
 
 from dubito import console
+from dubito.command_names import COMPLETION, ENVIRONMENT
 
 GROUP = "dubito.commands"
 USAGE = """usage: dubito COMMAND ...
@@ -68,14 +69,14 @@ def page() -> str:
             *(f"  {name:{width}}  {does}" for name, does in commands.items()),
             "",
         ]
-    return "\n".join([*lines, console.ENVIRONMENT])
+    return "\n".join([*lines, ENVIRONMENT])
 
 
 def _complete(arguments: list[str]) -> int:
     """Print what has a shell complete commands and options."""
     from dubito.completion import SHELLS, script
 
-    parser = argparse.ArgumentParser("dubito completion", description=console.COMPLETION)
+    parser = argparse.ArgumentParser("dubito completion", description=COMPLETION)
     parser.add_argument("shell", choices=SHELLS)
     asked = parser.parse_args(arguments)
     commands: dict[str, str] = {}

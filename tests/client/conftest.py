@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dubito.command import main
-from dubito.console import KEY_VARIABLE, URL_VARIABLE
+from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
 from tests.support.serving import serving
 
 KEY = "the-key-of-the-client-s-tests"

@@ -17,7 +17,7 @@ from PIL import Image
 from dubito import Client
 from dubito.asking import by_job
 from dubito.command import main
-from dubito.console import KEY_VARIABLE, URL_VARIABLE
+from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 
