@@ -14,7 +14,7 @@ from jaxtyping import Float32, Float64, Num
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
-from model_store.scores.regression import log_density
+from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.tasks import predictive_of
 from model_store.scores.transforms import Transform
 from training import log
@@ -232,7 +232,8 @@ class _Fits:
 
         The best is that of the highest log-likelihood of validation rows, of a density in the
         target's own units (with log g'(y), or a transform that shrinks the target would always
-        win).
+        win), among those by whose means these rows are no further off than by the training rows'
+        mean: of a logarithm with a wide spread, means are astronomical.
         """
         kind = self.recipe.data.target_transform
         if self.recipe.task != "regression":
@@ -250,13 +251,25 @@ class _Fits:
             name: self._held_out(transform, folder / f"{SHORT_FITS}{name}")
             for name, transform in transforms.items()
         }
-        chosen = best_of(found)
-        means = {name: round(float(values.mean()), 4) for name, values in found.items()}
+        y = self.splits.validation.y.astype(np.float64)
+        guess = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
+        wild = [name for name, (_, error) in found.items() if name != "none" and error > guess]
+        chosen = best_of({name: values for name, (values, _) in found.items() if name not in wild})
+        means = {name: round(float(values.mean()), 4) for name, (values, _) in found.items()}
+        errors = {name: error for name, (_, error) in found.items()}
         said = "target transform: %s (held-out log-likelihood in the target's units: %s)"
         log.info(said, chosen, ", ".join(f"{name} {mean:.4g}" for name, mean in means.items()))
-        return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means)
+        for name in wild:
+            said = (
+                "the transform %s is out: its means miss held-out rows by %.4g, a constant by %.4g"
+            )
+            log.info(said, name, errors[name], guess)
+        return transforms[chosen], TransformChoice(chosen=chosen, log_likelihood=means, rmse=errors)
 
-    def _held_out(self, transform: Transform | None, folder: Path) -> Float64[np.ndarray, "N"]:
+    def _held_out(
+        self, transform: Transform | None, folder: Path
+    ) -> tuple[Float64[np.ndarray, "N"], float]:
+        """Return the log-likelihoods of validation rows by a short fit, and its error (RMSE)."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
@@ -268,7 +281,12 @@ class _Fits:
         draws, seed = settings.validation_draws, self.recipe.seed
         eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
         served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
-        return log_density(served, self.splits.validation.y.astype(np.float64), transform)
+        y = self.splits.validation.y.astype(np.float64)
+        predictive = predictive_of(self.recipe.task, transform)
+        scores = predictive.scores(predictive.sums(served), standard_errors=False)
+        assert isinstance(scores, MixtureScores)
+        error = float(np.sqrt(np.square(scores.in_units.mean - y).mean()))
+        return log_density(served, y, transform), error
 
 
 def best_of(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:

@@ -57,6 +57,7 @@ class TransformChoice(Record):
     chosen: str
     # of validation rows, nats a row, of a density in the target's units
     log_likelihood: dict[str, float]
+    rmse: dict[str, float] | None = None
 
 
 class AddedLabels(Record):

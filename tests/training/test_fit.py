@@ -68,6 +68,26 @@ def test_a_run_is_published_once_and_a_fit_with_further_rows_is_another(tmp_path
     assert store.aliases("other")["candidate"] == "1"
 
 
+def test_a_transform_whose_means_are_further_off_than_a_constant_is_out(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 1)).astype(np.float32)
+    # of half of the rows next to nothing: a logarithm's spread is wide, and its mean far beyond
+    y = np.where(rng.random(400) < 0.5, 1e-5, 100 * np.exp(0.1 * rng.normal(size=400)))
+    data = Dataset.of(Rows(x, y.astype(np.float32)), Rows(x[:50], y[:50].astype(np.float32)), ())
+    recipe = recipe_with(
+        method="mle",
+        task="regression",
+        likelihood={"noise": "heteroscedastic"},
+        data={"target_transform": "auto"},
+        training={"epochs": 10, "learning_rate": 1e-2},
+    )
+    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    choice = fitted.provenance.target_transform
+    assert choice.log_likelihood["log"] > choice.log_likelihood["none"]
+    assert choice.rmse["log"] > 1.5 * y.std() > choice.rmse["none"]
+    assert choice.chosen != "log"
+
+
 def test_a_later_transform_must_be_better_beyond_chance():
     first = np.random.default_rng(0).normal(size=100)
     assert best_of({"none": first, "log": first + 1e-3 * np.sign(first)}) == "none"
