@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import working_in
 from tests.support.recipes import recipe_with, write_recipe
-from training.data import Rows, Splits, digits
+from training.data import Dataset, Rows, Splits, digits
 from training.fit import best_of, fit, join, publish
 from training.fitting.run import CHECKPOINT, Run
 from training.versions import find_fitted, load_for, open_parent
@@ -73,7 +73,8 @@ def test_a_transform_whose_means_are_further_off_than_a_constant_is_out(tmp_path
     x = rng.normal(size=(400, 1)).astype(np.float32)
     # of half of the rows next to nothing: a logarithm's spread is wide, and its mean far beyond
     y = np.where(rng.random(400) < 0.5, 1e-5, 100 * np.exp(0.1 * rng.normal(size=400)))
-    data = Dataset.of(Rows(x, y.astype(np.float32)), Rows(x[:50], y[:50].astype(np.float32)), ())
+    rows = Rows(x, y.astype(np.float32))
+    data = Dataset(rows, rows.take(np.arange(50)), (1,), (), float(x.min()), float(x.max()))
     recipe = recipe_with(
         method="mle",
         task="regression",
