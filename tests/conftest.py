@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("untimed")
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training  # noqa: E402
-from tests.support.once import once_a_run, shared_folder  # noqa: E402
+from tests.support.once import once_a_run  # noqa: E402
 from tests.support.serving import WITH_TRIALS, serving  # noqa: E402
 
 if (
@@ -85,9 +85,11 @@ def fits() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _graphs_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Processes of a test run share the graphs that they export, and begin with none."""
-    os.environ["DUBITO_GRAPHS"] = str(shared_folder(tmp_path_factory) / "graphs")
+def _kept_graphs(pytestconfig: pytest.Config) -> None:
+    """Test runs share the graphs that they export: the code and the libraries that make a graph are
+    in its key, so after a change of theirs it is exported again."""
+    assert pytestconfig.cache is not None
+    os.environ["DUBITO_GRAPHS"] = str(pytestconfig.cache.mkdir("graphs"))
 
 
 @pytest.fixture(scope="session")

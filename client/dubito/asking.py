@@ -1,7 +1,6 @@
 """The commands that ask a service: predict a file, rank a pool, list the models."""
 
 import argparse
-import csv
 import json
 import os
 import sys
@@ -14,12 +13,13 @@ import numpy as np
 from dubito import kept
 from dubito.calls import Progress
 from dubito.client import URL, Client
-from dubito.console import COMMANDS, KEY_VARIABLE, URL_VARIABLE
+from dubito.command_names import COMMANDS, KEY_VARIABLE, URL_VARIABLE
 from dubito.errors import DubitoError
+from dubito.files import check_out, files_given, is_named, is_pool, rows_in, write
 from dubito.predictions import OF_ALL_ROWS, Predictions
 from dubito.results import Job, Model, Ranking
-from dubito.rows import MEDIA_TYPES, RowsLike
-from dubito.terminal import print_table, progress_bar
+from dubito.rows import RowsLike
+from dubito.terminal import format_cell, print_table, printable, progress_bar
 
 Result = TypeVar("Result")
 Command = Callable[[Client, argparse.Namespace], None]
@@ -43,10 +43,9 @@ OF_ACQUIRE: Options = {
     "beta": (float, "of power_bald: rows are taken by chance, weighted by BALD to this power"),
     "control": (float, "share of the k rows that are set aside at random; needs --keep"),
 }
-JSON_LINES = (".jsonl", ".ndjson")
 FILES = (
     "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each "
-    "a row"
+    "a row; - reads one from standard input"
 )
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 OF_RANKING = (
@@ -103,8 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     of_answers = argparse.ArgumentParser(add_help=False)
     add = of_answers.add_argument
     add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
-    add("--out", type=Path, metavar="FILE", help="write all there is, as .csv or .npz")
-    command("predict", _predict, {**OF_BOTH, **OF_PREDICT}, of_answers)
+    add("--out", type=Path, metavar="FILE", help="write all there is, as .csv, .npz or .parquet")
+    add = command("predict", _predict, {**OF_BOTH, **OF_PREDICT}, of_answers)
+    help = "say what made rows strange, of rows that go in requests"
+    add("--explain", action="store_true", help=help)
     add = command("acquire", _acquire, {**OF_BOTH, **OF_ACQUIRE})
     add("-k", type=int, default=10, help="how many (%(default)s)")
     help = "have the service keep them, by their ids"
@@ -136,25 +137,23 @@ def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _predict(client: Client, asked: argparse.Namespace) -> None:
-    options, path = _options(asked, OF_PREDICT), asked.files[0]
-    _check_out(asked.out)
+    options = _options(asked, OF_PREDICT)
+    check_out(asked.out)
     not_read: Sequence[str] = ()
-    is_read_there = _is_pool(asked.files) and (asked.job or not _is(path, ".npy"))
-    with progress_bar("predicting") as progress:
+    with files_given(asked.files) as files, progress_bar("predicting") as progress:
+        path = files[0]
+        is_read_there = is_pool(files) and (asked.job or not is_named(path, ".npy"))
+        if asked.explain and (asked.job or is_read_there):
+            expected = "npy, JSON, images or texts, whose rows go in requests, without --job"
+            raise DubitoError(f"--explain: expected {expected}, got what a job reads")
         if asked.job or is_read_there:
-            job = client.predict_job(path if is_read_there else _rows(asked.files), **options)
+            job = client.predict_job(path if is_read_there else rows_in(files), **options)
             answer = by_job(client, job, client.predictions, progress)
             not_read = job.ignored_columns
         else:
-            answer = client.predict(_rows(asked.files), on_progress=progress, **options)
+            options |= {"explain": True} if asked.explain else {}
+            answer = client.predict(rows_in(files), on_progress=progress, **options)
     _show_predictions(client, answer, asked, _names(answer, asked.files), not_read)
-
-
-def _check_out(out: Path | None) -> None:
-    if out is not None and out.suffix not in (".csv", ".npz"):
-        raise DubitoError(f"--out: expected a name that ends in .csv or .npz, got {out.name}")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise DubitoError(f"--out: expected a file in a folder that is there, got {out}")
 
 
 def _show_result(client: Client, job: Job, asked: argparse.Namespace) -> None:
@@ -163,7 +162,7 @@ def _show_result(client: Client, job: Job, asked: argparse.Namespace) -> None:
         if job.kind == "acquire":
             _show_ranking(client.ranking(job, on_progress=progress), asked)
             return
-        _check_out(asked.out)
+        check_out(asked.out)
         answer = client.predictions(job, on_progress=progress)
     _show_predictions(client, answer, asked, _names(answer, ()), job.ignored_columns)
 
@@ -176,7 +175,7 @@ def _show_predictions(
     not_read: Sequence[str],
 ) -> None:
     if asked.out is not None:
-        _write(answer, asked.out)
+        write(answer, asked.out)
     if asked.json:
         print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
         return
@@ -190,6 +189,10 @@ def _show_predictions(
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
     for said in _notes(client, answer, not_read):
         print(said)
+    if "explanation.statistic" in answer:
+        print("\nwhat made rows strange:")
+        for n, why in enumerate(_explanations(client, answer, shown)):
+            print(f"  {format_cell(names[n])}: {printable(why)}")
 
 
 def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
@@ -202,6 +205,29 @@ def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iter
         yield _unknown({name: n for name, n in zip(names, counts.tolist(), strict=False) if n})
 
 
+def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
+    """Yield of each row its detectors' largest shares, the columns whose usual value would make it
+    most ordinary, and the nearest training rows."""
+    head = "explanation.detectors."
+    shares = {
+        name.removeprefix(head).removesuffix(".share"): array
+        for name, array in answer.arrays.items()
+        if name.startswith(head) and name.endswith(".share")
+    }
+    columns = client.model(answer.model).columns or ()
+    for n in range(shown):
+        by_share = sorted(shares, key=lambda name: -shares[name][n])[:2]
+        parts = [", ".join(f"{name} {shares[name][n]:.0%}" for name in by_share)]
+        if "explanation.columns" in answer:
+            falls = answer["explanation.columns"][n]
+            largest = [i for i in np.argsort(-falls)[:3] if falls[i] > 0]
+            said = ", ".join(f"{columns[i]['name']} {falls[i]:.3g}" for i in largest)
+            parts += [f"columns {said}"] if said else []
+        if "explanation.nearest.id" in answer:
+            parts.append(f"nearest {', '.join(answer['explanation.nearest.id'][n][:3].tolist())}")
+        yield "; ".join(parts)
+
+
 def _unknown(counts: Mapping[str, int]) -> str:
     found = ", ".join(f"{name} in {n}" for name, n in counts.items())
     return f"rows whose category is missing or unknown to the model: {found}"
@@ -209,10 +235,10 @@ def _unknown(counts: Mapping[str, int]) -> str:
 
 def _acquire(client: Client, asked: argparse.Namespace) -> None:
     options = _options(asked, OF_ACQUIRE) | ({"keep": True} if asked.keep else {})
-    pool: Path | RowsLike = asked.files[0] if _is_pool(asked.files) else _rows(asked.files)
-    if not _is_pool(asked.files) and len(asked.files) > 1:
-        options["ids"] = [path.name for path in asked.files]
-    with progress_bar("ranking") as progress:
+    with files_given(asked.files) as files, progress_bar("ranking") as progress:
+        pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
+        if not is_pool(files) and len(files) > 1:
+            options["ids"] = [path.name for path in files]
         if asked.job:
             job = client.acquire_job(pool, k=asked.k, **options)
             answer = by_job(client, job, client.ranking, progress)
@@ -265,35 +291,6 @@ def _of(model: Model) -> str:
     return model.target or ""
 
 
-def _is_pool(files: Sequence[Path]) -> bool:
-    return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
-
-
-def _rows(files: Sequence[Path]) -> RowsLike:
-    path = files[0]
-    if len(files) > 1 or not _is(path, ".npy", ".json", *JSON_LINES):
-        return files
-    if _is(path, ".npy"):
-        try:
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-        except (ValueError, EOFError):
-            raise DubitoError(f"{path}: expected an npy file of numbers, got another") from None
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if _is(path, ".json"):
-            rows = json.loads(text)
-            return rows if isinstance(rows, list) else [rows]
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
-        expected = "JSON" if _is(path, ".json") else "a JSON value on each line"
-        raise DubitoError(f"{path}: expected {expected}, got another: {error}") from None
-
-
-def _is(path: Path, *endings: str) -> bool:
-    return path.suffix.lower() in endings
-
-
 def _names(answer: Predictions, files: Sequence[Path]) -> Sequence[object]:
     if "ids" in answer:
         return answer.ids.tolist()
@@ -323,14 +320,3 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
             name: None if isinstance(value, float) and not np.isfinite(value) else value
             for name, value in zip(lists, values, strict=True)
         }
-
-
-def _write(answer: Predictions, path: Path) -> None:
-    if path.suffix == ".npz":
-        np.savez(path, allow_pickle=False, **answer.arrays)
-        return
-    columns = answer.table()
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))

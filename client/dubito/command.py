@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Protocol, cast
 
 from dubito import console
+from dubito.command_names import ENVIRONMENT
 
 GROUP = "dubito.commands"
 USAGE = """usage: dubito COMMAND ...
@@ -62,7 +63,7 @@ def page() -> str:
             *(f"  {name:{width}}  {does}" for name, does in commands.items()),
             "",
         ]
-    return "\n".join([*lines, console.ENVIRONMENT])
+    return "\n".join([*lines, ENVIRONMENT])
 
 
 def _run(one: Console, name: str, arguments: list[str]) -> int:

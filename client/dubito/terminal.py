@@ -19,8 +19,13 @@ def format_cell(value: object) -> str:
         return "yes" if value else ""
     if isinstance(value, float | np.floating):
         return "" if math.isnan(value) else f"{value:.4g}"
-    text = "".join(mark if mark.isprintable() else "?" for mark in str(value))
+    text = printable(str(value))
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which a terminal would obey."""
+    return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
 from dubito import Client
 from dubito.asking import by_job
 from dubito.command import main
-from dubito.console import KEY_VARIABLE, URL_VARIABLE
+from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
 
@@ -86,8 +87,53 @@ def test_all_that_was_answered_is_printed_or_written_for_programs(
     status, _, err = run(*options, "--out", "rows.xlsx")
     assert (status, err) == (
         1,
-        "dubito: --out: expected a name that ends in .csv or .npz, got rows.xlsx\n",
+        "dubito: --out: expected a name that ends in .csv, .npz, .parquet, got rows.xlsx\n",
     )
+
+
+def test_rows_come_on_standard_input_and_answers_go_to_parquet(
+    run, url, key, monkeypatch, digits_rows
+):
+    with Client(url, key=key) as client:
+        expected = client.predict(digits_rows[:3], seed=7)
+    arrays, npz = io.BytesIO(), io.BytesIO()
+    np.save(arrays, digits_rows[:3])
+    np.savez(npz, x=digits_rows[:3])
+    listed = digits_rows[:3].tolist()
+    lines = "\n".join(map(json.dumps, listed))
+    for content in (arrays.getvalue(), npz.getvalue(), json.dumps(listed).encode(), lines.encode()):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert run("predict", "-", "--seed", 7, "--out", "answers.parquet")[0] == 0
+        table = pyarrow.parquet.read_table("answers.parquet")
+        assert table.column("label").to_pylist() == expected.label.tolist()
+        assert table.column("bald").to_pylist() == expected.bald.tolist()
+        assert table.schema.metadata[b"dubito.seed"] == b"7"
+    for content, model in ((b"age,city\n31,Rome\n", "people"), (png(), "pictures")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert run("predict", "-", "--model", model)[0] == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    _, _, err = run("predict", "-")
+    assert err == "dubito: standard input: expected rows, got nothing\n"
+
+
+def png():
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def test_what_made_rows_strange_is_said(run, tmp_path, digits_rows):
+    np.save("rows.npy", np.stack([digits_rows[0], np.full(64, 16.0)]))
+    _, out, _ = run("predict", "rows.npy", "--model", "digits", "--explain")
+    *_, head, first, second = out.splitlines()
+    assert head == "what made rows strange:"
+    assert re.match(r"  0: \w+ \d+%, \w+ \d+%", first)
+    assert second.startswith("  1: ")
+    (tmp_path / "people.jsonl").write_text('{"age": 310, "city": "Rome"}\n')
+    _, out, _ = run("predict", "people.jsonl", "--model", "people", "--explain")
+    assert re.match(r"  0: \w+ \d+%", out.splitlines()[-1])
+    status, _, err = run("predict", "rows.npy", "--explain", "--job")
+    assert (status, err.startswith("dubito: --explain: expected npy")) == (1, True)
 
 
 def test_a_table_is_read_by_the_service(run, tmp_path):

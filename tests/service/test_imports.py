@@ -84,7 +84,12 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
     modules = list((ROOT / "client" / "dubito").glob("*.py"))
     assert len(modules) > 5
     frames = {"pandas", "polars"}  # users' own, imported by the functions that make them
-    optional = {"predictions.py": frames, "results.py": frames, "terminal.py": {"rich"}}
+    optional = {
+        "predictions.py": frames,
+        "results.py": frames,
+        "terminal.py": {"rich"},
+        "files.py": {"pyarrow"},
+    }
     for path in modules:
         others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}
         assert others <= optional.get(path.name, set()), path

@@ -17,8 +17,8 @@ from model_store.types import Task
 from training import log
 from training import recipe as recipes
 from training.active.protocol import Arm, End, Protocol, Start
+from training.command_names import COMMANDS
 from training.commands import Commands, add_device, add_target
-from training.console import COMMANDS
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
 from training.posteriors.laplace import LaplaceSection

@@ -12,8 +12,8 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.state.database import Database
 from model_store.state.labels import has_state
 from training import log
+from training.command_names import COMMANDS
 from training.commands import Commands, add_device, open_store
-from training.console import COMMANDS
 from training.folders import data_root, runs_folder
 
 

@@ -12,6 +12,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from training import log, silence
 from training import recipe as recipes
+from training.command_names import COMMANDS
 from training.commands import (
     Commands,
     add_anyway,
@@ -21,7 +22,6 @@ from training.commands import (
     open_store,
     print_quality,
 )
-from training.console import COMMANDS
 from training.data import load, split, split_sizes
 from training.data.description import draw, plan_lines, report, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines

@@ -7,6 +7,7 @@ import json
 from model_store.artifacts.manifest import ALL_FILES
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
+from training.command_names import COMMANDS
 from training.commands import (
     Commands,
     add_anyway,
@@ -16,7 +17,6 @@ from training.commands import (
     open_store,
     print_quality,
 )
-from training.console import COMMANDS
 from training.folders import data_root, runs_folder
 from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
 

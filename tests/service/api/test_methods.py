@@ -36,12 +36,13 @@ FITTED = {
     "residual": {
         "network": {"factory": "users_networks:residual"},
         "posterior": {"couplings": 1, "hidden": 16},
-        "training": {**SECONDS_LONG["training"], "epochs": 12},
+        "training": {**SECONDS_LONG["training"], "epochs": 6},
     },
     "weights": {
         "method": "bbb-gaussian",
         "network": {"hidden": [24]},
         "posterior": {"prior_std": 0.5},
+        "training": {**SECONDS_LONG["training"], "epochs": 15},
     },
     "ensemble": {
         "method": "ensemble",

@@ -1,0 +1,117 @@
+"""Files of rows that the command reads, and files of answers that it writes."""
+
+import contextlib
+import csv
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from dubito.errors import DubitoError
+from dubito.predictions import OF_ALL_ROWS, Predictions
+from dubito.rows import MEDIA_TYPES, RowsLike
+
+STDIN = [Path("-")]
+JSON_LINES = (".jsonl", ".ndjson")
+OUT = (".csv", ".npz", ".parquet")
+
+
+@contextlib.contextmanager
+def files_given(files: list[Path]) -> Iterator[list[Path]]:
+    """Give the files; of `-` what comes on standard input, in a file of the kind that its content
+    tells."""
+    if files != STDIN:
+        yield files
+        return
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise DubitoError("standard input: expected rows, got nothing")
+    with TemporaryDirectory(prefix="dubito-") as folder:
+        path = Path(folder) / f"stdin{_ending(content)}"
+        path.write_bytes(content)
+        yield [path]
+
+
+def _ending(content: bytes) -> str:
+    for mark, ending in ((b"\x93NUMPY", ".npy"), (b"PAR1", ".parquet")):
+        if content.startswith(mark):
+            return ending
+    if content.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return ".npz" if all(n.endswith(".npy") for n in archive.namelist()) else ".zip"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return ""  # such as an image
+    if text.lstrip()[:1] not in ("[", "{"):
+        return ".csv"
+    try:
+        json.loads(text)
+    except ValueError:
+        return ".jsonl"
+    return ".json"
+
+
+def is_pool(files: Sequence[Path]) -> bool:
+    return len(files) == 1 and files[0].suffix.lower() in MEDIA_TYPES
+
+
+def rows_in(files: Sequence[Path]) -> RowsLike:
+    path = files[0]
+    if len(files) > 1 or not is_named(path, ".npy", ".json", *JSON_LINES):
+        return files
+    if is_named(path, ".npy"):
+        try:
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            return array
+        except (ValueError, EOFError):
+            raise DubitoError(f"{path}: expected an npy file of numbers, got another") from None
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if is_named(path, ".json"):
+            rows = json.loads(text)
+            return rows if isinstance(rows, list) else [rows]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        expected = "JSON" if is_named(path, ".json") else "a JSON value on each line"
+        raise DubitoError(f"{path}: expected {expected}, got another: {error}") from None
+
+
+def is_named(path: Path, *endings: str) -> bool:
+    return path.suffix.lower() in endings
+
+
+def check_out(out: Path | None) -> None:
+    if out is not None and out.suffix not in OUT:
+        expected = f"a name that ends in {', '.join(OUT)}"
+        raise DubitoError(f"--out: expected {expected}, got {out.name}")
+    if out is not None and out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise DubitoError("--out: Parquet needs pyarrow, which is not installed")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise DubitoError(f"--out: expected a file in a folder that is there, got {out}")
+
+
+def write(answer: Predictions, path: Path) -> None:
+    if path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **answer.arrays)
+        return
+    columns = answer.table()
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        of_all = {name: answer[name].tolist() for name in OF_ALL_ROWS if name in answer}
+        about = {f"dubito.{name}": json.dumps(value) for name, value in of_all.items()}
+        table = pyarrow.table(columns).replace_schema_metadata(about)
+        pyarrow.parquet.write_table(table, path)
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))
