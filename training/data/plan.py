@@ -35,6 +35,7 @@ SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # of a line before its reason
 COUNTS = "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
 UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # of a network of layers
+FEWEST_BINS, MOST_BINS = 2, 1024  # of a number, and of all columns
 REFIT_ROWS = 10_000  # of training, of which more would tell little that is new
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
@@ -145,10 +146,11 @@ def _plan_layers(
     network: dict[str, Any] = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
     reasons["network"] = "two hidden layers"
     width = math.prod(found.shape)
-    if not found.shape:
-        network["bins"] = BINS
+    bins = min(BINS, MOST_BINS // max(1, len(found.used)))
+    if not found.shape and bins >= FEWEST_BINS:
+        network["bins"] = bins
         reasons["network.bins"] = "quantiles of each number, between which it is encoded"
-        width = (1 + BINS) * len(found.used)
+        width = (1 + bins) * len(found.used)
     content |= {
         "method": "batch-ensemble",
         "network": network,

@@ -198,11 +198,14 @@ def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path)
     assert (recipe.method, recipe.network.bins) == ("batch-ensemble", BINS)
     assert recipe.training.early_stopping and recipe.training.refit
     assert "training.refit" in reasons
-    rows = found(tmp_path)
-    many = replace(rows, rows=20_000)
     section = DataSection(source="csv:things.csv", target="kind")
-    training = plan_of(many, section, None, None).recipe.training
-    assert training.early_stopping and not training.refit
+    rows = found(tmp_path)
+    many = plan_of(replace(rows, rows=20_000), section, None, None).recipe
+    assert many.training.early_stopping and not many.training.refit
+    assert len(rows.used) == 6
+    for times, bins in ((10, BINS), (20, 8), (100, None)):
+        wide = replace(rows, columns=rows.columns * times)
+        assert plan_of(wide, section, None, None).recipe.network.bins == bins
 
 
 def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
