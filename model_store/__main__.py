@@ -15,6 +15,50 @@ from model_store.errors import DubitoError, InvalidInput, StoreError
 
 def main(arguments: list[str] | None = None, prog: str = "python -m model_store") -> int:
     """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
+    options = parser_of(prog).parse_args(arguments)
+    try:
+        store = store_of_environment(options.store)
+        match options.command:
+            case "list":
+                for name in store.names():
+                    aliases = ", ".join(
+                        f"{a} -> {v}" for a, v in sorted(store.aliases(name).items())
+                    )
+                    print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
+            case "show":
+                if options.key is not None:
+                    store.trusted = read_public_key(options.key, "--key")
+                print("\n".join(summary(store, *_version(store, options.version))))
+            case "verify":
+                if options.key is not None:
+                    store.trusted = read_public_key(options.key, "--key")
+                return _verify(store)
+            case "alias":
+                if options.remove != (options.version is None):
+                    raise InvalidInput(
+                        "alias", "a version or --remove", "both" if options.remove else "neither"
+                    )
+                if options.remove:
+                    store.remove_alias(options.name, options.alias)
+                else:
+                    store.set_alias(options.name, options.alias, options.version)
+            case "keep":
+                print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
+            case "delete":
+                _delete(store, options.version, options.force)
+            case "keygen":
+                print(f"private key: {options.file}, public key: {write_key_pair(options.file)}")
+            case "sign":
+                name, number = _version(store, options.version)
+                store.sign(name, number, read_private_key(options.key, "--key"))
+                print(f"signed: {name} version {number}")
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parser_of(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
         "--store", metavar="PLACE", help="a folder or s3://bucket/prefix, in place of DUBITO_STORE"
@@ -60,47 +104,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
     sign = commands.add_parser("sign", help="sign a version that is whole")
     _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
-    options = parser.parse_args(arguments)
-    try:
-        store = store_of_environment(options.store)
-        match options.command:
-            case "list":
-                for name in store.names():
-                    aliases = ", ".join(
-                        f"{a} -> {v}" for a, v in sorted(store.aliases(name).items())
-                    )
-                    print(f"{name}: versions {', '.join(store.versions(name))} ({aliases})")
-            case "show":
-                if options.key is not None:
-                    store.trusted = read_public_key(options.key, "--key")
-                print("\n".join(summary(store, *_version(store, options.version))))
-            case "verify":
-                if options.key is not None:
-                    store.trusted = read_public_key(options.key, "--key")
-                return _verify(store)
-            case "alias":
-                if options.remove != (options.version is None):
-                    raise InvalidInput(
-                        "alias", "a version or --remove", "both" if options.remove else "neither"
-                    )
-                if options.remove:
-                    store.remove_alias(options.name, options.alias)
-                else:
-                    store.set_alias(options.name, options.alias, options.version)
-            case "keep":
-                print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
-            case "delete":
-                _delete(store, options.version, options.force)
-            case "keygen":
-                print(f"private key: {options.file}, public key: {write_key_pair(options.file)}")
-            case "sign":
-                name, number = _version(store, options.version)
-                store.sign(name, number, read_private_key(options.key, "--key"))
-                print(f"signed: {name} version {number}")
-    except DubitoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return parser
 
 
 def _add_version(parser: argparse.ArgumentParser) -> None:

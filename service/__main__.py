@@ -15,6 +15,7 @@ from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
+from service.auth import keys
 from service.auth.keys import OF_HEALTH, KeyRing, print_new_key
 from service.integrations.label_studio import studio
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
@@ -24,6 +25,12 @@ from service.telemetry.logs import configure
 from service.telemetry.tracing import check_tracing
 
 logger = logging.getLogger("dubito")
+
+DEFAULT_PORT = 8000
+ABOUT = {
+    "backup": "Write the state folder to standard output, as a tar file.",
+    "restore": "Make a state folder of what `backup` wrote, from standard input.",
+}
 
 COMMANDS = ("key", "label-studio", "cluster", "score", "acquire", "backup", "restore")
 
@@ -88,9 +95,7 @@ def run(command: str, arguments: list[str], prog: str) -> int:
             "backup": (back_up, sys.stdout.buffer),
             "restore": (restore, sys.stdin.buffer),
         }[command]
-        argparse.ArgumentParser(
-            prog=prog, description=str(copy.__doc__).partition("\n")[0]
-        ).parse_args(arguments)
+        parser_of(command, prog).parse_args(arguments)
         copy(settings.state, file)
         return 0
     from service.batch import command as data_sets
@@ -106,15 +111,33 @@ def set_options(arguments: list[str], prog: str | None) -> None:
         "predicts and `python -m service acquire SRC` ranks a whole data set; `python -m service "
         "backup > FILE` copies the state, and `python -m service restore < FILE` brings it back."
     )
-    parser = argparse.ArgumentParser(
-        prog=prog or "python -m service", description=__doc__, epilog=None if prog else also
-    )
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="port to listen on, in place of DUBITO_PORT (8000)"
-    )
+    parser = parser_of("serve", prog or "python -m service")
+    parser.epilog = None if prog else also
     options = parser.parse_args(arguments)
     if options.port is not None:
         os.environ["DUBITO_PORT"] = str(options.port)
+
+
+def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
+    match command:
+        case "key":
+            return keys.parser_of(prog)
+        case "label-studio":
+            return studio.parser_of(prog, DEFAULT_PORT)
+        case "cluster":
+            from service.integrations.ray import command as cluster
+
+            return cluster.parser_of(prog)
+        case "score" | "acquire":
+            from service.batch import command as data_sets
+
+            return data_sets.parser_of(command, prog)
+        case "backup" | "restore":
+            return argparse.ArgumentParser(prog=prog, description=ABOUT[command])
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    parser.add_argument("--port", type=int, metavar="N", help=help)
+    return parser
 
 
 def check(settings: Settings, is_first: bool = True) -> None:

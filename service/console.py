@@ -1,5 +1,7 @@
 """The commands of `python -m service`, for the page of help of `dubito`."""
 
+import argparse
+
 SECTIONS = {
     "Serve": {
         "serve": "serve the models of the store",
@@ -15,6 +17,12 @@ SECTIONS = {
     },
 }
 OTHER_NAMES = {"serve": [], "rank": ["acquire"]}
+
+
+def parser(command: str) -> argparse.ArgumentParser:
+    from service.__main__ import parser_of
+
+    return parser_of("acquire" if command == "rank" else command, f"dubito {command}")
 
 
 def run(command: str, arguments: list[str]) -> int:

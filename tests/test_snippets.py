@@ -154,6 +154,10 @@ def test_commands_take_their_options(block, monkeypatch):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
     monkeypatch.setattr("dubito.command.entry_points", entry_points)
     for words in commands(block):
+        while words and re.match(r"[A-Z_]+=", words[0]):  # the environment of the command
+            words = words[1:]
+        if not words:
+            continue
         if "-m" in words:
             name, *arguments = words[words.index("-m") + 1 :]
         elif words[0] == "dubito":

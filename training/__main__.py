@@ -20,17 +20,7 @@ INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None, prog: str = "python -m training") -> int:
     """Run a command; return the exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    fit.add_fit(commands)
-    fit.add_inspect(commands)
-    versions.add_prune(commands)
-    versions.add_calibrate(commands)
-    versions.add_evaluate(commands)
-    versions.add_compare(commands)
-    candidate.add_candidate(commands)
-    active.add_active(commands)
-    options = parser.parse_args(arguments)
+    options = parser_of(prog).parse_args(arguments)
     is_quiet = options.command == "calibrate" and options.quiet  # of the others it hides bars alone
     try:
         with print_messages(is_quiet):
@@ -48,6 +38,20 @@ def main(arguments: list[str] | None = None, prog: str = "python -m training") -
             file=sys.stderr,
         )
         return INTERRUPTED
+
+
+def parser_of(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fit.add_fit(commands)
+    fit.add_inspect(commands)
+    versions.add_prune(commands)
+    versions.add_calibrate(commands)
+    versions.add_evaluate(commands)
+    versions.add_compare(commands)
+    candidate.add_candidate(commands)
+    active.add_active(commands)
+    return parser
 
 
 @contextmanager

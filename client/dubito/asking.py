@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dubito import kept
+from dubito import kept, studio
 from dubito.calls import Progress
 from dubito.client import URL, Client
 from dubito.command_names import COMMANDS, KEY_VARIABLE, URL_VARIABLE
@@ -19,6 +19,8 @@ from dubito.files import check_out, files_given, is_named, is_pool, rows_in, wri
 from dubito.predictions import OF_ALL_ROWS, Predictions
 from dubito.results import Job, Model, Ranking
 from dubito.rows import RowsLike
+from dubito.studio import TOKEN_VARIABLE
+from dubito.studio import URL_VARIABLE as STUDIO_VARIABLE
 from dubito.terminal import format_cell, print_table, printable, progress_bar
 
 Result = TypeVar("Result")
@@ -58,7 +60,7 @@ REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, or 1 with a line on standard error that says
     what went wrong."""
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     try:
         with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
             asked.command(client, asked)
@@ -73,9 +75,9 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("dubito")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser("dubito")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     of_all = argparse.ArgumentParser(add_help=False)
     url = os.environ.get(URL_VARIABLE) or URL
     of_all.add_argument("--url", default=url, help="of the service (%(default)s)")
@@ -89,36 +91,48 @@ def _parser() -> argparse.ArgumentParser:
     help = "rows are numbers, as a model of columns encodes these"
     add("--encoded", action="store_true", default=None, help=help)
 
-    def command(
-        name: str, run: Command, options: Options, *others: argparse.ArgumentParser
-    ) -> Callable[..., Any]:
-        parents = [of_all, *others] if run is _models else [of_all, of_rows, *others]
-        added = commands.add_parser(name, parents=parents, description=COMMANDS[name])
+    def command(name: str, run: Command, *parents: argparse.ArgumentParser) -> Callable[..., Any]:
+        added = commands.add_parser(name, parents=[of_all, *parents], description=COMMANDS[name])
         added.set_defaults(command=run)
-        for option, (kind, meaning) in options.items():
-            added.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
         return added.add_argument
 
     of_answers = argparse.ArgumentParser(add_help=False)
     add = of_answers.add_argument
     add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="write all there is, as .csv, .npz or .parquet")
-    add = command("predict", _predict, {**OF_BOTH, **OF_PREDICT}, of_answers)
+    of_predictions = argparse.ArgumentParser(add_help=False)
+    _add_options(of_predictions, {**OF_BOTH, **OF_PREDICT})
+    add = command("predict", _predict, of_rows, of_answers, of_predictions)
     help = "say what made rows strange, of rows that go in requests"
     add("--explain", action="store_true", help=help)
-    add = command("acquire", _acquire, {**OF_BOTH, **OF_ACQUIRE})
-    add("-k", type=int, default=10, help="how many (%(default)s)")
+    of_rankings = argparse.ArgumentParser(add_help=False)
+    of_rankings.add_argument("-k", type=int, default=10, help="how many (%(default)s)")
+    _add_options(of_rankings, {**OF_BOTH, **OF_ACQUIRE})
+    add = command("acquire", _acquire, of_rows, of_rankings)
     help = "have the service keep them, by their ids"
     add("--keep", action="store_true", default=None, help=help)
-    command("models", _models, {})
-    for name, help in (("labels", COMMANDS["labels"]), ("jobs", COMMANDS["jobs"])):
-        group = commands.add_parser(name, description=help)
-        below = group.add_subparsers(required=True, metavar="COMMAND")
-        if name == "labels":
-            kept.add_labels(below, of_all)
-        else:
-            kept.add_jobs(below, of_all, of_answers, _show_result)
-    return parser
+    command("models", _models)
+
+    def group(name: str) -> Any:
+        added = commands.add_parser(name, description=COMMANDS[name])
+        return added.add_subparsers(required=True, metavar="COMMAND")
+
+    kept.add_labels(group("labels"), of_all)
+    kept.add_jobs(group("jobs"), of_all, of_answers, _show_result)
+    help = "make tasks of a project of Label Studio of the rows to label next"
+    parents = [of_all, of_rows, of_rankings]
+    push = group("studio").add_parser("push", parents=parents, help=help, description=help)
+    push.set_defaults(command=_push)
+    add = push.add_argument
+    add("--project", type=int, required=True, metavar="N", help="the project's number")
+    help = f"of Label Studio, by default {STUDIO_VARIABLE}; {TOKEN_VARIABLE} holds a token"
+    add("--studio", metavar="URL", help=help)
+    return whole
+
+
+def _add_options(parser: argparse.ArgumentParser, options: Options) -> None:
+    for option, (kind, meaning) in options.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
 
 
 def _count(text: str) -> int:
@@ -245,6 +259,10 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
         else:
             answer = client.acquire(pool, k=asked.k, **options)
     _show_ranking(answer, asked)
+
+
+def _push(client: Client, asked: argparse.Namespace) -> None:
+    studio.push(client, asked, _options(asked, OF_ACQUIRE))
 
 
 def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:

@@ -4,13 +4,14 @@ A package adds its own by an entry point of the group `dubito.commands`: a light
 `dubito.console`, whose `SECTIONS` are what the page shows, and whose `run` does a command.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Protocol, cast
 
 from dubito import console
-from dubito.command_names import ENVIRONMENT
+from dubito.command_names import COMPLETION, ENVIRONMENT
 
 GROUP = "dubito.commands"
 USAGE = """usage: dubito COMMAND ...
@@ -23,6 +24,9 @@ class Console(Protocol):
     @property
     def SECTIONS(self) -> Mapping[str, Mapping[str, str]]:
         """By section of the page: the commands, and what they do."""
+
+    def parser(self, command: str) -> argparse.ArgumentParser:
+        """Return the parser of a command, or one that has it as a subcommand."""
 
     def run(self, command: str, arguments: list[str]) -> int:
         """Do a command, and return the exit status."""
@@ -37,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"dubito-client {_version()}".strip())
         return 0
+    if name == "completion":
+        return _complete(others)
     for one in consoles():
         if any(name in commands for commands in one.SECTIONS.values()):
             return _run(one, name, others)
@@ -64,6 +70,26 @@ def page() -> str:
             "",
         ]
     return "\n".join([*lines, ENVIRONMENT])
+
+
+def _complete(arguments: list[str]) -> int:
+    """Print what has a shell complete commands and options."""
+    from dubito.completion import SHELLS, script
+
+    parser = argparse.ArgumentParser("dubito completion", description=COMPLETION)
+    parser.add_argument("shell", choices=SHELLS)
+    asked = parser.parse_args(arguments)
+    commands: dict[str, str] = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for one in consoles():
+        of_one = {name: does for some in one.SECTIONS.values() for name, does in some.items()}
+        commands |= of_one
+        try:
+            parsers |= {name: one.parser(name) for name in of_one if name != "completion"}
+        except ModuleNotFoundError:  # of an extra that is not installed: its commands alone
+            continue
+    print(script(asked.shell, commands, parsers))
+    return 0
 
 
 def _run(one: Console, name: str, arguments: list[str]) -> int:

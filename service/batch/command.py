@@ -60,7 +60,7 @@ def run(command: str, arguments: list[str], settings: Settings, prog: str) -> in
             output.
         Stopped: if the job cannot go on; what is done is kept.
     """
-    options = _parser(command, prog).parse_args(arguments)
+    options = parser_of(command, prog).parse_args(arguments)
     try:
         _run(command, options, settings)
     except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def run(command: str, arguments: list[str], settings: Settings, prog: str) -> in
     return 0
 
 
-def _parser(command: str, prog: str) -> argparse.ArgumentParser:
+def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
     about = {"score": "Predict", "acquire": "Rank"}[command]
     parser = argparse.ArgumentParser(
         prog=prog,

@@ -4,6 +4,8 @@ pictures."""
 import numpy as np
 import pytest
 
+from dubito.command import main
+from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
 from tests.support.serving import serving
 
 KEY = "the-key-of-the-client-s-tests"
@@ -27,3 +29,17 @@ def url(tables, tmp_path_factory, digits_rows):
 def key():
     """The key that the service wants."""
     return KEY
+
+
+@pytest.fixture
+def run(url, key, monkeypatch, tmp_path, capsys):
+    """Run a command in a folder of the test's own; gives its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(URL_VARIABLE, url)
+    monkeypatch.setenv(KEY_VARIABLE, key)
+
+    def by_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return by_main

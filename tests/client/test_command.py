@@ -24,20 +24,6 @@ from tests.support.environment import ROOT, environment_with
 GUIDE = ROOT / "client" / "README.md"
 
 
-@pytest.fixture
-def run(url, key, monkeypatch, tmp_path, capsys):
-    """Run a command in a folder of the test's own; gives its exit status and what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(URL_VARIABLE, url)
-    monkeypatch.setenv(KEY_VARIABLE, key)
-
-    def by_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        return status, *capsys.readouterr()
-
-    return by_main
-
-
 def test_predictions_are_shown_as_a_table(run, url, key, digits_rows):
     np.save("rows.npy", digits_rows[:25])
     status, out, err = run("predict", "rows.npy", "--seed", 7, "--rows", 3)

@@ -81,6 +81,45 @@ def test_every_command_of_the_modules_is_on_the_page(monkeypatch):
     assert line.split(":")[0].split(" | ") == made
 
 
+def test_a_recipe_s_modules_are_found_in_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert sys.path[0] == str(tmp_path)
+
+
+def test_bash_completes_commands_and_options(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    def completed(*words):
+        line = " ".join(f"'{word}'" for word in ("dubito", *words))
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _dubito; echo ${{COMPREPLY[@]}}"
+        told = subprocess.run(
+            ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, timeout=30
+        )
+        assert told.stderr == ""
+        return told.stdout.split()
+
+    assert completed("ev") == ["evaluate"]
+    assert completed("labels", "") == ["push", "list", "export", "delete"]
+    assert completed("labels", "push", "--rep") == ["--replace"]
+    assert completed("fit", "--warm") == ["--warm-start"]
+    assert completed("store", "ke") == ["keep", "keygen"]
+    assert completed("rank", "--acq") == ["--acquisition"]
+    assert completed("fit", "") == []  # files
+
+
+def test_fish_and_zsh_are_told_of_the_same(capsys):
+    assert main(["completion", "fish"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "-l warm-start -d 'go on from a published version\\'s weights'" in "\n".join(lines)
+    assert all(line.startswith("complete -c dubito -n ") for line in lines)
+    assert main(["completion", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out
+
+
 def test_an_unknown_command_is_refused_in_a_line(capsys):
     assert main(["fitt"]) == 2
     assert capsys.readouterr() == (

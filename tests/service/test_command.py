@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from model_store.state.database import FILE, Database
+from model_store.state.jobs import Jobs
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
-from tests.support.serving import answers, wait_until
+from tests.support.serving import answers, serving, wait_until
 
 
 def service(*arguments, **settings):
@@ -22,14 +23,22 @@ def service(*arguments, **settings):
     )
 
 
-def test_the_state_is_backed_up_and_restored_by_commands(tmp_path):
-    Database(tmp_path / "state").close()
+def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_store, tmp_path):
+    database = Database(tmp_path / "state")
+    jobs = Jobs(database)
+    name, folder = jobs.new_folder()
+    (folder / "answer.json").write_text('{"ranking": []}')
+    jobs.add(name, "acquire", "", "me", {}, 1, lambda _: True, 1 << 20)
+    jobs.finish(jobs.claim(0).id, "done", "answer.json")
+    database.close()
     command = [sys.executable, "-m", "service"]
     settings = environment_with(DUBITO_STATE=str(tmp_path / "state"))
     archive = subprocess.check_output([*command, "backup"], env=settings, cwd=ROOT, timeout=60)
     settings = environment_with(DUBITO_STATE=str(tmp_path / "new"))
     subprocess.run([*command, "restore"], input=archive, env=settings, cwd=ROOT, check=True)
     assert (tmp_path / "new" / FILE).exists()
+    with serving(digits_store, DUBITO_STATE=str(tmp_path / "new")) as (url, _):
+        assert httpx.get(f"{url}/jobs/{name}/result").json() == {"ranking": []}
 
 
 def test_help_says_the_options_and_where_the_settings_are():

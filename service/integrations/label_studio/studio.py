@@ -152,17 +152,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 def run(arguments: list[str], settings: Settings, prog: str) -> None:
     """Do what the arguments ask for."""
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    add, here = parser.add_argument, f"http://127.0.0.1:{settings.port}"
-    add("model", metavar="NAME", help="a published model")
-    add("--project", type=int, required=True, metavar="N", help="the project's number")
-    add("--service", default=here, metavar="URL", help="the service")
-    help = "a key of the service: read, predict and label"
-    add("--key-file", type=Path, metavar="FILE", help=help)
-    add("--watch", action="store_true", help="again and again")
-    help = "between times, with --watch"
-    add("--interval-s", type=float, default=60.0, metavar="S", help=help)
-    options = parser.parse_args(arguments)
+    options = parser_of(prog, settings.port).parse_args(arguments)
     if settings.label_studio_url is None:
         raise InvalidInput("DUBITO_LABEL_STUDIO_URL", "the URL of Label Studio", "none")
     file = options.key_file
@@ -184,6 +174,20 @@ def run(arguments: list[str], settings: Settings, prog: str) -> None:
             time.sleep(options.interval_s)
         except KeyboardInterrupt:  # with nothing half done: a good end
             return
+
+
+def parser_of(prog: str, port: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    add, here = parser.add_argument, f"http://127.0.0.1:{port}"
+    add("model", metavar="NAME", help="a published model")
+    add("--project", type=int, required=True, metavar="N", help="the project's number")
+    add("--service", default=here, metavar="URL", help="the service")
+    help = "a key of the service: read, predict and label"
+    add("--key-file", type=Path, metavar="FILE", help=help)
+    add("--watch", action="store_true", help="again and again")
+    help = "between times, with --watch"
+    add("--interval-s", type=float, default=60.0, metavar="S", help=help)
+    return parser
 
 
 class Backend:

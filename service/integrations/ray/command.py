@@ -98,6 +98,16 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
 
 
 def _options(arguments: list[str], prog: str) -> argparse.Namespace:
+    options = parser_of(prog).parse_args(arguments)
+    if options.replicas < 1:
+        raise InvalidInput("--replicas", "at least 1", str(options.replicas))
+    options.most = options.replicas if options.most is None else options.most
+    if options.most < options.replicas:
+        raise InvalidInput("--most", f"at least --replicas, {options.replicas}", str(options.most))
+    return options
+
+
+def parser_of(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     add = parser.add_argument
     help = f"replicas, at least ({REPLICAS})"
@@ -112,13 +122,7 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
     add("--by-model", action="store_true", help=help)
     help = "port to listen on, in place of DUBITO_PORT (8000)"
     add("--port", type=int, metavar="N", help=help)
-    options = parser.parse_args(arguments)
-    if options.replicas < 1:
-        raise InvalidInput("--replicas", "at least 1", str(options.replicas))
-    options.most = options.replicas if options.most is None else options.most
-    if options.most < options.replicas:
-        raise InvalidInput("--most", f"at least --replicas, {options.replicas}", str(options.most))
-    return options
+    return parser
 
 
 def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path) -> None:
