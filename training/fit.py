@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, r
 from training.fitting.steps import check_augmentation
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
-from training.model import BayesianModel
+from training.model import BayesianModel, with_knots
 from training.posteriors import noise
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish
@@ -42,6 +43,7 @@ __all__ = ["Fitted", "fit", "publish"]
 LARGEST_PIXEL = 255
 SHORT_FIT = 0.2  # of a fit's epochs, to choose a target's transform by
 SHORT_FITS = "target-"  # folders of these
+REFIT = "refit"  # folder of a second fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,8 @@ class Fitted:
 
     def discard_checkpoint(self) -> None:
         if self.folder is not None:
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            for folder in (self.folder, self.folder / REFIT):
+                (folder / CHECKPOINT).unlink(missing_ok=True)
             for path in self.folder.glob(f"{SHORT_FITS}*"):
                 shutil.rmtree(path)
 
@@ -123,7 +126,8 @@ def fit(
         runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
         quiet: no progress bars.
         callback: called after each epoch with its metrics (docs/training.md), but for the short
-            fits that choose a target's transform. A fit that goes on begins where it was.
+            fits that choose a target's transform, and a second fit. A fit that goes on begins
+            where it was.
 
     Raises:
         InvalidInput: naming what is wrong with the recipe or the data, or what of `start` does not
@@ -140,6 +144,7 @@ def fit(
     check_augmentation(recipe.augmentation, data.shape)
     check_pixels(recipe, data)
     recipe, encoding = with_encoder(recipe, data, splits.train, runs, start)
+    recipe = with_knots(recipe, data, splits.train.x, start)
     if start is not None:
         check_compatible(recipe, data, start)
     check_trained(recipe, start)
@@ -155,12 +160,16 @@ def fit(
         _announce(run, start)
         model = run.fit(quiet, callback)
         slope = log_slope_of(transform, raw.validation.y)
+        temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
-    log.info("stopped %s", provenance.stopped)
+        log.info("stopped %s", provenance.stopped)
+        if recipe.training.refit:
+            model, more = fits.refit(run, splits, folder, quiet)
+            provenance = provenance.model_copy(update=more)
     for found in (provenance.convergence, provenance.laplace):
         if found is not None:
             log.info("%s", found["says"])
-    more = {"target_transform": choice, "temperature": temper(model, recipe, splits.validation)}
+    more = {"target_transform": choice, "temperature": temperature}
     provenance = provenance.model_copy(update={k: v for k, v in more.items() if v is not None})
     return Fitted(model, recipe, data, splits, provenance, transform, encoding, folder)
 
@@ -193,6 +202,29 @@ class _Fits:
             encoded,
             int(self.data.maximum) if takes_ids else None,
         )
+
+    def refit(
+        self, run: Run, splits: Splits, folder: Path, quiet: bool
+    ) -> tuple[BayesianModel, dict[str, Any]]:
+        """Return a model that was fitted as a run's best one was, but to validation rows as well,
+        and what its provenance then says."""
+        settings, epochs = self.recipe.training, run.progress.best_epoch
+        same = {"early_stopping": False, "refit": False, "epochs": epochs, "choose": "last"}
+        same["final_learning_rate"] = settings.learning_rate
+        recipe = self.recipe.model_copy(update={"training": settings.model_copy(update=same)})
+        rows = join(splits.train, splits.validation)
+        folder = folder / REFIT
+        folder.mkdir(exist_ok=True)
+        log.info("fitting again, for %s epochs, with validation rows among the others", epochs)
+        again = self.begin(replace(splits, train=rows), folder, recipe)
+        model = again.fit(quiet)
+        model.likelihood.temperature.copy_(run.model.likelihood.temperature)
+        more = {
+            "stopped": f"{run.stopped()}; fitted again for {epochs}, with them among the others",
+            "steps": run.steps + again.steps,
+            "seconds": round(run.progress.seconds + again.progress.seconds, 1),
+        }
+        return model, more
 
     def choose_transform(self, folder: Path) -> tuple[Transform | None, TransformChoice | None]:
         """Return the transform of the targets: the parent's, the recipe's, or the best of short
@@ -229,7 +261,7 @@ class _Fits:
         settings = self.recipe.training
         key = "max_epochs" if settings.epochs is None else "epochs"
         epochs = max(1, math.ceil(SHORT_FIT * getattr(settings, key)))
-        shorter = settings.model_copy(update={key: epochs})
+        shorter = settings.model_copy(update={key: epochs, "refit": False})
         short = self.recipe.model_copy(update={"training": shorter})
         run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
@@ -332,7 +364,9 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
 
 
 def _announce(run: Run, start: Parent | None) -> None:
-    begun = f"{run.steps} steps" + ("" if run.told_epochs is not None else " at most")
+    begun = f"{run.steps} steps"
+    if run.told_epochs is None:
+        begun = f"{run.recipe.training.max_epochs * run.epoch_steps} steps at most"
     if run.resumed:
         begun = f"going on from step {run.progress.step}"
     said = "%s: %d training rows, %s on %s; run in %s"

@@ -5,12 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput, one_line
+from training.data import Dataset
 from training.networks.architectures import (
     ARCHITECTURES,
     channels_first,
@@ -18,8 +21,10 @@ from training.networks.architectures import (
     load_weights,
     mlp,
 )
+from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.likelihoods import Categorical, Gaussian, Likelihood
 from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
+from training.networks.piecewise import PiecewiseLinear, quantile_knots
 from training.networks.probes import ROWS, check_ids, check_outputs, dropouts_of, last_layer
 from training.networks.selection import DRAWABLE, drawn_layers, freeze
 from training.networks.split import NotSplit, SplitNetwork, split
@@ -27,7 +32,10 @@ from training.posteriors import FactorialGaussian, Posterior
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
 
-Network = DrawnNetwork | MemberNetwork
+if TYPE_CHECKING:
+    from training.versions import Parent
+
+Network = DrawnNetwork | MemberNetwork | BatchEnsemble
 # rows x draws of a prediction at a time: of the papers' CNN one activation of them takes 134 MB
 CHUNK_ROWS = 512
 
@@ -80,7 +88,8 @@ class BayesianModel(nn.Module):
     ) -> Float[Tensor, "K N C"]:
         theta = self.posterior(eps)[:, None]
         # whole-weight draws go one by one: convolutions are then torch's own
-        groups = theta.split(len(theta) if self.network.is_paired else 1)
+        is_one_by_one = isinstance(self.network, DrawnNetwork) and not self.network.is_paired
+        groups = theta.split(1 if is_one_by_one else len(theta))
         served = [self.serve(x, group, max(1, chunk_rows // len(group))) for group in groups]
         return torch.cat(served)
 
@@ -161,8 +170,12 @@ def build(
             if wanted.bayesian is not None:
                 expected = f"none for method {recipe.method}, which draws no layer"
                 raise InvalidInput("network.bayesian", expected, "some")
-            members = [make() for _ in range(getattr(recipe.posterior, "members", 1))]
-            network = MemberNetwork(members, row_shape, wanted.trained, examples)
+            count = getattr(recipe.posterior, "members", 1)
+            if method.shares_weights:
+                network = BatchEnsemble(make(), count, row_shape, examples)
+            else:
+                members = [make() for _ in range(count)]
+                network = MemberNetwork(members, row_shape, wanted.trained, examples)
         else:
             made = make()
             layers = _patterns(recipe, made, examples)
@@ -180,6 +193,25 @@ def build(
         posterior = method.posterior(recipe.posterior, network, generator)
     decay = recipe.posterior.prior_std if method.decays else None  # type: ignore[attr-defined]
     return BayesianModel(network, posterior, of, decay)
+
+
+def with_knots(
+    recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
+) -> Recipe:
+    """Return a recipe that says between which knots its network encodes columns: those of `start`,
+    else quantiles of rows x.
+
+    Raises:
+        InvalidInput: if it has bins, and the data no columns.
+    """
+    network = recipe.network
+    if network.bins is None or network.knots is not None:
+        return recipe
+    if not data.columns:
+        raise InvalidInput("network.bins", "none, since rows have no columns", str(network.bins))
+    knots = None if start is None else start.recipe.network.knots
+    knots = quantile_knots(x, network.bins) if knots is None else knots
+    return recipe.model_copy(update={"network": network.model_copy(update={"knots": knots})})
 
 
 def likelihood(recipe: Recipe, classes: int) -> Likelihood:
@@ -274,7 +306,10 @@ def _head_layers(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:
     if section.hidden is not None:
-        return mlp(math.prod(shape), section.hidden, outputs)
+        if section.knots is None:
+            return mlp(math.prod(shape), section.hidden, outputs, section.dropout)
+        first = PiecewiseLinear(section.knots)
+        return nn.Sequential(first, *mlp(first.outputs, section.hidden, outputs, section.dropout))
     if section.factory is not None:
         return from_factory(section.factory, shape, outputs)
     assert section.kind is not None

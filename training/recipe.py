@@ -174,6 +174,9 @@ class NetworkSection(Section):
     starts."""
 
     hidden: Annotated[list[Count], Field(min_length=1)] | None = None
+    dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    bins: Annotated[int, Field(ge=2, le=256)] | None = None
+    knots: list[list[float]] | None = None
     kind: Literal[*ARCHITECTURES] | None = None
     factory: Factory | None = None
     weights: Pattern | None = None
@@ -191,6 +194,8 @@ class NetworkSection(Section):
     def _is_named_once(self) -> "NetworkSection":
         if sum(value is not None for value in (self.hidden, self.kind, self.factory)) != 1:
             raise ValueError("exactly one of hidden, kind and factory")
+        if self.hidden is None and (self.dropout or self.bins or self.knots):
+            raise ValueError("hidden with dropout, bins and knots")
         if self.start == "random" and self.weights is not None:
             raise ValueError("one of weights and start = 'random'")
         if self.start == "trained" and self.weights is None and self.factory is None:
@@ -230,6 +235,8 @@ class NetworkSection(Section):
         """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that
         start at random."""
         are_raw = self.pixel_mean is None or self.encoder_file is not None
+        if self.bins is not None or self.knots is not None:  # of columns, which are so already
+            return False
         return not self.is_trained and are_raw and self.standardise is not False
 
 
@@ -239,12 +246,14 @@ class TrainingSection(Section):
     epochs: Annotated[int, Field(ge=0)] | None = None
     max_epochs: Count = 1000
     patience: Count | None = None
+    early_stopping: bool = False
+    refit: bool = False
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
     spread_learning_rate: Positive = 0.1
     row_groups: Count = 8
-    choose: Literal["elbo", "likelihood"] | None = None
+    choose: Literal["elbo", "likelihood", "last"] | None = None
     gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kl_weight: Positive | None = None
@@ -253,6 +262,14 @@ class TrainingSection(Section):
     samples: Annotated[int, Field(ge=1, le=1000)] | None = None
     validation_draws: Count = 20
     checkpoint_interval_s: Positive = 20.0
+
+    @model_validator(mode="after")
+    def _stops_one_way(self) -> "TrainingSection":
+        if self.early_stopping and (self.epochs is not None or self.choose is not None):
+            raise ValueError("neither epochs nor choose with early_stopping")
+        if self.refit and not self.early_stopping:
+            raise ValueError("refit only with early_stopping, which says for how many epochs")
+        return self
 
 
 class AugmentationSection(Section):
@@ -338,6 +355,13 @@ class Recipe(Section):
             return content
         return {**content, "network": {"standardise": False, **network}}
 
+    @model_validator(mode="after")
+    def _stops_early_without_a_bound(self) -> "Recipe":
+        if self.training.early_stopping and (self.is_variational or self.inference.is_fitted_after):
+            expected = "training.early_stopping = false, since this posterior converges to a bound"
+            raise ValueError(f"with method {self.method} {expected}")
+        return self
+
     @property
     def combined(self) -> list[str]:
         if self.serving.combined:
@@ -370,7 +394,7 @@ class Recipe(Section):
         return self.inference.alpha if self.training.alpha is None else self.training.alpha
 
     @property
-    def choose(self) -> Literal["elbo", "likelihood"]:
+    def choose(self) -> Literal["elbo", "likelihood", "last"]:
         return self.training.choose or ("elbo" if self.is_variational else "likelihood")
 
     @property
@@ -386,9 +410,12 @@ class Recipe(Section):
         """Return a SHA-256 of the recipe, whatever the layout of its file.
 
         The gate is left out: what it keeps from being published may be published later, by another
-            gate.
+        gate. Knots that follow from bins and data are left out as well.
         """
-        return sha256(self.model_dump_json(exclude={"gate"}).encode()).hexdigest()
+        exclude: dict[str, Any] = {"gate": True}
+        if self.network.bins is not None:
+            exclude["network"] = {"knots"}
+        return sha256(self.model_dump_json(exclude=exclude).encode()).hexdigest()
 
 
 def load(path: Path, root: Path | None = None) -> Recipe:

@@ -1,16 +1,19 @@
 """`training.fit` as a notebook calls it."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from pydantic import ValidationError
 
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import working_in
 from tests.support.recipes import recipe_with, write_recipe
-from training.data import Rows, digits
-from training.fit import best_of, fit, publish
-from training.fitting.run import CHECKPOINT
+from training.data import Rows, Splits, digits
+from training.fit import best_of, fit, join, publish
+from training.fitting.run import CHECKPOINT, Run
 from training.versions import find_fitted, load_for, open_parent
 
 pytestmark = pytest.mark.usefixtures("fits")
@@ -69,3 +72,50 @@ def test_a_later_transform_must_be_better_beyond_chance():
     first = np.random.default_rng(0).normal(size=100)
     assert best_of({"none": first, "log": first + 1e-3 * np.sign(first)}) == "none"
     assert best_of({"none": first, "log": first + 0.1}) == "log"
+
+
+def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_path):
+    stopped = {"epochs": None, "early_stopping": True, "patience": 2, "max_epochs": 8}
+    wanted = {"method": "batch-ensemble", "posterior": {"members": 2}}
+    recipe = recipe_with(**wanted, training={**stopped, "refit": True})
+    data = digits()
+    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    alone = recipe_with(**wanted, training=stopped)
+    first = fit(alone, data, device="cpu", runs=tmp_path, quiet=True)
+    best = first.provenance.best_epoch
+    assert fitted.provenance.best_epoch == best
+    assert fitted.provenance.stopped == (
+        f"{first.provenance.stopped}; fitted again for {best}, with them among the others"
+    )
+    assert fitted.provenance.temperature == first.provenance.temperature
+    told = {"epochs": best, "choose": "last", "final_learning_rate": 1e-3}
+    again = recipe_with(
+        **wanted, training=told, data={"validation_rows": 1}, serving={"temperature": False}
+    )
+    rows = first.splits
+    moved = replace(data, train=join(rows.train, rows.validation))
+    parts = Splits(moved.train, *(getattr(rows, name) for name in list(vars(rows))[1:]))
+    folder = tmp_path / "again"
+    folder.mkdir()
+    run = Run(again, parts, data.shape, len(data.classes), folder, torch.device("cpu"))
+    expected = run.fit(quiet=True).state_dict()
+    for name, tensor in fitted.model.state_dict().items():
+        if name != "likelihood.temperature":
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+    assert not torch.equal(
+        fitted.model.network.module[0].weight, first.model.network.module[0].weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "training", "said"),
+    [
+        ("mle", {"early_stopping": True, "epochs": 3}, "neither epochs nor choose"),
+        ("mle", {"early_stopping": True, "epochs": None, "choose": "last"}, "neither epochs nor"),
+        ("mle", {"refit": True}, "refit only with early_stopping"),
+        ("bbb-gaussian", {"early_stopping": True, "epochs": None}, "with method bbb-gaussian"),
+    ],
+)
+def test_early_stopping_is_refused_where_it_says_nothing(method, training, said):
+    with pytest.raises(ValidationError, match=said):
+        recipe_with(method=method, training=training)

@@ -22,7 +22,7 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.run import Diverged
 from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
-from training.model import BayesianModel, build, initialise
+from training.model import BayesianModel, build, initialise, with_knots
 from training.networks.likelihoods import Categorical
 from training.posteriors import noise
 from training.recipe import Recipe
@@ -41,7 +41,8 @@ class Measure:
 
 class Learner:
     def __init__(self, recipe: Recipe, data: Dataset, seed: int, device: torch.device) -> None:
-        self.recipe, self.data, self.seed, self.device = recipe, data, seed, device
+        self.recipe = with_knots(recipe, data, data.train.x)  # of the pool: they need no labels
+        self.data, self.seed, self.device = data, seed, device
         self.x = torch.from_numpy(data.train.x)
         self.y = torch.from_numpy(data.train.y)
         self.model: BayesianModel | None = None

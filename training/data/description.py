@@ -56,14 +56,19 @@ def short_report(found: Findings) -> list[str]:
 
 def plan_lines(plan: Plan) -> list[str]:
     recipe = plan.recipe
-    network = f"hidden {recipe.network.hidden}" if recipe.network.hidden else recipe.network.kind
+    network = recipe.network.kind
+    if recipe.network.hidden is not None:
+        network = f"hidden {recipe.network.hidden}"
+        bins = recipe.network.bins
+        network += "" if bins is None else f" of numbers and their places in {bins} bins"
     training = recipe.training
     splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
     if recipe.data.test_fraction:
         splits.append(f"{recipe.data.test_fraction:g} of all rows test")
     by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
+    until = "validation rows get no likelier" if training.early_stopping else "it levels off"
     steps = (
-        f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until it levels off, "
+        f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until {until}, "
         f"at most {training.max_epochs} epochs"
     )
     parts = {

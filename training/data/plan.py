@@ -16,7 +16,7 @@ import numpy as np
 from model_store.artifacts.manifest import NAME_PATTERN
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.errors import InvalidInput
-from training.data.column_findings import ColumnFinding, tail_of
+from training.data.column_findings import tail_of
 from training.data.findings import Findings
 from training.data.splitting import default_rows, default_test_fraction
 from training.data.targets import is_count
@@ -25,14 +25,17 @@ from training.recipe import DataSection, Recipe, load, validate
 FEWEST_OF_CLASS = 3  # rows, of which one trains at least
 FEWEST_ROWS = 20  # of a set that a recipe is made for
 STEP_S = 0.004  # of a step without its products, on one core
-MULTIPLICATIONS_A_SECOND = 3e9
-LONGEST_S = 75.0  # of a fit's steps
+MULTIPLICATIONS_A_SECOND = 3e9  # of convolutions
+PRODUCTS_A_SECOND = 1e10  # the same, of matrices
+LONGEST_S = 60.0  # of a fit's steps
 FEWEST_STEPS, MOST_STEPS = 600, 20_000
 # interquartile ranges from a target's median to its furthest value; of 10,000 Gaussian ones 3
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
 RECIPE_WIDTH = 60  # of a line before its reason
 COUNTS = "counts: held-out rows choose between the target as it is, its logarithm and its ranks"
+UNITS, DROPOUT, BINS, MEMBERS = 128, 0.1, 16, 16  # of a network of layers
+REFIT_ROWS = 10_000  # of training, of which more would tell little that is new
 CONVOLVED_SIDE = 14  # pixels a side from which on images are convolved
 
 
@@ -61,12 +64,12 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
         "seed": seed or 0,
         "data": _data(found, section, rows, sizes, reasons),
     }
-    batch = 32 if train < 5_000 else 64 if train < 50_000 else 256
+    batch = 32 if train < 2_000 else 128 if train < 50_000 else 256
     is_image = found.source.startswith("images:")
     if is_image and min(found.shape[-2:]) >= CONVOLVED_SIDE:
-        multiplications = _plan_convolutions(found, content, reasons)
+        row_s = _plan_convolutions(found, content, reasons) / MULTIPLICATIONS_A_SECOND
     else:
-        multiplications = _plan_layers(found, content, reasons)
+        row_s = _plan_layers(found, train, content, reasons) / PRODUCTS_A_SECOND
     if found.task == "regression":
         content["likelihood"] = {"noise": "heteroscedastic"}
         reasons["likelihood.noise"] = "a row's noise is learned with its mean"
@@ -75,12 +78,12 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
             content["data"]["target_transform"] = "auto"
             reasons["data.target_transform"] = why
     steps = max(1, train // min(batch, max(1, train)))
-    step_s = STEP_S + 3 * multiplications * batch / MULTIPLICATIONS_A_SECOND
+    step_s = STEP_S + 3 * row_s * batch
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
     content["training"] |= {"batch_rows": batch, "max_epochs": max(1, most // steps)}
     reasons["training.batch_rows"] = f"of {train} training rows"
     seconds = f"about {most * step_s:.0f} s on one core"
-    reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it levels off"
+    reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it stops before"
     warnings = []
     if rare := _rare(found, section):
         reasons["data.leave_out"] = f"fewer than {FEWEST_OF_CLASS} rows"
@@ -136,24 +139,28 @@ def _plan_convolutions(found: Findings, content: dict[str, Any], reasons: dict[s
     return float(pixels * 16 * 32 * (17 if len(found.shape) == 2 else 20) + 32 * 128 * pixels / 4)
 
 
-def _plan_layers(found: Findings, content: dict[str, Any], reasons: dict[str, str]) -> float:
-    if found.task == "classification":
-        units, samples, method, learning_rate = 100, 1, "bhn-realnvp", 1e-2
-        posterior = {"couplings": 2, "hidden": 50, "initial_log_std": -3.0}
-    else:
-        units, samples, method, learning_rate = 128, 10, "dropout-alpha", 3e-3
-        posterior = {"rate": 0.1, "prior_std": 0.3}
-    content |= {
-        "method": method,
-        "network": {"hidden": [units, units]},
-        "posterior": posterior,
-        "training": {"learning_rate": learning_rate},
-    }
+def _plan_layers(
+    found: Findings, train: int, content: dict[str, Any], reasons: dict[str, str]
+) -> float:
+    network: dict[str, Any] = {"hidden": [UNITS, UNITS], "dropout": DROPOUT}
     reasons["network"] = "two hidden layers"
+    width = math.prod(found.shape)
+    if not found.shape:
+        network["bins"] = BINS
+        reasons["network.bins"] = "quantiles of each number, between which it is encoded"
+        width = (1 + BINS) * len(found.used)
+    content |= {
+        "method": "batch-ensemble",
+        "network": network,
+        "posterior": {"members": MEMBERS, "prior_std": 1.0},
+        "training": {"learning_rate": 2e-3, "early_stopping": True},
+    }
+    if train < REFIT_ROWS:
+        content["training"]["refit"] = True
+        reasons["training.refit"] = "then fitted again, with validation rows among the others"
     reasons["method"] = "tried on a panel of public sets (docs/results/panel.md)"
-    width = math.prod(found.shape) if found.shape else sum(map(_width, found.used))
     outputs = max(2, len(found.classes))
-    return float(samples * (width * units + units * units + units * outputs))
+    return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
 
 
 def name_of(source: str) -> str:
@@ -168,10 +175,6 @@ def share_of(size: int, rows: int) -> float:
         if 0 < share < 0.5 and round(share * rows) == size:
             return share
     return size / rows
-
-
-def _width(column: ColumnFinding) -> int:
-    return min(65, len(set(column.values))) if isinstance(column.values, list) else 3
 
 
 def _why_transform(targets: np.ndarray | None) -> str | None:

@@ -28,7 +28,7 @@ from training.export.served import ServedNetwork, served_network
 from training.model import BayesianModel, Network
 from training.networks.layers import WeightLayer, matmul
 from training.networks.likelihoods import Gaussian, Likelihood
-from training.networks.networks import DrawnNetwork
+from training.networks.networks import MemberNetwork
 from training.networks.probes import layer_of_operator, reads_values
 
 PARITY_TOLERANCE = 1e-3  # another function is off by far more, rounding by far less
@@ -162,7 +162,7 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
             # what became of the user's module: its layers have the names that they had
-            module = network.module if isinstance(network, DrawnNetwork) else network.members[0]
+            module = network.members[0] if isinstance(network, MemberNetwork) else network.module
             where = layer_of_operator(module, lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
             expected = "operators that ONNX has, or others in their place"

@@ -11,11 +11,10 @@ from training.data import Rows
 from training.detectors import KINDS, Space, names_for
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
-from training.model import BayesianModel
+from training.model import BayesianModel, Network
 from training.networks.flows import WeightNormLinear
 from training.networks.layers import ScaledLayer
 from training.networks.likelihoods import Likelihood
-from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 
@@ -32,7 +31,7 @@ class ServedNetwork(nn.Module):
 
     def __init__(
         self,
-        network: DrawnNetwork | MemberNetwork,
+        network: Network,
         likelihood: Likelihood,
         density: dict[str, nn.Module],
         spectrum: Spectrum | None,

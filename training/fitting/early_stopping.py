@@ -1,10 +1,11 @@
 """When a fit that was told no number of epochs has gone on for long enough, and which epoch's
 model it keeps (docs/decisions/0005-checkpoint.md).
 
-It trains at its first learning rates until what counts has levelled off over the last `patience`
-epochs, then lets the rates decay over half as many epochs again, and ends. What counts is the
-held-out likelihood and, of a posterior that has a bound to converge to, that bound and the spread
-of theta as well.
+With `early_stopping` it ends `patience` epochs after the one of the highest held-out likelihood,
+and keeps that one (Prechelt 1998). Otherwise it trains at its first learning rates until what
+counts has levelled off over the last `patience` epochs, then lets the rates decay over half as many
+epochs again, and ends. What counts is the held-out likelihood and, of a posterior that has a bound
+to converge to, that bound and the spread of theta as well.
 """
 
 import math
@@ -13,15 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from training.fitting.convergence import LEVEL, slope
+from training.recipe import TrainingSection
 
 FEWEST_STEPS = 600  # of `patience` epochs, if a recipe does not say how many these are
 FEWEST_EPOCHS = 5
+STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # of early stopping
 COOLING = 1 / 2  # of the epochs so far
 LEVEL_NATS = 0.01  # a row: the held-out likelihood's rise over the window below which it is level
 
 
-def patience_of(told: int | None, epoch_steps: int) -> int:
-    return told or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
+def patience_of(section: TrainingSection, epoch_steps: int) -> int:
+    if section.patience is not None:
+        return section.patience
+    if section.early_stopping:
+        return max(STOPPING_EPOCHS, math.ceil(STOPPING_STEPS / epoch_steps))
+    return max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
 
 
 def cooling_epochs(epochs: int, patience: int) -> int:

@@ -63,7 +63,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 1 << 30
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
-PLOT_INTERVAL_S = 5  # at least between two plots of a run, which take half a second each
+PLOT_INTERVAL_S = 20  # at least between two plots of a run, which take half a second each
 # a validation row, by which a Laplace posterior may be worse than its centre without a word
 LOST_NATS = 0.05
 
@@ -126,7 +126,7 @@ class Run:
         self.rows = len(splits.train)
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
-        self.patience = patience_of(recipe.training.patience, self.epoch_steps)
+        self.patience = patience_of(recipe.training, self.epoch_steps)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
         rows = self.train[0][order.to(device)]
         self.told_epochs = epochs_told(recipe, parent)
@@ -202,10 +202,12 @@ class Run:
     @property
     def epochs(self) -> int:
         """How many epochs the fit has: as told, or as many as it may have until it has levelled
-        off."""
+        off, or for all that is known until validation rows like no later epoch better."""
         settings = self.recipe.training
         if self.told_epochs is not None:
             return self.told_epochs
+        if settings.early_stopping:
+            return min(max(0, self.progress.best_epoch) + self.patience, settings.max_epochs)
         if self.progress.levelled == 0:
             return settings.max_epochs
         cooling = cooling_epochs(self.progress.levelled, self.patience)
@@ -218,7 +220,7 @@ class Run:
     def _decay(self) -> float:
         if self.told_epochs is not None:
             return self.progress.step / self.steps
-        if self.progress.levelled == 0:
+        if self.progress.levelled == 0:  # always, of early stopping: it has no end to decay to
             return 0.0
         begun = self.progress.levelled * self.epoch_steps
         return (self.progress.step - begun) / max(1, self.steps - begun)
@@ -227,6 +229,8 @@ class Run:
         """Let the rates decay from here on if what counts has levelled off, or just enough epochs
         are left for it."""
         settings, epochs = self.recipe.training, len(self.progress.history)
+        if self.told_epochs is not None or settings.early_stopping:
+            return
         must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
         if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
             return
@@ -240,6 +244,11 @@ class Run:
             return "before the first epoch: the network was trained already"
         if self.told_epochs is not None:
             return f"after {self.epochs} epochs, as told"
+        if self.recipe.training.early_stopping:
+            since = self.epochs - self.progress.best_epoch
+            best = f"held-out rows were likeliest after {self.progress.best_epoch}"
+            most = "" if since == self.patience else ", the most there may be (training.max_epochs)"
+            return f"after {self.epochs} epochs{most}: {best}"
         if self.progress.still_moving or not self.progress.levelled:
             still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
             most = "the most there may be (training.max_epochs)"
@@ -268,7 +277,7 @@ class Run:
                     metrics = self._end_epoch(epoch)
                     if callback is not None:
                         callback({**metrics})
-                    if self.told_epochs is None and not self.progress.levelled:
+                    if not self.progress.levelled:
                         self._check_level()
                     bar.total = self.steps
                     bar.say(
@@ -367,7 +376,7 @@ class Run:
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_kept(epoch, scores):
+        if self._is_kept(epoch, scores, log_likelihood):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
@@ -406,9 +415,16 @@ class Run:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
         return self._validate()[:, 1].mean().item()
 
-    def _is_kept(self, epoch: int, validation_scores: Tensor) -> bool:
+    def _is_kept(self, epoch: int, validation_scores: Tensor, log_likelihood: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
         still rises."""
+        if self.recipe.choose == "last":
+            return True
+        if self.recipe.training.early_stopping:
+            if self.lowest is not None and not -log_likelihood.mean() < self.lowest.mean():
+                return False
+            self.lowest = -log_likelihood
+            return True
         if epoch < self.recipe.training.kl_ramp_epochs:
             return epoch + 1 == self.epochs
         by_validation = self.recipe.choose == "likelihood"

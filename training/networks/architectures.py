@@ -12,12 +12,17 @@ from torch import nn
 from model_store.errors import InvalidInput, one_line
 
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+def mlp(
+    inputs: int, hidden: Sequence[int], outputs: int, dropout: float | None = None
+) -> nn.Sequential:
+    """Return Linear layers with ReLUs between them, and a Dropout behind each where there is a
+    rate."""
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(sizes):
+    for fan_in, fan_out in pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], outputs))
 
 
 def papers_cnn(shape: Sequence[int], outputs: int) -> nn.Sequential:

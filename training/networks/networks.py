@@ -25,6 +25,7 @@ from training.networks.layers import (
     WeightLayer,
 )
 from training.networks.layers import initial_weights as weights_of
+from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import (
     DROPOUTS,
     ROWS,
@@ -431,9 +432,10 @@ class MemberNetwork(Standardised):
             self.fit_scale(x)
 
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
-        """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of all members."""
+        """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of a member, the mean over
+        members, as the likelihood's term is."""
         squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
-        return torch.stack(squares).sum() / (2.0 * prior_std**2)
+        return torch.stack(squares).sum() / (2.0 * prior_std**2 * len(self.members))
 
 
 def noise_rows(shape: Sequence[int]) -> Tensor:
@@ -484,7 +486,7 @@ def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:
 
 def _is_chain(module: nn.Module) -> bool:
     """Whether a module is nothing but Linear layers and elementwise nonlinearities, one after the
-    other."""
+    other, behind an encoding of the row."""
     return isinstance(module, nn.Sequential) and all(
-        isinstance(layer, (nn.Linear, *ELEMENTWISE, *DROPOUTS)) for layer in module
+        isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)) for layer in module
     )

@@ -1,4 +1,4 @@
-"""Fitted networks as draws: deep ensembles, and a single network."""
+"""Fitted networks as draws: ensembles, and a single network."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -46,10 +46,19 @@ class EnsembleSection(PointSection):
     members: Annotated[int, Field(ge=2, le=100)] = 5
 
 
+class BatchEnsembleSection(EnsembleSection):
+    """`[posterior]` of batch-ensemble."""
+
+    members: Annotated[int, Field(ge=2, le=100)] = 16
+
+
 METHODS["mle"] = Method(
     PointSection,
-    lambda _, network, __: MemberPosterior(len(network.members)),
+    lambda section, _, __: MemberPosterior(getattr(section, "members", 1)),
     decays=True,
     is_point=True,
 )
 METHODS["ensemble"] = replace(METHODS["mle"], section=EnsembleSection, is_point=False)
+METHODS["batch-ensemble"] = replace(
+    METHODS["ensemble"], section=BatchEnsembleSection, shares_weights=True
+)

@@ -52,7 +52,7 @@ from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
 ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
-SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this, and at least its inverse
+SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this
 PREFIX = ".trial-"  # not a model's name: stores pass such folders over
 
 
@@ -186,14 +186,11 @@ def draft_version(
 
 
 def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:
-    if provenance.temperature is None:
+    if provenance.temperature is None or provenance.temperature.value <= SOUND_TEMPERATURE:
         return ()
-    value = provenance.temperature.value
-    if 1.0 / SOUND_TEMPERATURE <= value <= SOUND_TEMPERATURE:
-        return ()
-    how = "sure" if value > 1.0 else "unsure"
     why = "training went wrong: " if provenance.recalibrated is None else ""
-    return (f"{why}by itself the network is too {how} (temperature {value:.4g})",)
+    value = provenance.temperature.value
+    return (f"{why}by itself the network is too sure (temperature {value:.4g})",)
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:

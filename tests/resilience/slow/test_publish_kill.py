@@ -121,19 +121,24 @@ def fitting(folder, recipe):
     )
     command = [sys.executable, "-m", "training", "fit", str(recipe), "--quiet", "--device", "cpu"]
     process = subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        process.stderr.close()
 
 
 def begin_publication(process):
     """Read what a process says until it exports."""
-    for line in process.stdout:
+    for line in process.stderr:
         if line.startswith("exporting"):
             return
     raise AssertionError(f"it ended with {process.wait()} before it published")

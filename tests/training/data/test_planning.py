@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from training.data import load as load_data
 from training.data import split, split_sizes
 from training.data.description import report, short_report
 from training.data.findings import findings_of, task_of
-from training.data.plan import keep_recipe, name_of, plan_of, recipe_text, share_of
+from training.data.plan import BINS, keep_recipe, name_of, plan_of, recipe_text, share_of
 from training.recipe import DataSection, load
 
 ROWS = 300
@@ -191,6 +192,19 @@ def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch
         assert text in recipe_text(plan)
 
 
+def test_a_table_is_encoded_stopped_early_and_of_few_rows_fitted_again(tmp_path):
+    write(tmp_path)
+    recipe, reasons = planned(tmp_path).recipe, planned(tmp_path).reasons
+    assert (recipe.method, recipe.network.bins) == ("batch-ensemble", BINS)
+    assert recipe.training.early_stopping and recipe.training.refit
+    assert "training.refit" in reasons
+    rows = found(tmp_path)
+    many = replace(rows, rows=20_000)
+    section = DataSection(source="csv:things.csv", target="kind")
+    training = plan_of(many, section, None, None).recipe.training
+    assert training.early_stopping and not training.refit
+
+
 def test_odd_names_and_cells_are_kept_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     odd = 'a "b"\\c\tü\x7f=[x]#'
@@ -235,7 +249,8 @@ def test_arrays_and_images_are_planned_for(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 3)), y=rng.normal(size=60))
     section = DataSection(source="npz:a.npz")
-    assert plan_of(findings_of(section, tmp_path), section, None, None).recipe.task == "regression"
+    plan = plan_of(findings_of(section, tmp_path), section, None, None)
+    assert (plan.recipe.task, plan.recipe.network.bins) == ("regression", None)
     for i in range(40):
         folder = tmp_path / "pets" / ["cat", "dog"][i % 2]
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 """Fits that are told no number of epochs: they go on until what counts has levelled off, and say
 what had not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
 from training.fitting.early_stopping import cooling_epochs, find_moving, patience_of
 from training.fitting.run import Run
+from training.recipe import TrainingSection
 
 
 def history(epochs=60, noise=0.001, **slopes):
@@ -51,8 +54,10 @@ def test_a_method_without_a_bound_goes_by_the_held_out_likelihood_alone():
 
 
 def test_patience_is_of_steps_if_epochs_are_short_and_rates_decay_over_half_as_many():
-    assert [patience_of(None, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
-    assert patience_of(7, 1) == 7
+    levelling, early = TrainingSection(), TrainingSection(early_stopping=True)
+    assert [patience_of(levelling, steps) for steps in (1, 10, 1000)] == [600, 60, 5]
+    assert [patience_of(early, steps) for steps in (1, 10, 1000)] == [400, 40, 16]
+    assert patience_of(TrainingSection(patience=7), 1) == 7
     assert [cooling_epochs(epochs, 10) for epochs in (6, 30, 90)] == [10, 15, 45]
 
 
@@ -120,3 +125,44 @@ def test_a_fit_that_has_no_more_time_says_what_still_moved(splits, tmp_path):
     told = begin(tmp_path / "b", splits, epochs=2)
     told.fit(quiet=True)
     assert told.stopped() == "after 2 epochs, as told"
+
+
+def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behind_it(
+    splits, tmp_path
+):
+    few = replace(splits, train=splits.train.take(np.arange(40)))  # soon learned by heart
+    wanted = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
+    run = begin(tmp_path / "a", few, max_epochs=300, **wanted)
+    model = run.fit(quiet=True)
+    seen = [epoch["validation_log_likelihood"] for epoch in run.progress.history]
+    best = int(np.argmax(seen)) + 1
+    assert run.progress.best_epoch == best
+    assert len(seen) == best + 20 < 300
+    assert run.validation_log_likelihood() == max(seen)
+    assert run._validate()[:, 1].mean().item() == pytest.approx(max(seen), rel=1e-6)
+    assert {group["lr"] for group in run.optimizer.param_groups} == {0.1}
+    said = f"after {len(seen)} epochs: held-out rows were likeliest after {best}"
+    assert run.stopped() == said
+    assert model is run.model
+    short = begin(tmp_path / "b", few, max_epochs=best + 5, **wanted)
+    short.fit(quiet=True)
+    most = f"after {best + 5} epochs, the most there may be (training.max_epochs): "
+    assert short.stopped() == f"{most}held-out rows were likeliest after {best}"
+
+
+def test_a_fit_that_stops_early_and_is_killed_ends_as_one_that_was_not(splits, tmp_path):
+    wanted = {"early_stopping": True, "patience": 5, "max_epochs": 40, "learning_rate": 0.03}
+    expected = begin(tmp_path / "whole", splits, **wanted).fit(quiet=True).state_dict()
+    first = begin(tmp_path / "killed", splits, **wanted)
+    step = first._step
+
+    def step_or_die(index):
+        if first.progress.step == 3 * first.epoch_steps + 1:
+            raise KeyboardInterrupt
+        step(index)
+
+    first._step = step_or_die
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(quiet=True)
+    state = begin(tmp_path / "killed", splits, **wanted).fit(quiet=True).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())

@@ -230,7 +230,7 @@ def test_a_wrong_recipe_is_exit_code_2_and_one_line(tmp_path, monkeypatch, capsy
     line = refusal(tmp_path, monkeypatch, capsys, recipe)
     assert (
         line
-        == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0\n"
+        == f"error: {recipe}: training.epochs: expected 1 or more for method bhn-realnvp, got 0"
     )
     assert "absent.toml: expected a readable recipe" in refusal(
         tmp_path, monkeypatch, capsys, tmp_path / "absent.toml"

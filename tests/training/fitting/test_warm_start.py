@@ -303,9 +303,7 @@ def of_mle(parent):
     return dataclasses.replace(parent, recipe=settings, weights=weights)
 
 
-@pytest.mark.parametrize(
-    "method", [method for method in METHODS if method not in ("mle", "ensemble")]
-)
+@pytest.mark.parametrize("method", [method for method in METHODS if METHODS[method].stochastic])
 def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
     of_mle, tmp_path, method
 ):

@@ -29,6 +29,7 @@ METHODS = {
     "dropout-alpha": {"prior_std": 2.0},
     "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
     "ensemble": {"members": 3, "prior_std": 1.0},
+    "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
 
 

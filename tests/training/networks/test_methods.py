@@ -25,6 +25,7 @@ SMALL = {
     "variational-hypernet": {"hidden": 6, "initial_log_std": -2.0},
     "dropout": {"prior_std": 2.0},
     "ensemble": {"members": 3, "prior_std": 1.0},
+    "batch-ensemble": {"members": 3, "prior_std": 1.0},
 }
 STRUCTURES = {
     f"laplace-{structure}": {"structure": structure} for structure in ("full", "diagonal")

@@ -1,0 +1,113 @@
+"""Members that share weights, and the encoding of a table's numbers before them."""
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.errors import InvalidInput
+from tests.support.recipes import recipe_with
+from training.model import build
+from training.networks.architectures import mlp
+from training.networks.batch_ensemble import BatchEnsemble, MemberLinear
+from training.networks.piecewise import PiecewiseLinear, quantile_knots
+from training.posteriors import noise
+
+MEMBERS = 3
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    made = BatchEnsemble(mlp(4, [5, 6], 2, dropout=0.2), MEMBERS, (4,))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return made.eval()
+
+
+def test_a_member_is_the_network_of_its_own_effective_weights(network):
+    x = torch.randn(7, 4)
+    outputs, _, _ = network.run(x, torch.arange(MEMBERS).float().reshape(-1, 1, 1))
+    layers = [layer for layer in network.module if isinstance(layer, MemberLinear)]
+    for m in range(MEMBERS):
+        h = x
+        for i, layer in enumerate(layers):
+            shared = layer.weight[m] if layer.weight.ndim == 3 else layer.weight
+            weight = layer.before[m].T * shared * layer.after[m]  # r s^T o W
+            h = h @ weight + layer.bias[m]
+            h = torch.relu(h) if i < len(layers) - 1 else h
+        torch.testing.assert_close(outputs[m], h)
+
+
+def test_members_start_apart_by_signs_alone_and_have_heads_of_their_own():
+    torch.manual_seed(0)
+    module = BatchEnsemble(mlp(4, [5], 2), MEMBERS, (4,)).module
+    first, last = module[0], module[-1]
+    assert set(first.before.unique().tolist()) == {-1.0, 1.0}
+    assert (last.before == 1).all() and (first.after == 1).all()
+    assert first.weight.shape == (4, 5) and last.weight.shape == (MEMBERS, 5, 2)
+
+
+def test_decay_is_that_of_a_member_the_mean_over_members(network):
+    one, two, last = (layer.weight for layer in network.module if isinstance(layer, MemberLinear))
+    members = [(one**2).sum() + (two**2).sum() + (last[m] ** 2).sum() for m in range(MEMBERS)]
+    torch.testing.assert_close(network.weight_decay(2.0), torch.stack(members).mean() / 8)
+
+
+def test_decay_of_an_ensemble_is_the_mean_over_its_members():
+    parts = {"method": "ensemble", "posterior": {"members": MEMBERS, "prior_std": 2.0}}
+    network = build(recipe_with(**parts), (4,), 2).network
+    weights = [p for p in network.parameters() if p.ndim > 1]
+    expected = sum(p.square().sum() for p in weights) / (8 * MEMBERS)
+    torch.testing.assert_close(network.weight_decay(2.0), expected)
+
+
+def test_each_number_is_encoded_by_how_far_it_is_through_each_bin():
+    encode = PiecewiseLinear([[0.0, 1.0, 3.0], [], [-1.0, 0.0]])
+    x = torch.tensor([[0.5, 7.0, -2.0], [2.0, 8.0, -0.25], [9.0, 9.0, 4.0]])
+    expected = [[0.5, 0.0, 0.0], [1.0, 0.5, 0.75], [1.0, 1.0, 1.0]]
+    torch.testing.assert_close(encode(x), torch.cat([x, torch.tensor(expected)], dim=1))
+    assert encode.outputs == 6
+
+
+def test_a_linear_layer_of_the_encoding_interpolates_any_values_at_the_knots():
+    knots = np.array([-2.0, -0.5, 0.25, 3.0])
+    values = np.array([1.0, -4.0, 2.0, 0.5])
+    x = np.linspace(-3, 4, 50)
+    encoded = PiecewiseLinear([knots.tolist()])(torch.from_numpy(x)[:, None].float())[:, 1:]
+    interpolated = values[0] + encoded.numpy() @ np.diff(values)
+    np.testing.assert_allclose(interpolated, np.interp(x, knots, values), atol=1e-5)
+
+
+def test_knots_are_quantiles_and_of_two_values_none():
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.exponential(size=1000), rng.integers(0, 2, 1000), np.zeros(1000)], axis=1)
+    x[:400, 0] = 0  # most quantiles fall on one value
+    found = quantile_knots(x, 10)
+    expected = np.unique(np.quantile(x[:, 0].astype(np.float32), np.arange(11) / 10))
+    np.testing.assert_allclose(found[0], expected.astype(np.float32))
+    assert found[1:] == [[], []]
+    assert len(found[0]) < 11
+
+
+def test_masks_of_dropout_are_of_training_alone(network):
+    model = build(
+        recipe_with(method="batch-ensemble", network={"hidden": [8], "dropout": 0.5}), (4,), 2
+    )
+    x, eps = torch.randn(9, 4), noise(model.posterior, 16, 0)
+    model.eval()
+    torch.testing.assert_close(model.predict(x, eps), model.predict(x, eps), rtol=0, atol=0)
+    model.train()
+    assert (model.sample(x, eps)[0] != model.sample(x, eps)[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ({"kind": "gal-cnn"}, "network: expected Linear layers and nonlinearities"),
+        ({"hidden": [4], "bayesian": ["0"]}, "network.bayesian: expected none"),
+    ],
+)
+def test_networks_that_cannot_be_shared_are_refused(network, said):
+    with pytest.raises(InvalidInput, match=said):
+        build(recipe_with(method="batch-ensemble", network=network), (16, 16), 3)

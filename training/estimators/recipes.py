@@ -1,0 +1,52 @@
+"""From an estimator's parameters, and what its rows are taken for, to a recipe."""
+
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_store.types import Task
+from training import log
+from training.data.findings import findings_of
+from training.data.plan import SPLITS, plan_of
+from training.networks import given
+from training.recipe import DataSection, Recipe, validate
+
+NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
+SECTIONS = ("posterior", "training", "likelihood", "serving")
+HELD_OUT = ("test_fraction", *SPLITS, *(f"{split}_rows" for split in SPLITS))
+NAMING_NETWORKS = {"hidden", "kind", "factory"}
+OF_ANY_METHOD = ("batch_rows", "max_epochs")  # of a plan's [training]
+AFTER_TRAINING = "laplace"  # of a network that was trained already
+
+
+def recipe_of(
+    task: Task, parameters: Mapping[str, Any], section: DataSection, folder: Path
+) -> Recipe:
+    """Return the recipe that follows from rows in a folder, but for what parameters say."""
+    seed = operator.index(parameters["random_state"])
+    plain = section.model_copy(update=dict.fromkeys(HELD_OUT))
+    plan = plan_of(findings_of(section, folder, task), plain, NAMES[task], seed)
+    for warning in plan.warnings:
+        log.warning("%s", warning)
+    content = plan.recipe.model_dump(exclude_unset=True)
+    method, network = parameters["method"], parameters["network"]
+    if parameters["start"] is not None:
+        method = method or AFTER_TRAINING
+        factory = given.keep(parameters["start"])
+        network = {"factory": factory, "start": "trained", **(network or {})}
+    if method not in (None, content["method"]):
+        training = {key: content["training"][key] for key in OF_ANY_METHOD}
+        content |= {"method": method, "posterior": {}, "training": training}
+    if network is not None:
+        is_whole = NAMING_NETWORKS & network.keys()
+        content["network"] = {**({} if is_whole else content["network"]), **network}
+    told = section.model_dump(exclude_unset=True, include={*HELD_OUT})
+    for split in SPLITS:
+        if {split, f"{split}_rows"} & told.keys():
+            del content["data"][split]
+    content["data"] |= told
+    for key in SECTIONS:
+        joined = {**content.get(key, {}), **(parameters[key] or {})}
+        content |= {key: joined} if joined else {}
+    return validate(content, NAMES[task].capitalize())

@@ -1,0 +1,116 @@
+"""Many members in one network, which share its weights but for a few numbers a unit."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64, Num
+from torch import Tensor, nn
+
+from model_store.errors import InvalidInput
+from training.networks.layers import matmul
+from training.networks.networks import ELEMENTWISE, Standardised, noise_rows
+from training.networks.piecewise import PiecewiseLinear
+from training.networks.probes import DROPOUTS
+
+
+class MemberLinear(nn.Module):
+    """A linear layer with an adapter for each of M members: member m computes ((x * r_m) W) * s_m +
+    b_m (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5).
+
+    W is shared by all members, but each has its own in the layer of the outputs. The members are
+    told apart by the first layer's r_m, random signs; all other r_m and s_m start at 1 (Gorishniy,
+    Kotelnikov and Babenko 2024, "TabM", section 3.3).
+    """
+
+    def __init__(self, layer: nn.Linear, members: int, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        inputs, outputs = layer.in_features, layer.out_features
+        shape = (members, 1, inputs)
+        signs = 2.0 * torch.randint(0, 2, shape) - 1.0 if is_first else torch.ones(shape)
+        bound = inputs**-0.5
+        own = (members,) if is_last else ()
+        self.copies = members if is_last else 1  # of the weight
+        self.weight = nn.Parameter(torch.empty(*own, inputs, outputs).uniform_(-bound, bound))
+        self.before = nn.Parameter(signs)
+        self.after = nn.Parameter(torch.ones(members, 1, outputs))
+        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
+
+    def forward(
+        self, h: Float[Tensor, "*K N I"], draws: Int64[Tensor, "K"]
+    ) -> Float[Tensor, "K N O"]:
+        before, after, bias = (
+            of.index_select(0, draws) for of in (self.before, self.after, self.bias)
+        )
+        weight = self.weight if self.weight.ndim == 2 else self.weight.index_select(0, draws)
+        return matmul(h * before, weight) * after + bias
+
+
+class BatchEnsemble(Standardised):
+    """A chain of Linear layers and nonlinearities as M members; theta is the number of one."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        members: int,
+        shape: Sequence[int],
+        examples: Num[Tensor, "R ..."] | None = None,
+    ) -> None:
+        """Make the members of a module's layers, with weights of their own.
+
+        Raises:
+            InvalidInput: if the module is anything but a chain.
+        """
+        examples = noise_rows(shape) if examples is None else examples
+        super().__init__(shape, takes_ids=not examples.is_floating_point())
+        layers = list(module) if isinstance(module, nn.Sequential) else [module]
+        linear = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+        for layer in layers:
+            if not isinstance(layer, (nn.Linear, PiecewiseLinear, *ELEMENTWISE, *DROPOUTS)):
+                expected = "Linear layers and nonlinearities, one after the other"
+                raise InvalidInput("network", expected, type(layer).__name__)
+        if not linear:
+            raise InvalidInput("network", "a Linear layer", "none")
+        made = [
+            MemberLinear(layer, members, i == linear[0], i == linear[-1])
+            if isinstance(layer, nn.Linear)
+            else layer
+            for i, layer in enumerate(layers)
+        ]
+        self.module = nn.Sequential(*made)
+        self.theta_dimension = 1
+        self.is_paired = False
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], None]:
+        standard = self.scale(x).flatten(1)
+        outputs, _ = self._run(standard, theta)
+        return outputs, standard, None
+
+    def _run(self, h: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs, and what the last layer of weights takes in."""
+        draws = theta[:, 0, 0].long()
+        taken = h
+        for layer in self.module:
+            if isinstance(layer, MemberLinear):
+                taken, h = h, layer(h, draws)
+            else:
+                h = layer(h)
+        return h, taken
+
+    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return what the last layer of a lone member takes in."""
+        taken = self._run(self.scale(x).flatten(1), theta)[1]
+        return taken if taken.ndim == 2 else taken[0]
+
+    @torch.no_grad()
+    def initialise(self, x: Float[Tensor, "N I"], standardise: bool = True) -> None:
+        if standardise:
+            self.fit_scale(x)
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return sum |W|^2 / (2 prior_std^2) over the matrices of a member, adapters apart, the
+        mean over members."""
+        layers = [layer for layer in self.module if isinstance(layer, MemberLinear)]
+        squares = [layer.weight.square().sum() / layer.copies for layer in layers]
+        return torch.stack(squares).sum() / (2.0 * prior_std**2)
