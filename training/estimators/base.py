@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Shaped
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+AnyEstimator = TypeVar("AnyEstimator", bound="Estimator")
 Keys: TypeAlias = dict[str, Any] | None  # of a recipe's section
 
 OF_ROWS = ("source", "target")  # keys of [data] that X and y say
@@ -92,7 +93,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.runs = runs
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self: AnyEstimator, X: Any, y: Any) -> AnyEstimator:
         """Fit rows, and calibrate on some of them that are held out.
 
         A fifth of the rows tests; of the others some validate and calibrate (docs/your-data.md).
