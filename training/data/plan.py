@@ -28,7 +28,7 @@ STEP_S = 0.004  # of a step without its products, on one core
 MULTIPLICATIONS_A_SECOND = 3e9  # of convolutions
 PRODUCTS_A_SECOND = 1e10  # the same, of matrices
 LONGEST_S = 60.0  # of a fit's steps
-FEWEST_STEPS, MOST_STEPS = 600, 20_000
+FEWEST_STEPS, MOST_STEPS, FEWEST_EPOCHS = 600, 20_000, 3
 # interquartile ranges from a target's median to its furthest value; of 10,000 Gaussian ones 3
 HEAVY_TARGET = 10.0
 SPLITS = ("validation", "reference", "ranking")
@@ -81,7 +81,9 @@ def plan_of(found: Findings, section: DataSection, name: str | None, seed: int |
     steps = max(1, train // min(batch, max(1, train)))
     step_s = STEP_S + 3 * row_s * batch
     most = min(max(FEWEST_STEPS, round(LONGEST_S / step_s)), MOST_STEPS)
-    content["training"] |= {"batch_rows": batch, "max_epochs": max(1, most // steps)}
+    epochs = max(FEWEST_EPOCHS, most // steps)
+    most = epochs * steps
+    content["training"] |= {"batch_rows": batch, "max_epochs": epochs}
     reasons["training.batch_rows"] = f"of {train} training rows"
     seconds = f"about {most * step_s:.0f} s on one core"
     reasons["training.max_epochs"] = f"{most} steps, {seconds}; fewer if it stops before"
