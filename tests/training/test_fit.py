@@ -140,3 +140,31 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
 def test_early_stopping_is_refused_where_it_says_nothing(method, training, said):
     with pytest.raises(ValidationError, match=said):
         recipe_with(method=method, training=training)
+
+
+def test_a_fit_that_is_killed_while_it_is_fitted_again_ends_as_one_that_was_not(
+    tmp_path, monkeypatch
+):
+    stopped = {"epochs": None, "early_stopping": True, "patience": 2, "max_epochs": 6}
+    recipe = recipe_with(
+        method="batch-ensemble",
+        posterior={"members": 2},
+        training={**stopped, "refit": True, "checkpoint_interval_s": 1e-9},
+    )
+
+    def run(folder):
+        return fit(recipe, digits(), device="cpu", runs=folder, quiet=True)
+
+    expected = run(tmp_path / "whole").model.state_dict()
+    step = Run._step
+
+    def step_or_die(self, index):
+        if self.told_epochs is not None and self.progress.step == 3:
+            raise KeyboardInterrupt
+        step(self, index)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Run, "_step", step_or_die)
+        run(tmp_path / "killed")
+    state = run(tmp_path / "killed").model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
