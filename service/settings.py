@@ -189,7 +189,7 @@ class Settings(BaseSettings):
 
     label_studio_url: str | None = None
     """base URL of Label Studio: the one origin that images of tasks are fetched from, and that
-    `python -m service label-studio` asks; without it nothing is fetched"""
+    `dubito label-studio` asks; without it nothing is fetched"""
 
     label_studio_token: SecretStr | None = None
     """token of Label Studio's API: a personal access token, or a legacy one"""

@@ -232,8 +232,8 @@ class _Fits:
 
         The best is that of the highest log-likelihood of validation rows, of a density in the
         target's own units (with log g'(y), or a transform that shrinks the target would always
-        win), among those by whose means these rows are no further off than by the training rows'
-        mean: of a logarithm with a wide spread, means are astronomical.
+        win), among those whose means miss these rows by at most twice as much as the training
+        rows' mean does: of a logarithm with a wide spread, means are astronomical.
         """
         kind = self.recipe.data.target_transform
         if self.recipe.task != "regression":
@@ -253,7 +253,7 @@ class _Fits:
         }
         y = self.splits.validation.y.astype(np.float64)
         guess = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
-        wild = [name for name, (_, error) in found.items() if name != "none" and error > guess]
+        wild = [name for name, (_, error) in found.items() if name != "none" and error > 2 * guess]
         chosen = best_of({name: values for name, (values, _) in found.items() if name not in wild})
         means = {name: round(float(values.mean()), 4) for name, (values, _) in found.items()}
         errors = {name: error for name, (_, error) in found.items()}

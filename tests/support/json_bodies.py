@@ -24,6 +24,7 @@ ROUTES: dict[str, Any] = {  # with a body that is right, or nearly
     "/predict/jobs": {**OPTIONS, "inputs": [ROW], "inputs_file": None, "format": "json"},
     "/acquire/jobs": {**ACQUIRE, "pool_file": None, "race": False},
     "/labels": {"model": "digits", "labels": [{"id": "a", "label": "3", "input": ROW}]},
+    "/labels/delete": {"model": "digits", "ids": ["a"]},
     "/invocations": {"dataframe_split": {"columns": None, "data": [ROW]}, "params": {"seed": 1}},
     "/v2/repository/index": {"ready": True},
     "/v2/models/digits/infer": {"id": "a", "inputs": [TENSOR], "parameters": {"seed": 1}},

@@ -51,4 +51,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_quality(quality: dict[str, Any]) -> None:
     for key, value in quality.items():
-        print(f"  {key:32} {value:.4f}")
+        print(f"  {key:32} {show_figure(value)}")
+
+
+def show_figure(value: float) -> str:
+    """Four decimals, but of an error of targets near 1e-9 four digits."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"

@@ -16,6 +16,7 @@ from training.commands import (
     add_version,
     open_store,
     print_quality,
+    show_figure,
 )
 from training.folders import data_root, runs_folder
 from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
@@ -180,7 +181,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     intervals = found.report["summary_intervals"]
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
-        print(f"  {key:40} {value:.4f} ({low:.4f} to {high:.4f})")
+        print(f"  {key:40} {show_figure(value)} ({show_figure(low)} to {show_figure(high)})")
     print(f"evidence of {version.label}: {found.place('evidence.md')}")
 
 

@@ -28,7 +28,7 @@ def few(digits_store, tmp_path_factory):
     np.savez(folder / "rows.npz", x=(2 * rows.x).reshape(-1, 8, 8), y=rows.y)
     with working_in(folder), pytest.MonkeyPatch.context() as patch:
         said = io.StringIO()
-        patch.setattr("sys.stdout", said)
+        patch.setattr("sys.stderr", said)
         sizes = ["--reference-rows", "100", "--ranking-rows", str(FEW)]
         assert main(["calibrate", "digits:1", "--data", "npz:rows.npz", *sizes]) == 0
     with serving(folder / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:

@@ -332,8 +332,8 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
 
     def loss():
         optimizer.zero_grad()
-        outputs = network(design, members)[0][..., 0]
-        value = 0.5 * ((y - outputs) / NOISE_STD).square().sum() + network.weight_decay(PRIOR_STD)
+        errors = (y - network(design, members)[0][..., 0]) / NOISE_STD
+        value = 0.5 * errors.square().sum(1).mean() + network.weight_decay(PRIOR_STD)
         value.backward()
         return value
 
