@@ -8,14 +8,15 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from service.api.openapi import ERRORS, problem_content
+from service.api.answers import DriftResetAnswer, RefreshAnswer, UnloadAnswer
+from service.api.openapi import ERRORS, PROBLEM
 from service.api.responses import json_response
 from service.context import context_of
 
-router = APIRouter()
+router = APIRouter(tags=["Administration"])
 
 
-@router.post("/admin/refresh")
+@router.post("/admin/refresh", responses={200: {"model": RefreshAnswer}})
 async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
@@ -32,7 +33,7 @@ async def post_refresh(request: Request) -> Response:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/unload",
-    responses={404: ERRORS[404], 409: problem_content()},
+    responses={200: {"model": UnloadAnswer}, 404: ERRORS[404], 409: PROBLEM},
 )
 async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
@@ -42,7 +43,10 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     return json_response({"model": name, "version": number, "unloaded": unloaded})
 
 
-@router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
+@router.post(
+    "/admin/models/{name}/versions/{version}/drift/reset",
+    responses={200: {"model": DriftResetAnswer}, 404: ERRORS[404]},
+)
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
     """Start over watching a version's rows for drift, in all workers: an alarm that was looked into
     goes."""
