@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from model_store.artifacts.manifest import CategorySpec, EncoderSpec, Manifest
 from model_store.types import Task
+from service.api.schemas import JobAnswer
 
 
 class ColumnAnswer(BaseModel):
@@ -116,6 +117,25 @@ class RefreshAnswer(BaseModel):
     """What is served after a look at the store."""
 
     models: dict[str, ServingAnswer]
+
+
+class PromoteAnswer(BaseModel):
+    """Which version `latest` names by now, and which was served before."""
+
+    model: str
+    version: str
+    before: str | None
+
+
+class CandidateJobAnswer(BaseModel):
+    """Whether a candidate can be fitted here, the command elsewhere, and the last job that does so,
+    with the last lines of its log."""
+
+    model: str
+    can_fit: bool
+    command: str
+    job: JobAnswer | None
+    lines: list[str]
 
 
 class UnloadAnswer(BaseModel):

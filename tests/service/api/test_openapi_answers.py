@@ -146,6 +146,10 @@ def good_requests(client):
     yield ask("POST", f"{studio}/webhook", f"{route}/webhook", json={"action": "PROJECT_UPDATED"})
     yield ask("POST", "/admin/refresh")
     admin, route = "/admin/models/digits/versions/1", "/admin/models/{name}/versions/{version}"
+    yield ask("POST", f"{admin}/promote", f"{route}/promote")
+    candidate, route_of = "/admin/models/digits/candidate", "/admin/models/{name}/candidate"
+    for method in ("GET", "POST", "DELETE"):
+        yield ask(method, candidate, route_of)
     yield ask("POST", f"{admin}/drift/reset", f"{route}/drift/reset")
     yield ask("POST", f"{admin}/unload", f"{route}/unload")  # 409, as `latest` serves it
 
