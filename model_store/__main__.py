@@ -1,5 +1,5 @@
 """Look after a model store: `dubito store list | show | verify | alias | keep | delete | keygen |
-sign`."""
+sign | mlflow`."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.artifacts.summary import summary
 from model_store.errors import DubitoError, InvalidInput, StoreError
+from model_store.inference.preflight_process import check_version
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m model_store") -> int:
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
                 if options.remove:
                     store.remove_alias(options.name, options.alias)
                 else:
+                    if not options.anyway:
+                        check_version(store, options.name, options.version)
                     store.set_alias(options.name, options.alias, options.version)
             case "keep":
                 print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
@@ -52,6 +55,11 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
                 name, number = _version(store, options.version)
                 store.sign(name, number, read_private_key(options.key, "--key"))
                 print(f"signed: {name} version {number}")
+            case "mlflow":
+                from model_store.mlflow import export  # loads onnxruntime and pyarrow
+
+                export(store, *_version(store, options.version), options.folder)
+                print(f"written: {options.folder}; mlflow models serve -m {options.folder}")
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -77,12 +85,16 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
         "--key", type=Path, metavar="FILE", help="and every signature against this public key"
     )
     alias = commands.add_parser(
-        "alias", help="point an alias at a version, or remove it; `latest` rolls back"
+        "alias",
+        help="point an alias at a version that can be served, or remove it; `latest` rolls back",
     )
     alias.add_argument("name")
     alias.add_argument("alias")
     alias.add_argument("version", nargs="?", help="a number or another alias")
     alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
+    alias.add_argument(
+        "--anyway", action="store_true", help="without trying whether it can be served"
+    )
     keep = commands.add_parser(
         "keep", help="delete all versions but the newest N and those with an alias"
     )
@@ -104,6 +116,9 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     sign = commands.add_parser("sign", help="sign a version that is whole")
     _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
+    mlflow = commands.add_parser("mlflow", help="write a version as a model of MLflow's, FOLDER")
+    _add_version(mlflow)
+    mlflow.add_argument("folder", type=Path, metavar="FOLDER", help="that is not there yet")
     return parser
 
 

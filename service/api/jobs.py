@@ -25,7 +25,7 @@ from model_store.sources.row_file import RowFile
 from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
-from service.api.openapi import ERRORS, problem_content, request_body
+from service.api.openapi import BINARY, ERRORS, PROBLEM, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import ENDINGS, open_file, path_in
 from service.api.requests import (
@@ -38,7 +38,14 @@ from service.api.requests import (
     row_numbers,
 )
 from service.api.responses import json_response
-from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
+from service.api.schemas import (
+    AcquireAnswer,
+    AcquireRequest,
+    Envelope,
+    JobAnswer,
+    JobsAnswer,
+    PredictJobRequest,
+)
 from service.auth.keys import owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
@@ -56,8 +63,10 @@ EVENTS_S = 0.5  # between looks at a job that somebody watches
 EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
-router = APIRouter()
-ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
+MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
+
+router = APIRouter(tags=["Jobs"])
+ACCEPTED = {202: {"model": JobAnswer}, 507: PROBLEM, **ERRORS}
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class _Rows:
     "/acquire/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(AcquireRequest, "pool", takes_files=True),
+    openapi_extra=request_body(AcquireRequest, takes_files=True),
 )
 async def post_acquire_job(request: Request) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
@@ -87,7 +96,7 @@ async def post_acquire_job(request: Request) -> Response:
     "/predict/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(PredictJobRequest, "inputs", takes_files=True),
+    openapi_extra=request_body(PredictJobRequest, takes_files=True),
 )
 async def post_predict_job(request: Request) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
@@ -100,7 +109,7 @@ async def get_jobs(request: Request) -> Response:
     context, owner = context_of(request), owner_of(request.scope)
 
     def listed() -> list[dict[str, Any]]:
-        return [_job_json(context, job) for job in Jobs(context.state).of(owner)]
+        return [job_json(context, job) for job in Jobs(context.state).of(owner)]
 
     return json_response({"jobs": await context.threads.ask(listed)})
 
@@ -112,7 +121,12 @@ async def get_job(request: Request, job: str) -> Response:
 
 
 @router.get(
-    "/jobs/{job}/events", responses={200: {"content": {"text/event-stream": {}}}, 404: ERRORS[404]}
+    "/jobs/{job}/events",
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        404: ERRORS[404],
+    },
+    response_class=Response,
 )
 async def get_job_events(request: Request, job: str) -> Response:
     """Say how far a job is each time it gets further, as server-sent events, until it is over."""
@@ -127,20 +141,27 @@ async def get_job_events(request: Request, job: str) -> Response:
 @router.get(
     "/jobs/{job}/result",
     responses={
-        200: {"content": {JSON: {}, NPZ: {}, PARQUET: {}}},
+        200: {
+            "model": AcquireAnswer,
+            "content": {
+                NPZ: {"schema": BINARY},
+                PARQUET: {"schema": BINARY},
+                "text/plain": {"schema": {"type": "string"}},
+            },
+        },
         404: ERRORS[404],
-        409: problem_content(),
+        409: PROBLEM,
     },
 )
 async def get_job_result(request: Request, job: str) -> Response:
-    """Return a job's result: the answer of /acquire, or a table of predictions."""
+    """Return a job's result: the answer of /acquire, a table of predictions, or what a fit said."""
     found = await _find(request, job)
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
     with may_be_damaged(f"job {found.id}"):
         path = Jobs(context_of(request).state).folder / found.id / found.outcome
-        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+        media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
         raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
@@ -156,9 +177,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     return _answer(context, found)
 
 
-@router.delete(
-    "/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: problem_content()}
-)
+@router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: PROBLEM})
 async def delete_job(request: Request, job: str) -> Response:
     """Delete a job that is over, with its result."""
     context = context_of(request)
@@ -318,7 +337,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     before, sent = b"", time.monotonic()
     end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
-        content = orjson.dumps(_job_json(context, job))
+        content = orjson.dumps(job_json(context, job))
         if content != before:
             before, sent = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -337,10 +356,10 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
 def _answer(
     context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return json_response(_job_json(context, job), status, headers)
+    return json_response(job_json(context, job), status, headers)
 
 
-def _job_json(context: Context, job: Job) -> dict[str, Any]:
+def job_json(context: Context, job: Job) -> dict[str, Any]:
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None

@@ -333,6 +333,10 @@ class LabelListAnswer(BaseModel):
 class LabelsDeletion(RequestModel):
     """A request to delete labels: all that are there."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "digits", "ids": ["mine"]}]}
+    )
+
     model: str | None = None
     """a published model; may be left out where there is one"""
 
@@ -449,7 +453,7 @@ class JobAnswer(BaseModel):
     1970."""
 
     id: str
-    kind: Literal["acquire", "predict"]
+    kind: Literal["acquire", "predict", "candidate"]
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     model: str
     version: str

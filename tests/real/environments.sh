@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 names=("$@")
-[ "${names[*]}" = all ] && names=(schemathesis label-studio examples page buckets ray tritonclient kserve mlserver mlflow)
+[ "${names[*]}" = all ] && names=(schemathesis label-studio generated examples page buckets ray tritonclient kserve mlserver mlflow)
 
 make_venv() { # NAME PIP-ARGUMENTS...
     "$PYTHON" -m venv ".venv-$1"
@@ -25,12 +25,21 @@ make_environment() {
     tritonclient) make_venv "$1" 'tritonclient[http]==2.73.0' ;;
     kserve) make_venv "$1" kserve==0.21.0 ;;
     mlserver) make_venv "$1" mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1 ;;
-    mlflow) make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 ;;
+    mlflow) # and what models that are written for it need
+        read -ra needs < <(.venv/bin/python -c 'from model_store.mlflow import requirements; print(*requirements())')
+        make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 "${needs[@]}"
+        ;;
     buckets) make_venv "$1" -r tests/real/bucket-requirements.txt ;;
     page) # selenium, and axe where there is npm
         make_venv "$1" -r tests/real/page-requirements.txt
         if command -v npm > /dev/null; then
             (cd .venv-page && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz package/axe.min.js)
+        fi
+        ;;
+    generated) # generators of clients: of Python, and where there is npm of TypeScript
+        make_venv "$1" openapi-python-client==0.29.1
+        if command -v npm > /dev/null; then
+            npm install --silent --no-fund --prefix .venv-generated openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
         fi
         ;;
     docs) make_venv "$1" mkdocs==1.6.1 mkdocs-material==9.8.1 ;;
