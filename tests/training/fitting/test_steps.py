@@ -3,9 +3,9 @@ no parameter."""
 
 import pytest
 import torch
+from tests.support.linear_gaussian import METHODS, recipe
 from torch import nn
 
-from tests.support.linear_gaussian import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.fitting.steps import FADES_OVER, step_loss, take_step
 from training.model import build
