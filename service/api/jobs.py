@@ -67,6 +67,8 @@ EVENTS_S = 0.5  # between looks at a job that somebody watches
 EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
+MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
+
 router = APIRouter()
 ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 
@@ -117,7 +119,8 @@ async def get_jobs(request: Request) -> Response:
 
     def listed() -> dict[str, Any]:
         jobs, more = Jobs(context.state).of(owner, query.limit, query.after)
-        return {"jobs": [_job_json(context, job, prefix) for job in jobs], "next": more}
+        content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
+        return content if query.limit is None else {**content, "next": more}
 
     return json_response(await context.threads.ask(listed))
 
@@ -144,20 +147,20 @@ async def get_job_events(request: Request, job: str) -> Response:
 @router.get(
     "/jobs/{job}/result",
     responses={
-        200: {"content": {JSON: {}, NPZ: {}, PARQUET: {}}},
+        200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}},
         404: ERRORS[404],
         409: problem_content(),
     },
 )
 async def get_job_result(request: Request, job: str) -> Response:
-    """Return a job's result: the answer of /acquire, or a table of predictions."""
+    """Return a job's result: the answer of /acquire, a table of predictions, or what a fit said."""
     found = await _find(request, job)
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
     with may_be_damaged(f"job {found.id}"):
         path = Jobs(context_of(request).state).folder / found.id / found.outcome
-        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+        media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
         raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
@@ -197,7 +200,7 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     try:
         asked = await repeatable(context, call, body)
         job = await _queue(context, call, (kind, owner), envelope_kind, field, body, asked)
-        answer = orjson.dumps(_job_json(context, job))
+        answer = orjson.dumps(job_json(context, job))
     except Repeated as again:
         answer = again.answer
     headers = {"Location": f"{prefix_of(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
@@ -227,7 +230,7 @@ async def _queue(
 
     def note(connection: sqlite3.Connection, job: Job) -> None:
         if repeated is not None:
-            repeated.keep(connection, orjson.dumps(_job_json(context, job)))
+            repeated.keep(connection, orjson.dumps(job_json(context, job)))
 
     def queue() -> Job:
         jobs = Jobs(context.state)
@@ -359,7 +362,7 @@ async def _events(context: Context, job: Job, prefix: str) -> AsyncIterator[byte
     before, sent = b"", time.monotonic()
     end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
-        content = orjson.dumps(_job_json(context, job, prefix))
+        content = orjson.dumps(job_json(context, job, prefix))
         if content != before:
             before, sent = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -376,10 +379,10 @@ async def _events(context: Context, job: Job, prefix: str) -> AsyncIterator[byte
 
 
 def _answer(request: Request, job: Job) -> Response:
-    return json_response(_job_json(context_of(request), job, prefix_of(request.scope)))
+    return json_response(job_json(context_of(request), job, prefix_of(request.scope)))
 
 
-def _job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
+def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
     """Return what a job's answer says; `prefix` is what links begin with."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0

@@ -36,7 +36,8 @@ async def get_models(request: Request) -> Response:
     names = [name for name in models.names() if query.after is None or name > query.after]
     listed = names[: query.limit]
     overview = await context.threads.files(lambda: [_overview(models, name) for name in listed])
-    return json_response({"models": overview, "next": listed[-1] if listed < names else None})
+    more = {"next": listed[-1] if len(listed) < len(names) else None}
+    return json_response({"models": overview} | ({} if query.limit is None else more))
 
 
 @router.get("/models/{name}", responses={404: ERRORS[404]})

@@ -207,8 +207,8 @@ def _read(
         call.reservation.acquire(ARRAY_BYTES * array.size)
         return envelope, array
     if media_type != FORM:
-        known = ", ".join((JSON, NPY, FORM, *FILE_ENDINGS))
-        raise Unsupported(f"Content-Type: expected one of {known}, got another")
+        known = ", ".join((JSON, NPY, *FILE_ENDINGS))
+        raise Unsupported(f"Content-Type: expected {known} or {FORM}, got another")
     call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
     max_parts = max_rows + MAX_FORM_FIELDS
     others = request.query_params.multi_items()

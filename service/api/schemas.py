@@ -468,7 +468,7 @@ class JobAnswer(BaseModel):
     """A job: work on a pool that goes on after the request for it."""
 
     id: str
-    kind: Literal["acquire", "predict"]
+    kind: Literal["acquire", "predict", "candidate"]
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     model: str
     version: str
@@ -489,10 +489,11 @@ class JobAnswer(BaseModel):
 
 
 class JobsAnswer(BaseModel):
-    """The jobs that a key asked for, the latest first; `next` is null where these are the last."""
+    """The jobs that a key asked for, the latest first. With a `limit` also `next`: null where these
+    are the last."""
 
     jobs: list[JobAnswer]
-    next: int | None
+    next: int | None = None
 
 
 class Problem(BaseModel):
