@@ -48,7 +48,8 @@ def test_what_a_client_does_not_take_is_not_sent(client, accept, status):
     answers = [client.get("/models", headers=headers)]
     answers.append(client.post("/predict", json=ROWS, headers=headers))
     answers.append(client.post("/labels/delete", json={"ids": ["none"]}, headers=headers))
-    assert [answer.status_code for answer in answers] == [status] * 3
+    answers.append(client.post("/acquire", json={"pool": [[8] * 64]}, headers=headers))
+    assert [answer.status_code for answer in answers] == [status] * 4
     if status == 406:
         for answer in answers:
             assert answer.headers["content-type"] == "application/problem+json"
