@@ -3,13 +3,13 @@ no parameter."""
 
 import pytest
 import torch
-from tests.support.linear_gaussian import METHODS, recipe
 from torch import nn
 
 from tests.support.recipes import recipe_with
 from training.fitting.steps import FADES_OVER, step_loss, take_step
 from training.model import build
 from training.posteriors import noise
+from training.reproduce.exact import METHODS, recipe
 
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
 
