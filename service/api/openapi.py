@@ -3,7 +3,7 @@ have."""
 
 from typing import Any
 
-from service.api.requests import FILE_ENDINGS, FORM, NPY
+from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.schemas import Envelope, ModelRequest, Problem, RequestModel
 from service.error_forms import JSON, PROBLEM_JSON
 
@@ -14,6 +14,12 @@ def problem_content() -> dict[str, Any]:
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: problem_content() for status in (404, 413, 415, 422, 429, 503, 504)
+}
+PURPOSE_PARAMETER: dict[str, Any] = {
+    "name": PURPOSE,
+    "in": "header",
+    "schema": {"type": "string", "enum": [TEST]},
+    "description": "with `test` the rows count neither for drift nor for metrics of rows and flags",
 }
 
 

@@ -20,7 +20,7 @@ export async function ask(path, { method = "GET", json, body, type, query, signa
   }
   for (;;) {
     const sent = key;
-    const headers = {};
+    const headers = { "Dubito-Purpose": "test" }; // what people try here is no traffic
     if (json !== undefined) headers["Content-Type"] = "application/json";
     else if (type) headers["Content-Type"] = type;
     if (sent) headers.Authorization = `Bearer ${sent}`;
