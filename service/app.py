@@ -18,6 +18,7 @@ from service import VERSION
 from service.api import (
     acquire,
     admin,
+    example_rows,
     health,
     jobs,
     labels,
@@ -109,7 +110,10 @@ def create_app(
         telemetry=NO_TELEMETRY,
     )
     app.state.context = context
-    own = (predict, acquire, pool_files, jobs, labels, label_studio, models, report, health)
+    own = (
+        *(predict, example_rows, acquire, pool_files, jobs, labels, label_studio, models, report),
+        health,
+    )
     routers = [r.router for r in (*own, open_inference, mlflow)]
     if settings.page:
         routers.append(page.router)

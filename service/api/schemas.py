@@ -444,6 +444,14 @@ class PreviewAnswer(BaseModel):
     preview: list[PreviewRow]
 
 
+class ExamplesAnswer(BaseModel):
+    """The answer of /predict/examples: rows as /predict takes them."""
+
+    model: str
+    version: str
+    inputs: list[dict[str, Any] | list[Any]]
+
+
 class JobAnswer(BaseModel):
     """A job: work on a pool that goes on after the request for it. Times are in seconds since
     1970."""
