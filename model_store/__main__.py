@@ -11,6 +11,7 @@ from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.artifacts.summary import summary
 from model_store.errors import DubitoError, InvalidInput, StoreError
+from model_store.inference.preflight_process import check_version
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m model_store") -> int:
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
                 if options.remove:
                     store.remove_alias(options.name, options.alias)
                 else:
+                    if not options.anyway:
+                        check_version(store, options.name, options.version)
                     store.set_alias(options.name, options.alias, options.version)
             case "keep":
                 print("deleted:", ", ".join(store.keep(options.name, options.newest)) or "nothing")
@@ -77,12 +80,16 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
         "--key", type=Path, metavar="FILE", help="and every signature against this public key"
     )
     alias = commands.add_parser(
-        "alias", help="point an alias at a version, or remove it; `latest` rolls back"
+        "alias",
+        help="point an alias at a version that can be served, or remove it; `latest` rolls back",
     )
     alias.add_argument("name")
     alias.add_argument("alias")
     alias.add_argument("version", nargs="?", help="a number or another alias")
     alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
+    alias.add_argument(
+        "--anyway", action="store_true", help="without trying whether it can be served"
+    )
     keep = commands.add_parser(
         "keep", help="delete all versions but the newest N and those with an alias"
     )

@@ -8,13 +8,16 @@ itself, and of time that is kept here.
 import json
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.artifacts.store import ModelStore
 from model_store.processes import AnsweringProcess
 
 PREFLIGHT = "model_store.inference.preflight"
 WORKING_BYTES = 1 << 30  # besides what the files take
+SECONDS = 120.0  # where nobody waits for an answer
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,20 @@ class PreflightProcess(AnsweringProcess):
         if time.monotonic() - begun >= seconds:
             return _failure(f"expected a prediction within {seconds:g} s, got none")
         return _failure(f"the process that tried it in {working_bytes} bytes ended ({self.end()})")
+
+
+def check_version(store: ModelStore, name: str, version: str) -> None:
+    """Have a version that a number or an alias names loaded, and predict, in a process of its own.
+
+    Raises:
+        NotFound: if there is none.
+        BrokenArtifact: if it cannot be served.
+    """
+    manifest = store.manifest(name, store.resolve(name, version))
+    with closing(PreflightProcess()) as process, closing(store.storage.lease(manifest)) as lease:
+        failure = process.run(lease.root, name, manifest.version, SECONDS)
+    if failure is not None:
+        raise manifest.broken(failure.file, failure.reason)
 
 
 def _failure(reason: str) -> Failure:

@@ -77,9 +77,17 @@ def test_verify_names_what_is_broken_and_exits_1(store):
 
 
 def test_alias_moves_latest_back(store):
-    done = run(store, "alias", "digits", "latest", "2")
+    done = run(store, "alias", "digits", "latest", "1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert store.resolve("digits") == "2"
+    assert store.resolve("digits") == "1"
+
+
+def test_an_alias_moves_to_a_version_that_cannot_be_served_only_if_told_to(store):
+    done = run(store, "alias", "digits", "latest", "2")
+    assert (done.returncode, store.resolve("digits")) == (2, "3")
+    assert done.stderr.startswith("error: model digits version 2: ")
+    done = run(store, "alias", "digits", "latest", "2", "--anyway")
+    assert (done.returncode, done.stderr, store.resolve("digits")) == (0, "", "2")
 
 
 def test_keep_deletes_and_says_what(store):
