@@ -63,19 +63,23 @@ async function reason(answer) {
   }
 }
 
-function askForKey(wasWrong) {
+/** Have another key given, in place of one whose scopes do not suffice; who has none goes back. */
+export const changeKey = () => askForKey(true, true);
+
+function askForKey(wasWrong, mayCancel = false) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key");
     const given = document.getElementById("key-given");
     document.getElementById("key-why").textContent = wasWrong
-      ? "The key that was given is not valid here, or has expired."
+      ? "The key that was given is not valid here, has expired, or may not do this."
       : "Those who run it can give you one, with the scopes read, predict, acquire and metrics for all of this page.";
     given.value = "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.oncancel = (event) => mayCancel || event.preventDefault();
+    dialog.returnValue = "";
     dialog.addEventListener(
       "close",
       () => {
-        key = given.value.trim();
+        if (dialog.returnValue) key = given.value.trim();
         given.value = "";
         asking = null;
         resolve();

@@ -38,13 +38,13 @@ export function inputFor(spec, changed) {
     now().restore(await saved());
     changed();
   } }, name);
-  const offer = (rows) => fill(examples, h("span", { class: "quiet" }, "Try"), rows.map(([name, row]) => example(name, () => now().example(row))), inputs[0].others.map(([name], i) => example(name, () => now().others[i][1]())));
+  const offer = (rows, words = null) => fill(examples, words, h("span", { class: "quiet" }, "Try"), rows.map(([name, row]) => example(name, () => now().example(row))), inputs[0].others.map(([name], i) => example(name, () => now().others[i][1]())));
   offer([]);
   return {
     element: h("div", {}, bar.element, examples),
     /** Offer rows, [name, row]; a form shows the first where `isFirst`. */
     offer(rows, isFirst) {
-      offer(rows);
+      offer(rows, spec.columns.length && !rows.length ? h("span", { class: "quiet" }, "Each column begins with its usual value; together they need not be usual.") : null);
       if (isFirst && spec.columns.length && rows.length) now().restore(now().example(rows[0][1]));
     },
     rows: () => now().rows(),
