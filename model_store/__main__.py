@@ -1,5 +1,5 @@
 """Look after a model store: `dubito store list | show | verify | alias | keep | delete | keygen |
-sign`."""
+sign | mlflow`."""
 
 import argparse
 import sys
@@ -55,6 +55,11 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
                 name, number = _version(store, options.version)
                 store.sign(name, number, read_private_key(options.key, "--key"))
                 print(f"signed: {name} version {number}")
+            case "mlflow":
+                from model_store.mlflow import export  # loads onnxruntime and pyarrow
+
+                export(store, *_version(store, options.version), options.folder)
+                print(f"written: {options.folder}; mlflow models serve -m {options.folder}")
     except DubitoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -111,6 +116,9 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     sign = commands.add_parser("sign", help="sign a version that is whole")
     _add_version(sign)
     sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
+    mlflow = commands.add_parser("mlflow", help="write a version as a model of MLflow's, FOLDER")
+    _add_version(mlflow)
+    mlflow.add_argument("folder", type=Path, metavar="FOLDER", help="that is not there yet")
     return parser
 
 

@@ -4,7 +4,8 @@ import argparse
 
 SECTIONS = {
     "Store": {
-        "store": "list | show | verify | alias | keep | delete | keygen | sign: look after versions"
+        "store": "list | show | verify | alias | keep | delete | keygen | sign | mlflow: look "
+        "after versions"
     }
 }
 

@@ -33,13 +33,13 @@ def available_processors() -> int:
 
 
 def start_module(
-    module: str, environment: Mapping[str, str], **options: Any
+    module: str, environment: Mapping[str, str], *arguments: str, **options: Any
 ) -> subprocess.Popen[bytes]:
     """Start `python -m MODULE` of these packages, which reads its standard input."""
     packages = str(Path(__file__).parents[1])
     path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module],
+        [sys.executable, "-P", "-m", module, *arguments],
         env={**environment, "PYTHONPATH": path},
         stdin=subprocess.PIPE,
         **options,

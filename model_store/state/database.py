@@ -24,7 +24,7 @@ FORMAT = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY,
-    kind TEXT NOT NULL,               -- acquire or predict
+    kind TEXT NOT NULL,               -- acquire, predict or candidate
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
     owner TEXT NOT NULL,              -- digest of the key it was asked for with, or empty
     request TEXT NOT NULL,            -- JSON: all that was asked, with what defaults came to

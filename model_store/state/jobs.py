@@ -23,7 +23,7 @@ from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota
 from model_store.state.database import Database, may_be_damaged, told
 
-Kind = Literal["acquire", "predict"]
+Kind = Literal["acquire", "predict", "candidate"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final[tuple[State, ...]] = get_args(State)
 ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
@@ -148,6 +148,14 @@ class Jobs:
                 "SELECT * FROM jobs WHERE owner = ? ORDER BY rowid DESC", (owner,)
             ).fetchall()
         return [_job(row) for row in rows]
+
+    def latest_candidate(self, model: str) -> Job | None:
+        """Return the job that last began to fit a candidate of a model, whoever asked for it."""
+        with self._database.reading() as connection:
+            rows = connection.execute(
+                "SELECT * FROM jobs WHERE kind = 'candidate' ORDER BY rowid DESC"
+            ).fetchall()
+        return next((job for job in map(_job, rows) if job.request["model"] == model), None)
 
     def counts(self) -> tuple[int, int]:
         """Return how many are queued, and how many are running."""

@@ -56,6 +56,8 @@ EVENTS_S = 0.5  # between looks at a job that somebody watches
 EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
 QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
+MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
+
 router = APIRouter()
 ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
 
@@ -100,7 +102,7 @@ async def get_jobs(request: Request) -> Response:
     context, owner = context_of(request), owner_of(request.scope)
 
     def listed() -> list[dict[str, Any]]:
-        return [_job_json(context, job) for job in Jobs(context.state).of(owner)]
+        return [job_json(context, job) for job in Jobs(context.state).of(owner)]
 
     return json_response({"jobs": await context.threads.ask(listed)})
 
@@ -127,20 +129,20 @@ async def get_job_events(request: Request, job: str) -> Response:
 @router.get(
     "/jobs/{job}/result",
     responses={
-        200: {"content": {JSON: {}, NPZ: {}, PARQUET: {}}},
+        200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}},
         404: ERRORS[404],
         409: problem_content(),
     },
 )
 async def get_job_result(request: Request, job: str) -> Response:
-    """Return a job's result: the answer of /acquire, or a table of predictions."""
+    """Return a job's result: the answer of /acquire, a table of predictions, or what a fit said."""
     found = await _find(request, job)
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
         raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
     with may_be_damaged(f"job {found.id}"):
         path = Jobs(context_of(request).state).folder / found.id / found.outcome
-        media_type = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET}[path.suffix]
+        media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
         raise NotFound("job: expected one whose result is kept, got one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
@@ -318,7 +320,7 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
     before, sent = b"", time.monotonic()
     end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
-        content = orjson.dumps(_job_json(context, job))
+        content = orjson.dumps(job_json(context, job))
         if content != before:
             before, sent = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -337,10 +339,10 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
 def _answer(
     context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return json_response(_job_json(context, job), status, headers)
+    return json_response(job_json(context, job), status, headers)
 
 
-def _job_json(context: Context, job: Job) -> dict[str, Any]:
+def job_json(context: Context, job: Job) -> dict[str, Any]:
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None

@@ -457,7 +457,7 @@ class JobAnswer(BaseModel):
     1970."""
 
     id: str
-    kind: Literal["acquire", "predict"]
+    kind: Literal["acquire", "predict", "candidate"]
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     model: str
     version: str

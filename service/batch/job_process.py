@@ -48,6 +48,7 @@ from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
 from service.api.rows import rows_array
+from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request
 from service.batch.output import (
     ColumnFiles,
@@ -92,10 +93,6 @@ class JobRequest(Request):
     excluded: int = 0  # rows that were labelled already
     keep: bool = False  # the rows that are answered
     format: Format = "npz"
-
-
-class Cancelled(Exception):
-    """The job was cancelled, or its process is to end."""
 
 
 class JobRows:
@@ -446,7 +443,6 @@ def run(
     keep: Callable[[Acquisition, list[AcquiredRow]], None],
 ) -> int:
     """Run a job that was claimed, and record how it ended."""
-    request = JobRequest.from_json(job.request)
     begun = time.monotonic()
 
     def report(work: int, done: int) -> bool:
@@ -454,6 +450,10 @@ def run(
         return jobs.progress(job.id, work, done, worked_s, most_bytes) and not ending.is_set()
 
     try:
+        if job.kind == "candidate":
+            jobs.finish(job.id, "done", fit_candidate(jobs.folder, job, report))
+            return OVER
+        request = JobRequest.from_json(job.request)
         model = Model.load(store.open(request.model, request.version, wanted=NEEDED), threads)
         rows = JobRows(jobs.folder / job.id, request, model, report)
         try:

@@ -25,7 +25,10 @@ make_environment() {
     tritonclient) make_venv "$1" 'tritonclient[http]==2.73.0' ;;
     kserve) make_venv "$1" kserve==0.21.0 ;;
     mlserver) make_venv "$1" mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1 ;;
-    mlflow) make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 ;;
+    mlflow) # and what models that are written for it need
+        read -ra needs < <(.venv/bin/python -c 'from model_store.mlflow import requirements; print(*requirements())')
+        make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 "${needs[@]}"
+        ;;
     buckets) make_venv "$1" -r tests/real/bucket-requirements.txt ;;
     page) # selenium, and axe where there is npm
         make_venv "$1" -r tests/real/page-requirements.txt

@@ -157,7 +157,7 @@ def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.dev
     log.info("fitting %d + %d rows from %s", old, new, known.parent.label)
     begin: dict[str, Any] = {"start": known.parent, "extra": known.train}
     recipe = known.parent.recipe
-    fitted = fit(recipe, known.data, **begin, device=device, runs=runs, quiet=True)
+    fitted = fit(recipe, known.data, **begin, device=device, runs=runs)
     provenance = fitted.provenance.model_copy(update={"labels": known.provenance})
     manifest = publish(replace(fitted, provenance=provenance), store, name=name, alias=CANDIDATE)
     log.info("published %s version %s as %s", name, manifest.version, CANDIDATE)

@@ -28,17 +28,17 @@ from torch import nn
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import store_of_environment
 from model_store.artifacts.store import LATEST, ModelStore
-from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, at_least
-from model_store.conformal.mondrian import UNKNOWN
+from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
 from model_store.errors import InvalidInput
+from model_store.inference.answers import columns_of
+from model_store.inference.frames import decide_as_served, is_frame, predict, table_of
 from model_store.inference.model import NEEDED, Model
-from model_store.inference.noise import MAX_SEED
-from model_store.inference.prediction import DecisionOptions, Prediction, check_computed, decide
+from model_store.inference.prediction import Prediction
 from model_store.types import Task
 from training.data import load
-from training.estimators.answers import columns_of, report_of
 from training.estimators.recipes import recipe_of
-from training.estimators.rows import encoded, is_frame, keep_arrays, keep_table, table_of
+from training.estimators.report import report_of
+from training.estimators.rows import keep_arrays, keep_table
 from training.evaluation.text import Table, markdown
 from training.fit import fit, publish
 from training.fitting.plots import draw_run
@@ -56,7 +56,6 @@ AnyEstimator = TypeVar("AnyEstimator", bound="Estimator")
 Keys: TypeAlias = dict[str, Any] | None  # of a recipe's section
 
 OF_ROWS = ("source", "target")  # keys of [data] that X and y say
-ROWS_AT_ONCE = 512
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
@@ -166,17 +165,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         import pandas
 
         prediction = self._predict(X, num_samples, seed)
-        manifest, smallest = self._model.manifest, self._model.calibration.smallest_fpr
-        for option, value in (("fpr", fpr), ("coverage", coverage)):
-            if not 0.0 < value < 1.0:
-                raise ValueError(f"{option}: expected a number between 0 and 1, got {value}")
-        if fpr < smallest:
-            expected = f"at least {at_least(smallest)}, the smallest that this model can tell"
-            raise ValueError(f"fpr: expected {expected}, got {fpr}")
-        if manifest.categories is not None and manifest.categories.kind == "group":
-            prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
-        risk = None if manifest.abstention is None else manifest.abstention.risk
-        decision = decide(prediction, DecisionOptions(fpr, None, coverage, risk, None))
+        with _value_errors():
+            prediction, decision = decide_as_served(self._model, prediction, fpr, coverage)
+        manifest = self._model.manifest
         columns = columns_of(manifest, prediction, decision, self._labels(prediction))
         return pandas.DataFrame(columns, index=X.index if hasattr(X, "iloc") else None)
 
@@ -314,24 +305,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     ) -> Prediction:
         check_is_fitted(self)
         X = self._checked(X, reset=False)
-        model, noise = self._model, self._model.manifest.noise
-        draws = noise.default_draws if num_samples is None else operator.index(num_samples)
-        if not 1 <= draws <= (noise.max_draws or draws):
-            most = "or more" if noise.max_draws is None else f"to {noise.max_draws}"
-            raise ValueError(f"num_samples: expected 1 {most}, got {draws}")
         seed = self.recipe_.seed if seed is None else operator.index(seed)
-        if not 0 <= seed <= MAX_SEED:
-            raise ValueError(f"seed: expected 0 to {MAX_SEED}, got {seed}")
         with _value_errors():
-            x = encoded(X, model.manifest.input, self._names)
-            drawn = model.runtime.draw_set(seed, draws)
-            parts = [x[first : first + ROWS_AT_ONCE] for first in range(0, len(x), ROWS_AT_ONCE)]
-            prediction = Prediction.concatenate(
-                [model.prediction(*model.runtime.run_set(part, drawn)) for part in parts]
-            )
-            scores = prediction.scores
-            check_computed(scores.by_name()[scores.overall], "X")
-        return prediction
+            return predict(self._model, X, self._names, num_samples, seed)
 
     def _labels(self, prediction: Prediction) -> Shaped[np.ndarray, "N"] | None:  # noqa: ARG002
         return None

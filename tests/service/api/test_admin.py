@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.support.serving import metric
+from tests.support.serving import metric, wait_until
 from tests.support.stores import publish_again
 
 ADMIN = "the-key-of-the-administrator"
@@ -103,3 +103,70 @@ def test_administration_is_in_the_openapi_document(administrator):
         assert operation["security"]
         assert "401" in operation["responses"]
     assert "security" not in paths["/predict"]["post"]  # there are no keys of the API
+
+
+def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
+    administrator, own_store, digits_store
+):
+    assert publish_again(own_store, digits_store) == "2"
+    administrator.post("/admin/refresh")
+    promote = "/admin/models/digits/versions/{}/promote"
+    for version, before in (("1", "2"), ("latest", "1"), ("2", "1")):
+        to = "1" if version == "latest" else version
+        answer = administrator.post(promote.format(version))
+        assert answer.json() == {"model": "digits", "version": to, "before": before}
+        assert version_of(administrator) == to
+        assert own_store.aliases("digits")["latest"] == to
+    assert administrator.post(promote.format("9")).status_code == 404
+    (own_store.root / "digits" / "1" / "network.onnx").write_bytes(b"no graph")
+    administrator.post(UNLOAD.format("digits", "1"))
+    answer = administrator.post(promote.format("1"))
+    assert answer.status_code == 503
+    assert "network.onnx" in answer.json()["detail"]
+    assert own_store.aliases("digits")["latest"] == "2"
+
+
+def test_a_store_that_may_not_be_written_to_is_said_so(administrator, own_store):
+    alias = own_store.root / "digits" / "aliases" / "latest"
+    alias.parent.mkdir(exist_ok=True)
+    alias.unlink(missing_ok=True)
+    alias.mkdir()  # as nothing can be put in place of
+    answer = administrator.post("/admin/models/digits/versions/1/promote")
+    assert answer.status_code == 409
+    assert "latest: expected a store that the service may write to" in answer.json()["detail"]
+
+
+CANDIDATE = "/admin/models/digits/candidate"
+
+
+def test_a_candidate_is_asked_for_once_and_given_up(serve, own_store):
+    with (
+        serve(own_store.root, DUBITO_JOBS_AT_ONCE="0", **LATER) as (url, _),
+        httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client,
+    ):
+        none = {"can_fit": True, "command": "dubito candidate digits", "job": None, "lines": []}
+        assert client.get(CANDIDATE).json() == {"model": "digits", **none}
+        first = client.post(CANDIDATE)
+        assert first.status_code == 202
+        job = first.json()["job"]
+        assert (job["kind"], job["state"], job["version"]) == ("candidate", "queued", "1")
+        assert client.post(CANDIDATE).json()["job"]["id"] == job["id"]
+        assert client.delete(CANDIDATE).json()["job"]["state"] == "cancelled"
+        assert client.post(CANDIDATE).json()["job"]["id"] != job["id"]
+        assert httpx.get(f"{url}{CANDIDATE}").status_code == 401
+        assert client.get("/admin/models/nothing/candidate").status_code == 404
+
+
+@pytest.mark.slow  # it imports torch
+def test_what_fitting_a_candidate_says_is_in_its_job(administrator):
+    administrator.post(CANDIDATE)
+
+    def is_over():
+        return administrator.get(CANDIDATE).json()["job"]["state"] in ("done", "failed")
+
+    wait_until(is_over, 120)
+    found = administrator.get(CANDIDATE).json()
+    assert found["job"]["state"] == "done", found
+    assert found["lines"] == ["0 new labels, of 1 that are needed"]
+    result = administrator.get(found["job"]["result"])
+    assert result.text.split() == found["lines"][0].split()

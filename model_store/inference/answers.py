@@ -1,16 +1,14 @@
-"""What estimators say: an answer's arrays by the names of the service, and a report."""
+"""What a model says of rows as columns, by the names of the service (docs/api.md)."""
 
 from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
-from model_store.artifacts.manifest import Description, Manifest
+from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.types import Task
-from training.evaluation.text import Block, Table
-from training.publishing.baselines import lines
 
 SCORES: dict[Task, tuple[str, ...]] = {
     "classification": (
@@ -61,16 +59,3 @@ def _by_class(
 ) -> dict[str, np.ndarray]:
     pairs = zip(manifest.classes or (), values.T, strict=True)
     return {f"{name}.{label}": column for label, column in pairs}
-
-
-def report_of(description: Description) -> list[Block]:
-    rows = description.training["rows"]["test"]
-    quality = [[name, f"{value:.4g}"] for name, value in description.quality.items()]
-    plain = lines(description)
-    return [
-        f"# {description.method}",
-        Table([f"On {rows} test rows", ""], quality),
-        *(["## Plain models", "\n".join(f"* {line}" for line in plain)] if plain else []),
-        *(f"Note: {warning}." for warning in description.warnings),
-        *([] if description.too_few_rows is None else [f"Note: {description.too_few_rows}."]),
-    ]

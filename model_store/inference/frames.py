@@ -1,0 +1,166 @@
+"""Rows of programs, arrays and DataFrames, to what a model says of them, by the way of files that
+are sent to the service."""
+
+import base64
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import InputSpec
+from model_store.conformal.calibration import at_least
+from model_store.conformal.mondrian import UNKNOWN
+from model_store.errors import InvalidInput
+from model_store.inference.model import Model
+from model_store.inference.noise import MAX_SEED
+from model_store.inference.prediction import (
+    Decision,
+    DecisionOptions,
+    Prediction,
+    check_computed,
+    decide,
+)
+from model_store.sources.columns import from_cells
+from model_store.sources.images import open_image, pixels
+from model_store.sources.parquet import ParquetFile, write_tables
+from model_store.sources.row_file import Part, shapes_of
+
+FIELD = "X"
+ROWS_AT_ONCE = 512
+
+
+def is_frame(X: Any) -> bool:
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def table_of(X: Any, names: list[str] | None) -> pa.Table:
+    """Return a DataFrame of pandas or polars, or an array, as a table; without names, its columns
+    are called x0, x1, ..."""
+    if not is_frame(X):
+        columns = [pa.array(column, from_pandas=True) for column in X.astype(np.float64).T]
+        table = pa.Table.from_arrays(columns, names=[""] * len(columns))
+    elif hasattr(X, "to_arrow"):  # polars
+        table = X.to_arrow()
+    else:
+        table = pa.Table.from_pandas(X, preserve_index=False).replace_schema_metadata(None)
+    return table.rename_columns(names or [f"x{i}" for i in range(table.num_columns)])
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    write_tables(sink, [table])
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def predict(
+    model: Model, X: Any, names: list[str] | None, num_samples: int | None, seed: int
+) -> Prediction:
+    """Predict rows, all by the same draws.
+
+    Args:
+        model: which predicts.
+        X: a DataFrame, or an array, of rows as the model takes them.
+        names: of the columns of X.
+        num_samples: posterior draws, by default the model's.
+        seed: of the draws.
+
+    Raises:
+        InvalidInput: naming the row and column, or the option, that cannot be used.
+    """
+    noise = model.manifest.noise
+    draws = noise.default_draws if num_samples is None else operator.index(num_samples)
+    if not 1 <= draws <= (noise.max_draws or draws):
+        most = "or more" if noise.max_draws is None else f"to {noise.max_draws}"
+        raise InvalidInput("num_samples", f"1 {most}", f"{draws}")
+    if not 0 <= seed <= MAX_SEED:
+        raise InvalidInput("seed", f"0 to {MAX_SEED}", f"{seed}")
+    x = _encoded(model, X, names)
+    drawn = model.runtime.draw_set(seed, draws)
+    prediction = Prediction.concatenate(
+        [
+            model.prediction(*model.runtime.run_set(x[first : first + ROWS_AT_ONCE], drawn))
+            for first in range(0, len(x), ROWS_AT_ONCE)
+        ]
+    )
+    scores = prediction.scores
+    check_computed(scores.by_name()[scores.overall], FIELD)
+    return prediction
+
+
+def decide_as_served(
+    model: Model, prediction: Prediction, fpr: float, coverage: float
+) -> tuple[Prediction, Decision]:
+    """Return what the service decides of rows whose request says no more; rows of groups are of
+    none that it knows.
+
+    Raises:
+        InvalidInput: naming the rate that cannot be used.
+    """
+    manifest, smallest = model.manifest, model.calibration.smallest_fpr
+    for option, value in (("fpr", fpr), ("coverage", coverage)):
+        if not 0.0 < value < 1.0:
+            raise InvalidInput(option, "a number between 0 and 1", f"{value}")
+    if fpr < smallest:
+        expected = f"at least {at_least(smallest)}, the smallest that this model can tell"
+        raise InvalidInput("fpr", expected, f"{fpr}")
+    if manifest.categories is not None and manifest.categories.kind == "group":
+        prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
+    risk = None if manifest.abstention is None else manifest.abstention.risk
+    return prediction, decide(prediction, DecisionOptions(fpr, None, coverage, risk, None))
+
+
+def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarray, "N I"]:
+    spec = model.manifest.input
+    if not spec.columns and not is_frame(X):
+        return _numbers(X, spec)
+    parts, first = [], 0
+    for part in ParquetFile(parquet_of(table_of(X, names)), spec, FIELD).parts():
+        parts.append(_rows(model, part, first))
+        first += len(parts[-1])
+    return np.concatenate(parts)
+
+
+def _rows(model: Model, part: Part, first: int) -> Float32[np.ndarray, "N I"]:
+    spec = model.manifest.input
+    if isinstance(part, dict):
+        return from_cells(part, spec.columns, FIELD, first)
+    if isinstance(part, np.ndarray):
+        return _numbers(part, spec)
+    read = _image if model.text_encoder is None else _text
+    return np.stack([read(model, of, f"{FIELD}.{n}") for n, of in enumerate(part, start=first)])
+
+
+def _text(model: Model, text: Any, field: str) -> Float32[np.ndarray, "I"]:
+    assert model.text_encoder is not None
+    if not isinstance(text, str):
+        raise InvalidInput(field, "a text", type(text).__name__)
+    model.text_encoder.bytes_for(text, field)
+    return model.text_encoder.row(text)
+
+
+def _image(model: Model, content: Any, field: str) -> Float32[np.ndarray, "I"]:
+    """Return an image file's pixels; its content is bytes, or base64 of them."""
+    spec = model.manifest.input
+    assert spec.image is not None
+    content = base64.b64decode(content) if isinstance(content, str) else content
+    return pixels(open_image(content, field), spec.shape, spec.image, field).astype(np.float32)
+
+
+def _numbers(x: np.ndarray, spec: InputSpec) -> Float32[np.ndarray, "N I"]:
+    size = math.prod(spec.shape)
+    if x.dtype.kind not in "fiub" or x.shape[1:] not in (spec.shape, (size,)):
+        expected = f"numbers of shape {shapes_of(spec.shape)}"
+        raise InvalidInput(FIELD, expected, f"{x.dtype.str[:20]} of shape {x.shape}")
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(x.reshape(len(x), size), dtype=np.float32)
+    usable, expected = np.isfinite(flat), "finite numbers in float32's range"
+    if spec.takes_ids:
+        usable = (flat >= spec.minimum) & (flat <= spec.maximum) & (flat == np.floor(flat))
+        expected = f"ids: whole numbers from {spec.minimum:.0f} to {spec.maximum:.0f}"
+    if not usable.all():
+        raise InvalidInput(FIELD, expected, f"others in row {np.argmin(usable.all(axis=1))}")
+    return flat

@@ -1,0 +1,151 @@
+"""A version as a model of MLflow's: the version, this package's source, and how MLflow loads both.
+
+    FOLDER/MLmodel                 of the flavour `python_function`; this module is its loader
+    FOLDER/requirements.txt        what this package needs
+    FOLDER/python_env.yaml
+    FOLDER/code/model_store/       this package
+    FOLDER/store/NAME/VERSION/     the version, as it was published
+
+Nothing in it is pickled, and neither torch nor the service is needed. Each file of the version is
+checked against its manifest whenever the model is loaded.
+"""
+
+import json
+import platform
+import secrets
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.signature import SIGNATURE
+from model_store.artifacts.storage import MANIFEST
+from model_store.artifacts.store import ModelStore
+from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
+from model_store.errors import InvalidInput
+from model_store.inference.answers import columns_of
+from model_store.inference.frames import decide_as_served, is_frame, predict
+from model_store.inference.model import NEEDED, Model
+from model_store.inference.noise import MAX_SEED
+from model_store.scores.classification import Scores
+
+if TYPE_CHECKING:
+    import pandas
+
+NEEDS = (
+    *("jaxtyping", "mlflow-skinny>=3", "onnx", "orjson", "pandas", "pillow", "pyarrow"),
+    *("pydantic", "safetensors"),
+)
+PARAMS = {
+    "seed": ("long", None),
+    "num_samples": ("long", None),
+    "fpr": ("double", DEFAULT_FPR),
+    "coverage": ("double", DEFAULT_COVERAGE),
+}
+
+
+def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
+    """Write a version (a number) as a model of MLflow's: the folder is there whole, or not at all.
+
+    Raises:
+        InvalidInput: if the folder is there already.
+        StoreError: if the version is broken.
+    """
+    if folder.exists():
+        raise InvalidInput("folder", "one that is not there yet", str(folder))
+    artifact = store.open(name, version, wanted=())
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.absolute().parent, prefix=".draft-") as scratch:
+        draft = Path(scratch, "model")
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(__file__).parent, draft / "code" / "model_store", ignore=ignored)
+        copy = draft / "store" / name / version
+        copy.mkdir(parents=True)
+        for file in (MANIFEST, SIGNATURE, *artifact.manifest.files):
+            if (artifact.folder / file).exists():
+                shutil.copyfile(artifact.folder / file, copy / file)
+        for file, content in _descriptions(artifact.manifest).items():
+            (draft / file).write_text(content)
+        draft.rename(folder)
+
+
+def requirements(with_text: bool = True) -> list[str]:
+    """Return what an exported model needs; what computes its answers is as it is here, so that
+    they are the same."""
+    exact = [f"numpy=={np.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
+    return [*exact, *NEEDS, *(["tokenizers"] if with_text else [])]
+
+
+def _descriptions(manifest: Manifest) -> dict[str, str]:
+    """Return MLflow's files by name; JSON is YAML."""
+    python = platform.python_version()
+    params = [
+        {"name": name, "type": kind, "default": default, "shape": None}
+        for name, (kind, default) in PARAMS.items()
+    ]
+    spec = manifest.input
+    names = [of.name for of in spec.columns] if spec.text is None else [spec.text.column]
+    columns = [{"type": "any", "name": name, "required": True} for name in names]
+    model = {
+        "flavors": {
+            "python_function": {
+                "loader_module": __name__,
+                "data": "store",
+                "code": "code",
+                "env": {"virtualenv": "python_env.yaml"},
+                "python_version": python,
+            }
+        },
+        "signature": {
+            "inputs": json.dumps(columns) if columns else None,
+            "params": json.dumps(params),
+        },
+        "utc_time_created": manifest.created.strftime("%Y-%m-%d %H:%M:%S.%f"),
+        "metadata": {"name": manifest.name, "version": manifest.version},
+    }
+    environment = {"python": python, "dependencies": ["-r requirements.txt"]}
+    return {
+        "MLmodel": json.dumps(model, indent=2),
+        "python_env.yaml": json.dumps(environment, indent=2),
+        "requirements.txt": "\n".join([*requirements(spec.text is not None), ""]),
+    }
+
+
+# What MLflow calls
+
+
+def _load_pyfunc(place: str) -> "Served":
+    store = ModelStore(Path(place))
+    (name,) = store.names()
+    (version,) = store.versions(name)
+    return Served(Model.load(store.open(name, version, NEEDED)))
+
+
+class Served:
+    """A model that answers DataFrames and arrays as the service does."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def predict(self, rows: Any, params: dict[str, Any] | None = None) -> "pandas.DataFrame":
+        """Return a row for each, with the fields of `POST /predict` by column, and the seed."""
+        import pandas
+
+        told = {name: default for name, (_, default) in PARAMS.items()} | (params or {})
+        seed = secrets.randbelow(MAX_SEED + 1) if told["seed"] is None else told["seed"]
+        X: Any = rows if is_frame(rows) else np.asarray(rows)
+        names = [str(name) for name in X.columns] if is_frame(X) else None
+        prediction = predict(self.model, X, names, told["num_samples"], seed)
+        prediction, decision = decide_as_served(
+            self.model, prediction, told["fpr"], told["coverage"]
+        )
+        manifest, labels = self.model.manifest, None
+        if isinstance(prediction.scores, Scores):
+            labels = np.array(manifest.classes)[prediction.scores.labels]
+        columns = columns_of(manifest, prediction, decision, labels)
+        index = X.index if is_frame(X) else None
+        return pandas.DataFrame({**columns, "seed": seed}, index=index)

@@ -1,0 +1,83 @@
+"""A job that fits a candidate: `python -m training candidate`, in a process of its own.
+
+The service never imports training: where that is not installed there are no such jobs.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from model_store.errors import DubitoError
+from model_store.processes import end_with_parent, start_module
+from model_store.state.jobs import Job
+
+TRAINING = ("training", "torch")
+LINES_FILE = "lines.txt"  # while it runs
+ANSWER_FILE = "answer.txt"
+LAST_LINES = 30
+LOOK_S = 0.5
+_EPOCH = re.compile(r"^epoch (\d+)/(\d+)", re.MULTILINE)
+
+
+class Cancelled(Exception):
+    """The job was cancelled, or its process is to end."""
+
+
+def can_fit() -> bool:
+    return all(find_spec(package) is not None for package in TRAINING)
+
+
+def command(model: str) -> str:
+    return f"dubito candidate {model}"
+
+
+def fit_candidate(folder: Path, job: Job, report: Callable[[int, int], bool]) -> str:
+    """Fit, and return the name of the file of what was said, in the job's folder.
+
+    Raises:
+        Cancelled: if `report`, which takes how many epochs there are and how many are over, says
+            not to go on.
+        DubitoError: with the last line, if it failed.
+    """
+    state, place = folder.parent, folder / job.id
+    with (place / LINES_FILE).open("wb") as lines:
+        process = start_module(
+            "training",
+            os.environ,
+            *("candidate", job.request["model"], "--state", str(state)),
+            stdout=lines,
+            stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
+        )
+    with process:
+        try:
+            while process.poll() is None:
+                if not report(*_epochs(place)):
+                    raise Cancelled
+                time.sleep(LOOK_S)
+        finally:
+            process.terminate()
+    said = last_lines(place)
+    if process.returncode != 0:
+        raise DubitoError(said[-1].removeprefix("error: ") if said else "the fit ended")
+    (place / LINES_FILE).replace(place / ANSWER_FILE)
+    return ANSWER_FILE
+
+
+def last_lines(folder: Path) -> list[str]:
+    """Return the last lines that a fit has said; none where it has not begun, or has failed."""
+    for path in (folder / LINES_FILE, folder / ANSWER_FILE):
+        with suppress(FileNotFoundError):
+            return path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return []
+
+
+def _epochs(folder: Path) -> tuple[int, int]:
+    found = _EPOCH.findall("\n".join(last_lines(folder)))
+    done, work = map(int, found[-1]) if found else (0, 1)
+    return work, done

@@ -1,0 +1,67 @@
+"""A version as a model of MLflow's, without MLflow; tests/real/test_mlflow_models.py has it."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from model_store.__main__ import main
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
+from model_store.mlflow import Served
+from tests.support import tiny
+
+LOADED = """
+import sys
+sys.path.insert(0, "code")
+import numpy as np
+from model_store.mlflow import _load_pyfunc
+model = _load_pyfunc("store")
+assert not {"torch", "training", "service"} & {*sys.modules}
+assert "/code/" in sys.modules["model_store"].__file__
+print(model.predict(np.zeros((2, 3)), {"seed": 7}).to_json(double_precision=15))
+"""
+
+
+@pytest.fixture
+def written(store, tmp_path, capsys):
+    tiny.publish(store, "tiny")
+    folder = tmp_path / "written"
+    assert main(["--store", str(store.root), "mlflow", "tiny", str(folder)]) == 0
+    assert f"mlflow models serve -m {folder}" in capsys.readouterr().out
+    return folder
+
+
+def test_a_version_answers_alike_from_its_own_code(store, written):
+    described = json.loads((written / "MLmodel").read_text())
+    assert described["flavors"]["python_function"]["loader_module"] == "model_store.mlflow"
+    assert not [*written.rglob("*.pkl"), *written.rglob("*.pyc")]
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", LOADED], cwd=written, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    served = Served(Model.load(store.open("tiny", "1")))
+    expected = served.predict(np.zeros((2, 3)), {"seed": 7})
+    pd.testing.assert_frame_equal(
+        pd.read_json(StringIO(told.stdout), precise_float=True), expected, check_dtype=False
+    )
+    fresh = [served.predict(np.zeros((1, 3))).seed[0] for _ in range(2)]
+    assert fresh[0] != fresh[1]
+
+
+def test_a_folder_that_is_there_is_kept(store, written, capsys):
+    before = sorted(written.rglob("*"))
+    assert main(["--store", str(store.root), "mlflow", "tiny:1", str(written)]) == 2
+    assert "folder: expected one that is not there yet" in capsys.readouterr().err
+    assert sorted(written.rglob("*")) == before
+
+
+def test_what_is_changed_is_not_loaded(written):
+    graph = written / "store" / "tiny" / "1" / "network.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1])
+    with pytest.raises(Exception, match=r"network\.onnx"):
+        ModelStore(written / "store").open("tiny", "1")

@@ -1,0 +1,117 @@
+"""Versions as models of MLflow's, which MLflow loads and serves: `make test-real` makes its
+environment."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+
+from dubito import Client
+from model_store.artifacts.store import ModelStore
+from model_store.mlflow import export
+from tests.support.environment import ROOT, environment_with
+from tests.support.ports import free_port
+from tests.support.serving import serving, wait_until
+
+BIN = ROOT / ".venv-mlflow" / "bin"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not BIN.exists(), reason="MLflow is not installed: make test-real"),
+]
+TABLE = pd.DataFrame({"age": [31.0, np.nan], "city": pd.Series(["Rome", None], dtype=object)})
+ROWS = {
+    "people": TABLE,
+    "rents": TABLE.assign(other=1),
+    "texts": pd.DataFrame({"text": ["good film", "bad day"]}),
+    "digits": pd.DataFrame(np.arange(128).reshape(2, 64) % 17),
+}
+LOADED = """
+import json, sys
+import mlflow, pandas
+for name in sys.argv[1:]:
+    model = mlflow.pyfunc.load_model(name)
+    told = model.predict(pandas.read_pickle(f"{name}.rows"), params={"seed": 7})
+    told.to_pickle(f"{name}.told")
+assert not {"torch", "training", "service"} & {*sys.modules}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(kinds, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mlflow")
+    for name in ROWS:
+        export(ModelStore(kinds), name, "1", folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(kinds):
+    """What the service says of the rows, by model."""
+    with serving(kinds) as (url, _), Client(url) as client:
+        asked = {"people": TABLE, "rents": TABLE, "texts": [*ROWS["texts"].text]}
+        asked["digits"] = ROWS["digits"].to_numpy()
+        return {
+            name: client.predict(rows, model=name, seed=7).to_pandas()
+            for name, rows in asked.items()
+        }
+
+
+def same(told, expected):
+    common = [name for name in expected if name in told]
+    assert len(common) > 20
+    assert {*told} - {*common} == {"seed"}
+    pd.testing.assert_frame_equal(
+        told[common], expected[common], check_exact=True, check_dtype=False
+    )
+
+
+def test_mlflow_loads_what_the_service_serves(folder, expected):
+    for name, rows in ROWS.items():
+        rows.to_pickle(folder / f"{name}.rows")
+    done = subprocess.run(
+        [BIN / "python", "-c", LOADED, *ROWS],
+        cwd=folder,
+        env=environment_with(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in ROWS:
+        same(pd.read_pickle(folder / f"{name}.told"), expected[name])
+
+
+@contextmanager
+def served(model):
+    port = free_port()
+    command = ["models", "serve", "-m", model, "--env-manager", "local", "-p", str(port)]
+    environment = environment_with(PATH=f"{BIN}:/usr/bin:/bin")
+    url = f"http://127.0.0.1:{port}"
+
+    def is_there():
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{url}/ping").status_code == 200
+        return False
+
+    with subprocess.Popen(
+        [BIN / "mlflow", *command], env=environment, cwd=model.parent, start_new_session=True
+    ) as server:
+        try:
+            wait_until(is_there, 60)
+            yield url
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)  # its server is a child of its own
+
+
+def test_mlflow_serves_what_the_service_serves(folder, expected):
+    with served(folder / "people") as url:
+        records = json.loads(TABLE.to_json(orient="records"))
+        request = {"dataframe_records": records, "params": {"seed": 7}}
+        answer = httpx.post(f"{url}/invocations", json=request, timeout=60)
+    same(pd.DataFrame(answer.json()["predictions"]), expected["people"])
