@@ -80,6 +80,6 @@ def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str |
         return None
     value = column.mean + column.std * float(numbers[0])
     if not isinstance(column, TimeColumn):
-        return round(value, DIGITS - floor(log10(column.std)))
+        return round(value, DIGITS - floor(log10(column.std))) + 0.0  # never -0.0
     time = datetime.fromtimestamp(round(value, DIGITS - floor(log10(column.std))), UTC)
     return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"
