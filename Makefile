@@ -8,7 +8,7 @@ STORE := $(or $(DUBITO_STORE),models)
 # the digits model, where nothing is published
 PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
 
-.PHONY: install serve test test-quick test-slow test-real check bench docs lock cluster compose-check
+.PHONY: install serve test test-quick test-slow test-real check bench reproduce docs lock cluster compose-check
 
 install: .venv/installed-$(RUNTIME)
 
@@ -39,6 +39,9 @@ test-real: install # with other people's programs
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
 	$(BIN)/python -m pytest $(IN_TWO) --jaxtyping-packages=model_store,training,beartype.beartype --cov --cov-report=term
+
+reproduce: install # the papers' tables and figures that are missing; DUBITO_DATA names the data
+	$(BIN)/python -m training reproduce
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -1,5 +1,6 @@
 """`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate`
-learns on, and `active` says how many labels would have been needed.
+learns on, `active` says how many labels would have been needed, and `reproduce` measures the
+papers' tables.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
 from training import log
-from training.commands import active, candidate, fit, versions
+from training.commands import active, candidate, fit, reproduce, versions
 
 DONE = 0
 FAILED = 1
@@ -51,6 +52,7 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     versions.add_compare(commands)
     candidate.add_candidate(commands)
     active.add_active(commands)
+    reproduce.add_reproduce(commands)
     return parser
 
 

@@ -11,4 +11,5 @@ COMMANDS = {
     "worse",
     "active": "simulate active learning on labelled data: how many labels are needed, and how many "
     "are saved",
+    "reproduce": "measure the papers' tables and figures, and write pages of them and ours",
 }

@@ -15,7 +15,7 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores, log_density
-from model_store.scores.tasks import predictive_of
+from model_store.scores.tasks import AnyScores, predictive_of
 from model_store.scores.transforms import Transform
 from training import log
 from training import recipe as recipes
@@ -76,13 +76,16 @@ class Fitted:
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
         """Return log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
+        return self.judge(rows)[0]
+
+    def judge(self, rows: Rows) -> tuple[Float64[np.ndarray, "N"], AnyScores]:
+        """Return the log-likelihoods of raw rows, and their scores."""
         outputs = self.outputs(rows.x)
-        if self.recipe.task == "regression":
-            return log_density(outputs, rows.y.astype(np.float64), self.transform)
         predictive = predictive_of(self.recipe.task, self.transform)
         scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
-        assert isinstance(scores, Scores)
-        return log_probability(scores, rows.y)
+        if isinstance(scores, Scores):
+            return log_probability(scores, rows.y), scores
+        return log_density(outputs, rows.y.astype(np.float64), self.transform), scores
 
     def discard_checkpoint(self) -> None:
         if self.folder is not None:

@@ -1,0 +1,115 @@
+"""Cells of the papers' tables: measured once, shown with their spread, empty where they do not
+count."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from training.__main__ import main
+from training.commands.reproduce import known_targets
+from training.reproduce import cells
+from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
+from training.reproduce.pages import draw_columns, write_pages
+
+MOVING = "the held-out likelihood still rose"
+
+
+def target_of(measured, seeds=3):
+    """A target of three rows whose cells are counted; the second's curve still moves."""
+
+    def measure(row):
+        def of_seed(seed, _):
+            measured.append((row, seed))
+            return Measured({"accuracy": 90.0 + seed}, "data", [MOVING] if row == "b" else [])
+
+        return of_seed
+
+    return Target(
+        name="table",
+        title="A table",
+        protocol="Three rows.",
+        module="training.reproduce.cells",
+        rows={row: measure(row) for row in ("a", "b", "c")},
+        columns={"accuracy": Column("accuracy, %")},
+        papers={"a": {"accuracy": 90.5}},
+        draw=draw_columns,
+        seeds=seeds,
+    )
+
+
+def test_a_cell_is_measured_once_and_again_when_its_code_has_changed(tmp_path):
+    measured = []
+    target = target_of(measured)
+    assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
+    assert measured == [(row, seed) for row in "abc" for seed in range(3)]
+    assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
+    assert len(measured) == 9
+    other = replace(target, code=("fit.py",))
+    assert measure_missing([other], tmp_path, tmp_path / "runs", None, quiet=True) == 0
+    assert len(measured) == 18
+    cell = json.loads((tmp_path / "table" / "a-1.json").read_text())
+    assert cell["measured"]["values"] == {"accuracy": 91.0}
+    assert (cell["seed"], cell["code"]) == (1, other.digest())
+    assert {"torch", "python"} < cell["versions"].keys()
+
+
+def test_a_budget_begins_no_further_cell(tmp_path):
+    measured = []
+    left = measure_missing([target_of(measured)], tmp_path, tmp_path, 1e-9, quiet=True)
+    assert left == 9 - len(measured)
+    assert left >= 8
+
+
+def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
+    target = target_of([])
+    measure_missing([target], tmp_path, tmp_path, None, quiet=True)
+    (tmp_path / "table" / "c-2.json").unlink()
+    write_pages([target], tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| a | 91.00 ± 1.00 (90.5) | 3 |" in page
+    assert "| b | – | 3 |" in page
+    assert f"* b: after 3 seeds, {MOVING}." in page
+    assert "* c: 2 of 3 seeds." in page
+    assert "code changed" not in page
+    assert (tmp_path / "table.png").stat().st_size > 1000
+    assert "| [A table](table.md) | 8 | 9 |" in (tmp_path / "README.md").read_text()
+    write_pages([replace(target, code=("fit.py",))], tmp_path)
+    assert "* Measured before the code changed: a, b, c." in (tmp_path / "table.md").read_text()
+
+
+def test_what_code_does_is_its_digest_and_not_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "PACKAGE", tmp_path)
+
+    def digest(text):
+        (tmp_path / "a.py").write_text(text)
+        code_digest.cache_clear()
+        return code_digest(("a.py",))
+
+    was = digest('def f():\n    """Say."""\n    return 1\n')
+    assert digest("def f():  # a comment\n    return 1\n") == was
+    assert digest("def f():\n    return 2\n") != was
+    code_digest.cache_clear()
+
+
+def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    for name, target in known_targets().items():
+        assert f"{name} " in listed
+        assert {*target.papers} <= {*target.rows}
+        assert all({*of} <= {*target.columns} for of in target.papers.values())
+    assert main(["reproduce", "table-9", "--out", str(tmp_path)]) == 2
+    assert "TARGET: expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.fits
+def test_a_toy_is_fitted_and_drawn(tmp_path):
+    target = known_targets()["toy-cubic"]
+    target = replace(target, rows={"mle": target.rows["mle"]}, seeds=1)
+    assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
+    (cell,) = target.results(tmp_path)["mle"]
+    assert cell.measured.values["ratio"] == 0.0
+    assert len(cell.measured.values["rows"][0]) == 20
+    write_pages([target], tmp_path)
+    assert "* mle: " in (tmp_path / "toy-cubic.md").read_text()

@@ -1,0 +1,61 @@
+"""`python -m training reproduce [TARGET ...]`: the papers' tables and figures, and ours."""
+
+import argparse
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_store.errors import InvalidInput
+from training import reproduce
+from training.command_names import COMMANDS
+from training.commands import Commands
+from training.folders import runs_folder
+
+if TYPE_CHECKING:
+    from training.reproduce.cells import Target
+
+OUT = Path("docs/results/reproduce")
+
+
+def add_reproduce(commands: Commands) -> None:
+    parser = commands.add_parser("reproduce", help=COMMANDS["reproduce"])
+    parser.set_defaults(run=_reproduce)
+    add = parser.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="by default all; `--list` names them")
+    add("--list", action="store_true", help="say what there is, and how much of it is measured")
+    add("--pages", action="store_true", help="measure nothing, write pages of what is there")
+    add("--budget", type=float, metavar="MINUTES", help="begin no cell after so many")
+    add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
+    add("--quiet", action="store_true", help="no progress bar")
+
+
+def known_targets() -> "dict[str, Target]":
+    known: dict[str, Target] = {}
+    for found in pkgutil.iter_modules(reproduce.__path__):
+        module = importlib.import_module(f"{reproduce.__name__}.{found.name}")
+        known |= {target.name: target for target in getattr(module, "TARGETS", ())}
+    return known
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from training.reproduce.cells import measure_missing
+    from training.reproduce.pages import write_pages
+
+    known = known_targets()
+    unknown = [name for name in options.targets if name not in known]
+    if unknown:
+        raise InvalidInput("TARGET", f"one of {', '.join(known)}", unknown[0])
+    if options.list:
+        for target in known.values():
+            cells = len(target.rows) * target.seeds
+            left = len([*target.missing(options.out)])
+            print(f"{target.name:20} {cells - left:4} of {cells:4}  {target.title}")
+        return
+    targets = [known[name] for name in options.targets] or [*known.values()]
+    left = 0
+    if not options.pages:
+        runs = runs_folder()
+        left = measure_missing(targets, options.out, runs, options.budget, options.quiet)
+    write_pages([*known.values()], options.out)
+    print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")

@@ -1,0 +1,1 @@
+"""The papers' tables and figures, and ours: a module for each, found by being here."""

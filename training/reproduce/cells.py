@@ -1,0 +1,172 @@
+"""Cells: what one seed of one row of a table measured, a small JSON file each.
+
+A cell that is there is not measured again, unless the code that it depends on has changed.
+"""
+
+import ast
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from matplotlib.figure import Figure
+
+from training.fitting.checkpoint import write_atomically
+from training.progress import Bar
+
+PACKAGE = Path(__file__).parent.parent
+FEWEST_SEEDS = 3  # that a figure counts with
+OF_FITS = ("networks", "posteriors", "fitting", "calibration", "fit.py", "model.py", "seeds.py")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a cell holds: figures by name, the data's digest, and what of the validation curve had
+    not levelled off."""
+
+    values: dict[str, Any]
+    data: str
+    moving: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cell:
+    row: str
+    seed: int
+    measured: Measured
+    seconds: float
+    commit: str
+    code: str
+    versions: dict[str, str]
+
+
+Results = Mapping[str, list[Cell]]  # by row, in the order of seeds
+Measure = Callable[[int, Path], Measured]  # of a seed, and a folder for runs
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of a paper.
+
+    `papers` are the paper's own figures, by row and column. `code` is what a cell depends on, below
+    this package's parent; the target's own module is always among it.
+    """
+
+    name: str
+    title: str
+    protocol: str
+    module: str
+    rows: Mapping[str, Measure]
+    columns: Mapping[str, Column]
+    draw: Callable[["Target", Results], Figure]
+    papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    seeds: int = FEWEST_SEEDS
+    code: tuple[str, ...] = OF_FITS
+
+    def path(self, out: Path, row: str, seed: int) -> Path:
+        return out / self.name / f"{row}-{seed}.json"
+
+    def results(self, out: Path) -> Results:
+        found = {
+            row: [self.path(out, row, seed) for seed in range(self.seeds)] for row in self.rows
+        }
+        return {row: [read(path) for path in of if path.exists()] for row, of in found.items()}
+
+    def digest(self) -> str:
+        own = Path(self.module.replace(".", "/")).with_suffix(".py").name
+        return code_digest((*self.code, f"reproduce/{own}"))
+
+    def missing(self, out: Path) -> Iterator[tuple[str, int]]:
+        for row in self.rows:
+            for seed in range(self.seeds):
+                path = self.path(out, row, seed)
+                if not path.exists() or read(path).code != self.digest():
+                    yield row, seed
+
+
+def read(path: Path) -> Cell:
+    content = json.loads(path.read_text())
+    return Cell(**{**content, "measured": Measured(**content["measured"])})
+
+
+def measure_missing(
+    targets: list[Target], out: Path, runs: Path, minutes: float | None, quiet: bool
+) -> int:
+    """Measure what is missing, and begin no cell after so many minutes; return how many are left.
+
+    A cell that was stopped goes on from its fit's checkpoint.
+    """
+    missing = [(target, row, seed) for target in targets for row, seed in target.missing(out)]
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    with Bar(len(missing), "cell", quiet) as bar:
+        for done, (target, row, seed) in enumerate(missing):
+            if until is not None and time.monotonic() > until:
+                return len(missing) - done
+            bar.say(f"{target.name}: {row}, seed {seed}")
+            begun = time.process_time()
+            measured = target.rows[row](seed, runs / "reproduce" / target.name)
+            seconds = round(time.process_time() - begun, 1)
+            cell = Cell(row, seed, measured, seconds, commit(), target.digest(), versions())
+            path = target.path(out, row, seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
+            bar.update()
+    return 0
+
+
+def mean_and_spread(values: list[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation; of one value 0."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@cache
+def code_digest(paths: tuple[str, ...]) -> str:
+    """Return a digest of what modules do, whatever their comments and formatting say."""
+    digest = sha256()
+    for name in paths:
+        path = PACKAGE / name
+        for file in [path] if path.suffix else sorted(path.glob("*.py")):
+            digest.update(ast.dump(_without_docstrings(file)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _without_docstrings(file: Path) -> ast.AST:
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
+            node.body = node.body[1:]
+    return tree
+
+
+@cache
+def commit() -> str:
+    command = ["git", "-C", str(PACKAGE), "rev-parse", "--short=12", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "numpy": np.__version__,
+    }

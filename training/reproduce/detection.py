@@ -1,0 +1,136 @@
+"""What posterior scores and the flag tell of other data and of attacks: Table 2 and Figures 5 and 7
+of Krueger et al. 2017, "Bayesian hypernetworks"."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
+from training.evaluation.attacks import STEPS
+from training.evaluation.outliers import OutlierSource
+from training.evaluation.report import Wanted, evaluate_version
+from training.fit import fit, publish
+from training.folders import data_root
+from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target, mean_and_spread
+from training.reproduce.measures import measured_of, recipe_with
+from training.reproduce.pages import values_of
+from training.versions import open_parent
+
+ROWS = 1000  # of the test rows, and of each set
+SOURCES = (
+    "omniglot=idx:omniglot",
+    "cifar-bw=images:cifar10/cifar10-images.zip",
+    "notmnist=idx:notmnist",
+)
+SETS = ("uniform", "omniglot", "cifar-bw", "gaussian", "notmnist")
+SCORES = ("entropy", "bald", "flag")
+DRAWS = (1, 32)  # of an attacker's gradient
+CURVES = {"accuracy": "accuracy", "flag": "AUROC of the flag", "bald": "AUROC of BALD"}
+METHODS = {
+    "mlp": "mnist-mle",
+    "dropout": "mnist-dropout",
+    "bhn-realnvp": "mnist-bhn-realnvp",
+    "bhn-iaf": "mnist-bhn-iaf",
+}
+
+
+def _measure(recipe: str, seed: int, runs: Path) -> Measured:
+    fitted = fit(recipe_with(recipe, seed), runs=runs, quiet=True)
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(Path(folder))
+        manifest = publish(fitted, store)
+        sources = tuple(OutlierSource.parse(text, data_root()) for text in SOURCES)
+        parent = open_parent(store, f"{manifest.name}:{manifest.version}", "model")
+        model = Model.load(store.open(manifest.name, manifest.version))
+        wanted = Wanted(sources, attacks=True, rows=ROWS)
+        report = evaluate_version(store, parent, model, data_root(), wanted, quiet=True).report
+    fitted.discard_checkpoint()
+    return measured_of(fitted, values_of_report(report))
+
+
+def values_of_report(report: dict[str, Any]) -> dict[str, float]:
+    """Return AUROCs and accuracies in %."""
+    values = {"accuracy": 100 * report["test"]["accuracy"]}
+    errors = report["test"]["error_detection"]
+    values |= {f"errors_{score}": 100 * errors["scores"][score]["auroc"] for score in SCORES}
+    for name in SETS:
+        scores = report["outliers"][name]["scores"]
+        values |= {f"{name}_{score}": 100 * scores[score]["auroc"] for score in SCORES}
+    for draws in DRAWS:
+        for step in STEPS:
+            attack = f"fgsm-{step:g}-of-{draws}-draws"
+            found = report["attacks"][attack]
+            values[f"{attack}_accuracy"] = 100 * found["accuracy"]
+            for score in SCORES:
+                values[f"{attack}_{score}"] = 100 * found["scores"][score]["auroc"]
+    return values
+
+
+def _draw(target: Target, results: Results) -> Figure:
+    """Draw accuracy and detection against the step of FGSM, by 1 and by 32 draws."""
+    figure, axes = plt.subplots(
+        len(DRAWS), len(CURVES), figsize=(11, 6), sharex=True, sharey="col", layout="constrained"
+    )
+    for draws, of_draws in zip(DRAWS, axes, strict=True):
+        for axis, (key, title) in zip(of_draws, CURVES.items(), strict=True):
+            for row, cells in results.items():
+                found = [values_of(cells, f"fgsm-{s:g}-of-{draws}-draws_{key}") for s in STEPS]
+                if cells:
+                    means = [mean_and_spread(values)[0] for values in found]
+                    axis.plot(STEPS, means, "o-", label=row, markersize=3)
+            axis.set(title=f"{title}, {draws} draws", xlabel="step")
+            axis.grid(alpha=0.3)
+    axes[0, 0].legend()
+    figure.suptitle(target.title)
+    return figure
+
+
+TABLE_2 = Target(
+    name="table-2",
+    title="Other data and attacks (Bayesian Hypernetworks, Table 2, Figures 5 and 7)",
+    protocol=(
+        f"AUROC in % of {ROWS:,} rows of each set against as many test rows of MNIST, as served by "
+        "100 draws: by the predictive entropy, and by the flag. The paper's figures are of its "
+        "scores. Errors: by the entropy, wrong labels against right ones. The plot is of FGSM."
+    ),
+    module=__name__,
+    rows={row: partial(_measure, recipe) for row, recipe in METHODS.items()},
+    columns={
+        "accuracy": Column("accuracy, %"),
+        "errors_entropy": Column("errors", 1),
+        **{f"{name}_entropy": Column(name, 2) for name in SETS},
+        **{f"{name}_flag": Column(f"{name}, flag", 2) for name in SETS},
+    },
+    papers={
+        "mlp": dict(
+            zip(
+                (f"{name}_entropy" for name in SETS),
+                (96.99, 94.92, 95.55, 87.70, 81.12),
+                strict=True,
+            )
+        ),
+        "dropout": dict(
+            zip(
+                (f"{name}_entropy" for name in SETS),
+                (98.90, 95.87, 98.70, 97.70, 97.78),
+                strict=True,
+            )
+        ),
+        "bhn-realnvp": dict(
+            zip(
+                (f"{name}_entropy" for name in SETS),
+                (98.97, 94.89, 96.63, 89.22, 90.07),
+                strict=True,
+            )
+        ),
+    },
+    draw=_draw,
+    code=(*OF_FITS, "detectors", "evaluation", "export", "publishing"),
+)
+
+TARGETS = (TABLE_2,)

@@ -1,0 +1,144 @@
+"""Accuracy on MNIST: Table 1 of Krueger et al. 2017, and Table 1 of Blundell et al. 2015."""
+
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.data import Dataset, load
+from training.folders import data_root
+from training.recipe import Recipe
+from training.reproduce.cells import Column, Measured, Target
+from training.reproduce.measures import measure_fit, recipe_with
+from training.reproduce.pages import draw_columns
+
+COLUMNS = {"accuracy": Column("accuracy, %"), "log_likelihood": Column("log-likelihood", 4)}
+HELD_OUT = {"validation_rows": 8000, "reference_rows": 1000, "ranking_rows": 1000}
+FEW, FEW_HELD_OUT = 5000, {"validation_rows": 1000, "reference_rows": 500, "ranking_rows": 500}
+FEW_EPOCHS = 100
+
+
+def _fit(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
+    return measure_fit(recipe_with(recipe, seed, data=HELD_OUT, **changes), runs)
+
+
+def _fit_few(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
+    made = recipe_with(recipe, seed, data=FEW_HELD_OUT, **changes)
+    return measure_fit(made, runs, first_rows(made, FEW + sum(FEW_HELD_OUT.values())))
+
+
+def first_rows(recipe: Recipe, rows: int) -> Dataset:
+    data = _load(recipe.data.source)
+    return replace(data, train=data.train.take(np.arange(rows)))
+
+
+@cache
+def _load(source: str) -> Dataset:
+    recipe = recipe_with("mnist", 0, data={"source": source})
+    return load(recipe, data_root())
+
+
+def _flow(couplings: int) -> dict[str, Any]:
+    return {"posterior": {"couplings": couplings}}
+
+
+TABLE_1 = Target(
+    name="table-1",
+    title="Accuracy on MNIST (Bayesian Hypernetworks, Table 1)",
+    protocol=(
+        "784-800-800-10, batches of 128, Adam, one draw a step; 50,000 rows train, 8,000 choose "
+        "the checkpoint and the temperature; 100 draws of 10,000 test rows. `realnvp-N` has N "
+        "couplings (0: elementwise affine), each made by 200 hidden units."
+    ),
+    module=__name__,
+    rows={
+        **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", _flow(n)) for n in (0, 2, 4, 6, 8)},
+        "iaf": partial(_fit, "mnist-bhn-iaf", {}),
+        "bbb": partial(_fit, "mnist-bbb-gaussian", {}),
+        "dropout": partial(_fit, "mnist-dropout", {}),
+        "mle": partial(_fit, "mnist-mle", {}),
+    },
+    columns=COLUMNS,
+    papers={
+        "realnvp-0": {"accuracy": 98.28},
+        "realnvp-2": {"accuracy": 98.39},
+        "realnvp-4": {"accuracy": 98.47},
+        "realnvp-6": {"accuracy": 98.59},
+        "realnvp-8": {"accuracy": 98.63},
+        "bbb": {"accuracy": 98.01},
+        "dropout": {"accuracy": 98.73},
+    },
+    draw=draw_columns,
+)
+
+
+def _few(units: int, couplings: tuple[int, ...]) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "network": {"hidden": [units, units]},
+        "training": {"epochs": FEW_EPOCHS},
+    }
+    flows = {
+        f"realnvp-{n}": partial(_fit_few, "mnist-bhn-realnvp", common | _flow(n)) for n in couplings
+    }
+    return flows | {"dropout": partial(_fit_few, "mnist-dropout", common)}
+
+
+def _few_target(units: int, papers: dict[str, float]) -> Target:
+    flows = tuple(int(row.removeprefix("realnvp-")) for row in papers if row != "dropout")
+    return Target(
+        name=f"table-1-few-{units}",
+        title=f"MNIST's first 5,000 rows, {units} units (Bayesian Hypernetworks, Table 1)",
+        protocol=(
+            f"784-{units}-{units}-10, batches of 128, {FEW_EPOCHS} epochs. Of the first 7,000 rows "
+            "5,000 train, 1,000 choose the checkpoint and the temperature."
+        ),
+        module=__name__,
+        rows=_few(units, flows),
+        columns=COLUMNS,
+        papers={row: {"accuracy": accuracy} for row, accuracy in papers.items()},
+        draw=draw_columns,
+        seeds=5,
+    )
+
+
+FEW_A = _few_target(
+    800, {"realnvp-0": 92.06, "realnvp-8": 94.25, "realnvp-12": 96.16, "dropout": 95.58}
+)
+FEW_B = _few_target(
+    1200, {"realnvp-0": 90.91, "realnvp-8": 96.27, "realnvp-12": 96.51, "dropout": 95.52}
+)
+
+UNITS = (400, 800, 1200)
+ERRORS = {  # of the test rows, %
+    "sgd": ("mnist-mle", (1.83, 1.84, 1.88)),
+    "dropout": ("mnist-mle-dropout", (1.51, 1.33, 1.36)),
+    "bbb-gaussian": ("mnist-bbb-gaussian", (1.82, 1.99, 2.04)),
+    "bbb-mixture": ("mnist-bbb-mixture", (1.36, 1.34, 1.32)),
+}
+
+WEIGHT_UNCERTAINTY = Target(
+    name="weight-uncertainty",
+    title="Accuracy on MNIST (Weight Uncertainty, Table 1)",
+    protocol=(
+        "Two hidden layers of 400, 800 or 1,200 units; 50,000 rows train, 8,000 choose the "
+        "checkpoint; 100 draws. Adam, where the paper has SGD, and 14 to 30 epochs, where it has "
+        "600. The paper's figures are 100 % less its test errors."
+    ),
+    module=__name__,
+    rows={
+        f"{method}-{units}": partial(_fit, recipe, {"network": {"hidden": [units, units]}})
+        for method, (recipe, _) in ERRORS.items()
+        for units in UNITS
+    },
+    columns=COLUMNS,
+    papers={
+        f"{method}-{units}": {"accuracy": round(100 - error, 2)}
+        for method, (_, errors) in ERRORS.items()
+        for units, error in zip(UNITS, errors, strict=True)
+    },
+    draw=draw_columns,
+)
+
+TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY)

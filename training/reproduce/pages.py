@@ -1,0 +1,131 @@
+"""A target's page and picture, with ours and the paper's figures, and the index of all."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from training.reproduce.cells import FEWEST_SEEDS, Cell, Results, Target, mean_and_spread
+
+NONE = "–"
+
+
+def write_pages(targets: Sequence[Target], out: Path) -> None:
+    plt.switch_backend("Agg")
+    out.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "# The papers' tables and figures",
+        "",
+        "`make reproduce` measures what is missing, cell by cell, and writes these pages. A cell "
+        "is a seed of a row; a figure counts with three seeds and a validation curve that has "
+        "levelled off.",
+        "",
+        "| page | cells measured | of |",
+        "|---|---|---|",
+    ]
+    for target in targets:
+        results = target.results(out)
+        measured = sum(map(len, results.values()))
+        if measured:
+            (out / f"{target.name}.md").write_text(page(target, results))
+            figure = target.draw(target, results)
+            figure.savefig(out / f"{target.name}.png", dpi=100)
+            plt.close(figure)
+        link = f"[{target.title}]({target.name}.md)" if measured else f"{target.title}: not run"
+        lines.append(f"| {link} | {measured} | {len(target.rows) * target.seeds} |")
+    (out / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def page(target: Target, results: Results) -> str:
+    header = ["", *(column.title for column in target.columns.values()), "seeds", "seconds a seed"]
+    lines = [
+        f"# {target.title}",
+        "",
+        f"`python -m training reproduce {target.name}`. {target.protocol}",
+        "",
+        "Mean ± standard deviation over seeds; in brackets the paper's. Seconds are of one core.",
+        "",
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+        *(row_line(target, row, cells) for row, cells in results.items()),
+        "",
+        *notes(target, results),
+        f"![{target.title}]({target.name}.png)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def row_line(target: Target, row: str, cells: list[Cell]) -> str:
+    shown = [row]
+    for key, column in target.columns.items():
+        values = values_of(cells, key)
+        text = NONE
+        if counts(cells) and values:
+            mean, spread = mean_and_spread(values)
+            text = f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
+        paper = target.papers.get(row, {}).get(key)
+        shown.append(text if paper is None else f"{text} ({paper})")
+    seconds = f"{sum(cell.seconds for cell in cells) / len(cells):.0f}" if cells else NONE
+    return f"| {' | '.join([*shown, str(len(cells)), seconds])} |"
+
+
+def counts(cells: list[Cell]) -> bool:
+    return len(cells) >= FEWEST_SEEDS and not any(cell.measured.moving for cell in cells)
+
+
+def values_of(cells: list[Cell], key: str) -> list[float]:
+    return [cell.measured.values[key] for cell in cells if key in cell.measured.values]
+
+
+def notes(target: Target, results: Results) -> list[str]:
+    """Return why rows are empty, which cells are of other code, and what measured them."""
+    said = []
+    for row, cells in results.items():
+        moving = sorted({what for cell in cells for what in cell.measured.moving})
+        if not cells:
+            said.append(f"* {row}: not run.")
+        elif moving:
+            said.append(f"* {row}: after {len(cells)} seeds, {'; '.join(moving)}.")
+        elif len(cells) < FEWEST_SEEDS:
+            said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
+    old = [row for row, cells in results.items() if {c.code for c in cells} - {target.digest()}]
+    if old:
+        said.append(f"* Measured before the code changed: {', '.join(old)}.")
+    measured = [cell for cells in results.values() for cell in cells]
+    commits = ", ".join(sorted({cell.commit for cell in measured}))
+    said.append(f"* Commits {commits}; torch {measured[0].versions['torch']}.")
+    return [*said, ""]
+
+
+def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
+    """Draw a dot a seed, and a cross for the paper's."""
+    names = list(results)
+    for position, (row, cells) in enumerate(results.items()):
+        values = values_of(cells, key)
+        axis.plot(values, [position] * len(values), "o", color="C0", alpha=0.7)
+        paper = target.papers.get(row, {}).get(key)
+        if isinstance(paper, float):
+            axis.plot(paper, position, "x", color="C3", markersize=8)
+    axis.set(xlabel=target.columns[key].title, yticks=range(len(names)))
+    axis.set_yticklabels(names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def draw_columns(target: Target, results: Results) -> Figure:
+    """Draw a plot for each column: a dot a seed, a cross for the paper's."""
+    width, height = 1.5 + 3.5 * len(target.columns), 1.4 + 0.32 * len(results)
+    figure, axes = plt.subplots(
+        1,
+        len(target.columns),
+        figsize=(width, height),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, key in zip(axes[0], target.columns, strict=True):
+        dots(axis, target, results, key)
+    figure.suptitle(f"{target.title} (× the paper's)")
+    return figure
