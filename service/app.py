@@ -30,6 +30,7 @@ from service.api import (
     report,
 )
 from service.api.examples import with_examples
+from service.api.openapi import OF_ALL, with_schemas
 from service.auth import auth
 from service.auth.keys import KeyRing
 from service.context import Context
@@ -108,6 +109,8 @@ def create_app(
         # else to whatever host the request names, and clients resend their keys there
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
+        responses=OF_ALL,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
     own = (
@@ -179,8 +182,8 @@ def _show_examples(app: FastAPI, context: Context) -> None:
 
     def openapi() -> dict[str, Any]:
         if not context.key_ring.keys.api_is_open:
-            return general()
+            return with_schemas(general())
         latest = [context.models.latest(name) for name in context.models.names()]
-        return with_examples(general(), [m for m in latest if m is not None])
+        return with_examples(with_schemas(general()), [m for m in latest if m is not None])
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -46,13 +46,13 @@ from service.models.reservoir import fresh_seed
 ID_BYTES = 200  # of a row's name while a pool is ranked
 CHECK_BYTES = 100  # of each while they are compared with each other
 
-router = APIRouter()
+router = APIRouter(tags=["Acquire"])
 
 
 @router.post(
     "/acquire",
     responses={200: {"model": AcquireAnswer}, **ERRORS},
-    openapi_extra=request_body(AcquireRequest, "pool", takes_files=True),
+    openapi_extra=request_body(AcquireRequest, takes_files=True),
 )
 async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""

@@ -13,8 +13,15 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import NotFound
 from model_store.state.jobs import Jobs
 from model_store.state.labels import counts, has_state
+from service.api.answers import (
+    CandidateJobAnswer,
+    DriftResetAnswer,
+    PromoteAnswer,
+    RefreshAnswer,
+    UnloadAnswer,
+)
 from service.api.jobs import job_json
-from service.api.openapi import ERRORS, problem_content
+from service.api.openapi import ERRORS, PROBLEM
 from service.api.responses import json_response
 from service.api.schemas import Envelope
 from service.auth.keys import owner_of
@@ -22,10 +29,15 @@ from service.batch.candidate import can_fit, command, last_lines
 from service.context import Context, context_of
 from service.errors import NotDone
 
-router = APIRouter()
+router = APIRouter(tags=["Administration"])
+OF_CANDIDATES: dict[int | str, dict[str, Any]] = {
+    200: {"model": CandidateJobAnswer},
+    404: ERRORS[404],
+    503: ERRORS[503],
+}
 
 
-@router.post("/admin/refresh")
+@router.post("/admin/refresh", responses={200: {"model": RefreshAnswer}})
 async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
@@ -46,7 +58,7 @@ async def _refresh(context: Context) -> None:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/promote",
-    responses={404: ERRORS[404], 409: problem_content(), 503: ERRORS[503]},
+    responses={200: {"model": PromoteAnswer}, 404: ERRORS[404], 409: PROBLEM, 503: ERRORS[503]},
 )
 async def post_promote(request: Request, name: str, version: str) -> Response:
     """Have `latest` name a version, once that was loaded: a promotion, or a roll-back."""
@@ -67,7 +79,7 @@ async def post_promote(request: Request, name: str, version: str) -> Response:
     return json_response(content | {"before": None if before is None else before.version})
 
 
-@router.get("/admin/models/{name}/candidate", responses={404: ERRORS[404], 503: ERRORS[503]})
+@router.get("/admin/models/{name}/candidate", responses=OF_CANDIDATES)
 async def get_candidate(request: Request, name: str) -> Response:
     """Say whether a candidate can be fitted here, by which command elsewhere, and how far the last
     job that does so is."""
@@ -80,7 +92,13 @@ async def get_candidate(request: Request, name: str) -> Response:
 @router.post(
     "/admin/models/{name}/candidate",
     status_code=202,
-    responses={404: ERRORS[404], 409: problem_content(), 503: ERRORS[503], 507: problem_content()},
+    responses={
+        202: {"model": CandidateJobAnswer},
+        404: ERRORS[404],
+        409: PROBLEM,
+        503: ERRORS[503],
+        507: PROBLEM,
+    },
 )
 async def post_candidate(request: Request, name: str) -> Response:
     """Fit a candidate of the labels that there are, as a job; the one that is not over, if there
@@ -112,7 +130,7 @@ async def post_candidate(request: Request, name: str) -> Response:
     return json_response(content, 202)
 
 
-@router.delete("/admin/models/{name}/candidate", responses={404: ERRORS[404], 503: ERRORS[503]})
+@router.delete("/admin/models/{name}/candidate", responses=OF_CANDIDATES)
 async def delete_candidate(request: Request, name: str) -> Response:
     """Stop fitting a candidate."""
     context = context_of(request)
@@ -143,7 +161,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/unload",
-    responses={404: ERRORS[404], 409: problem_content()},
+    responses={200: {"model": UnloadAnswer}, 404: ERRORS[404], 409: PROBLEM},
 )
 async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
@@ -153,7 +171,10 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
     return json_response({"model": name, "version": number, "unloaded": unloaded})
 
 
-@router.post("/admin/models/{name}/versions/{version}/drift/reset", responses={404: ERRORS[404]})
+@router.post(
+    "/admin/models/{name}/versions/{version}/drift/reset",
+    responses={200: {"model": DriftResetAnswer}, 404: ERRORS[404]},
+)
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
     """Start over watching a version's rows for drift, in all workers: an alarm that was looked into
     goes."""

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from service.api.answers import ReadyAnswer, StatusAnswer
 from service.api.openapi import ERRORS
 from service.auth import auth
 from service.context import Context, context_of
@@ -13,16 +14,21 @@ from service.models.models import HOW_TO_PUBLISH
 
 BEING_TRIED = "the versions to be served are being tried"
 
-router = APIRouter()
+router = APIRouter(tags=["Health"])
 
 
-@router.get("/health/live")
+@router.get("/health/live", response_model=StatusAnswer)
 async def get_live() -> dict[str, str]:
     """Say that the process answers."""
     return {"status": "live"}
 
 
-@router.get("/health/ready", responses={503: ERRORS[503]})
+@router.get(
+    "/health/ready",
+    response_model=ReadyAnswer,
+    response_model_exclude_unset=True,
+    responses={503: ERRORS[503]},
+)
 async def get_ready(request: Request) -> dict[str, Any]:
     """Say whether there is a model to predict with, and whether each alias serves what it names; to
     those who may ask models which."""
@@ -49,8 +55,13 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
     return serving
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get(
+    "/metrics",
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+)
 async def get_metrics(request: Request) -> Response:
+    """Give metrics for Prometheus."""
     context = context_of(request)
     shared = context.shared_state
     alone = shared.backend is None

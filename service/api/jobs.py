@@ -25,7 +25,7 @@ from model_store.sources.row_file import RowFile
 from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
-from service.api.openapi import ERRORS, problem_content, request_body
+from service.api.openapi import BINARY, ERRORS, PROBLEM, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import ENDINGS, open_file, path_in
 from service.api.requests import (
@@ -38,7 +38,14 @@ from service.api.requests import (
     row_numbers,
 )
 from service.api.responses import json_response
-from service.api.schemas import AcquireRequest, Envelope, JobAnswer, JobsAnswer, PredictJobRequest
+from service.api.schemas import (
+    AcquireAnswer,
+    AcquireRequest,
+    Envelope,
+    JobAnswer,
+    JobsAnswer,
+    PredictJobRequest,
+)
 from service.auth.keys import owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
@@ -58,8 +65,8 @@ QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has change
 
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
-router = APIRouter()
-ACCEPTED = {202: {"model": JobAnswer}, 507: problem_content(), **ERRORS}
+router = APIRouter(tags=["Jobs"])
+ACCEPTED = {202: {"model": JobAnswer}, 507: PROBLEM, **ERRORS}
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class _Rows:
     "/acquire/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(AcquireRequest, "pool", takes_files=True),
+    openapi_extra=request_body(AcquireRequest, takes_files=True),
 )
 async def post_acquire_job(request: Request) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
@@ -89,7 +96,7 @@ async def post_acquire_job(request: Request) -> Response:
     "/predict/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(PredictJobRequest, "inputs", takes_files=True),
+    openapi_extra=request_body(PredictJobRequest, takes_files=True),
 )
 async def post_predict_job(request: Request) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
@@ -114,7 +121,12 @@ async def get_job(request: Request, job: str) -> Response:
 
 
 @router.get(
-    "/jobs/{job}/events", responses={200: {"content": {"text/event-stream": {}}}, 404: ERRORS[404]}
+    "/jobs/{job}/events",
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        404: ERRORS[404],
+    },
+    response_class=Response,
 )
 async def get_job_events(request: Request, job: str) -> Response:
     """Say how far a job is each time it gets further, as server-sent events, until it is over."""
@@ -129,9 +141,16 @@ async def get_job_events(request: Request, job: str) -> Response:
 @router.get(
     "/jobs/{job}/result",
     responses={
-        200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}},
+        200: {
+            "model": AcquireAnswer,
+            "content": {
+                NPZ: {"schema": BINARY},
+                PARQUET: {"schema": BINARY},
+                "text/plain": {"schema": {"type": "string"}},
+            },
+        },
         404: ERRORS[404],
-        409: problem_content(),
+        409: PROBLEM,
     },
 )
 async def get_job_result(request: Request, job: str) -> Response:
@@ -158,9 +177,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     return _answer(context, found)
 
 
-@router.delete(
-    "/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: problem_content()}
-)
+@router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: PROBLEM})
 async def delete_job(request: Request, job: str) -> Response:
     """Delete a job that is over, with its result."""
     context = context_of(request)

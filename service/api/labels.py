@@ -23,7 +23,7 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
-from service.api.openapi import ERRORS, problem_content, query_of
+from service.api.openapi import ERRORS, PROBLEM, json_body, query_of
 from service.api.options import validate
 from service.api.requests import parse_json, read_body, refuse_but_json, text_fields
 from service.api.responses import json_response
@@ -42,34 +42,25 @@ from service.api.schemas import (
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
-from service.error_forms import JSON
 from service.errors import TooLarge
 from service.models.models import Served
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # that a byte of JSON may become
 NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
-SCHEMA = LabelsRequest.model_json_schema()
-# a reference in an OpenAPI document would be looked for at its top
-SCHEMA["properties"]["labels"]["items"] = SCHEMA.pop("$defs")["LabelEntry"]
-BODY = {"schema": SCHEMA, "examples": {"example 1": {"value": SCHEMA["examples"][0]}}}
-DELETION = {
-    "schema": LabelsDeletion.model_json_schema(),
-    "examples": {"example 1": {"value": {"model": "digits", "ids": ["mine"]}}},
-}
 
-router = APIRouter()
+router = APIRouter(tags=["Labels"])
 
 
 @router.post(
     "/labels",
     responses={
         200: {"model": LabelsAnswer},
-        409: problem_content(),
-        507: problem_content(),
+        409: PROBLEM,
+        507: PROBLEM,
         **ERRORS,
     },
-    openapi_extra={"requestBody": {"required": True, "content": {JSON: BODY}}},
+    openapi_extra=json_body(LabelsRequest),
 )
 async def post_labels(request: Request) -> Response:
     """Keep labels of rows, all or none; they are on the disk before the answer, and the same again
@@ -123,8 +114,8 @@ async def get_labels(request: Request) -> Response:
 
 @router.post(
     "/labels/delete",
-    responses={200: {"model": LabelsDeletedAnswer}, 507: problem_content(), **ERRORS},
-    openapi_extra={"requestBody": {"required": True, "content": {JSON: DELETION}}},
+    responses={200: {"model": LabelsDeletedAnswer}, 507: PROBLEM, **ERRORS},
+    openapi_extra=json_body(LabelsDeletion),
 )
 async def post_labels_delete(request: Request) -> Response:
     """Delete labels by their rows' ids; ids without a label are passed over."""

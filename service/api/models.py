@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.summary import too_few_rows
+from service.api.answers import ModelAnswer, ModelsAnswer, VersionAnswer
 from service.api.openapi import ERRORS
 from service.api.report import report_links
 from service.api.responses import json_response
@@ -20,10 +21,10 @@ OF_LATEST = (
     *("warnings", "too_few_rows", "categories", "encoder", "smallest_risk"),
 )
 
-router = APIRouter()
+router = APIRouter(tags=["Models"])
 
 
-@router.get("/models")
+@router.get("/models", responses={200: {"model": ModelsAnswer}})
 async def get_models(request: Request) -> Response:
     """List the models: what is served of each, and what cannot be and why."""
     context = context_of(request)
@@ -34,7 +35,7 @@ async def get_models(request: Request) -> Response:
     return json_response({"models": overview})
 
 
-@router.get("/models/{name}", responses={404: ERRORS[404]})
+@router.get("/models/{name}", responses={200: {"model": ModelAnswer}, 404: ERRORS[404]})
 async def get_model(request: Request, name: str) -> Response:
     """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and
     evidence."""
@@ -45,7 +46,10 @@ async def get_model(request: Request, name: str) -> Response:
     return json_response(content)
 
 
-@router.get("/models/{name}/versions/{version}", responses={404: ERRORS[404], 503: ERRORS[503]})
+@router.get(
+    "/models/{name}/versions/{version}",
+    responses={200: {"model": VersionAnswer}, 404: ERRORS[404], 503: ERRORS[503]},
+)
 async def get_version(request: Request, name: str, version: str) -> Response:
     """Describe a version: aliases that name it, whether it can be served, its manifest and
     evidence."""

@@ -1,20 +1,38 @@
-"""The parts of the OpenAPI document that routes share: problems, and the bodies that requests may
-have."""
+"""The parts of the OpenAPI document that routes share: problems, and the bodies and queries that
+requests may have."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
+
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
-from service.api.schemas import Envelope, ModelRequest, Problem, RequestModel
+from service.api.schemas import (
+    AcquireRequest,
+    Envelope,
+    LabelsDeletion,
+    LabelsRequest,
+    PredictJobRequest,
+    PredictRequest,
+    Problem,
+    RequestModel,
+)
 from service.error_forms import JSON, PROBLEM_JSON
 
-
-def problem_content() -> dict[str, Any]:
-    return {"model": Problem, "content": {PROBLEM_JSON: {}}}
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: problem_content() for status in (404, 413, 415, 422, 429, 503, 504)
+# The others follow from the routes' `responses`
+NAMED = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)
+FORMS: dict[type[RequestModel], str] = {
+    PredictRequest: "inputs",
+    AcquireRequest: "pool",
+    PredictJobRequest: "inputs",
 }
+SCHEMAS = "#/components/schemas/"
+BINARY = {"type": "string", "format": "binary"}
+IN_QUERY = "with a body that is no JSON"
+PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
+Answers = dict[int | str, dict[str, Any]]
+ERRORS: Answers = dict.fromkeys((404, 413, 415, 422, 429, 503, 504), PROBLEM)
+OF_ALL: Answers = {"default": {"description": "Any other error", **PROBLEM}}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
     "in": "header",
@@ -23,48 +41,81 @@ PURPOSE_PARAMETER: dict[str, Any] = {
 }
 
 
-def file_body(kind: type[ModelRequest], media_types: list[str]) -> dict[str, Any]:
-    binary = {"type": "string", "format": "binary"}
-    content = {media_type: {"schema": binary} for media_type in media_types}
+def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document that has the schemas of requests and problems, which the framework does not
+    see."""
+    found = models_json_schema(
+        [(kind, "validation") for kind in NAMED], ref_template=f"{SCHEMAS}{{model}}"
+    )
+    schemas = found[1]["$defs"]
+    for schema in schemas.values():
+        schema.pop("examples", None)
+    for kind, rows_field in FORMS.items():
+        schema = schemas[kind.__name__]
+        files = {
+            "type": "array",
+            "items": BINARY,
+            "minItems": 1,
+            "description": "PNG, JPEG, WebP or BMP files, for a model of images",
+        }
+        fields = {name: _without_default(field) for name, field in schema["properties"].items()}
+        form = {**schema, "title": _form_name(kind), "properties": {**fields, rows_field: files}}
+        schemas[_form_name(kind)] = form
+    components = document["components"]
+    return {
+        **document,
+        "components": {**components, "schemas": {**components["schemas"], **schemas}},
+    }
+
+
+def _form_name(kind: type[RequestModel]) -> str:
+    return kind.__name__.replace("Request", "Form")
+
+
+def json_body(kind: type[RequestModel]) -> dict[str, Any]:
+    examples = kind.model_json_schema()["examples"]
+    named = {f"example {i}": {"value": value} for i, value in enumerate(examples, start=1)}
+    schema = {"$ref": f"{SCHEMAS}{kind.__name__}"}
+    content = {JSON: {"schema": schema, "examples": named}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str, Any]:
+    content = {media_type: {"schema": BINARY} for media_type in media_types}
     return {"requestBody": {"required": True, "content": content}, "parameters": query_of(kind)}
 
 
-def query_of(kind: type[RequestModel]) -> list[dict[str, Any]]:
+def request_body(kind: type[Envelope], takes_files: bool = False) -> dict[str, Any]:
+    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form;
+    files of pools with the rest in the query where it takes them.
+    """
+    body = json_body(kind)
+    content = body["requestBody"]["content"]
+    content |= {
+        media: {"schema": BINARY} for media in (NPY, *(FILE_ENDINGS if takes_files else ()))
+    }
+    content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{_form_name(kind)}"}}
+    parameters = query_of(kind, but=FORMS[kind])
+    return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
+
+
+def query_of(kind: type[RequestModel], but: str = "") -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "query", **_as_written(schema)}
+        {"name": name, "in": "query", "schema": _as_written(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
+        if name != but
     ]
 
 
 def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe a parameter of a query; lists are JSON there too."""
-    is_list = schema.get("type") == "array"
-    return {"content": {JSON: {"schema": schema}}} if is_list else {"schema": schema}
+    """Describe a parameter of a query, which is left out rather than null; objects are JSON."""
+    kind = schema.get("anyOf", [schema])[0]
+    if kind["type"] == "object":
+        return {"type": "string", "contentMediaType": JSON}
+    return _without_default({k: v for k, v in schema.items() if k != "anyOf"} | kind)
 
 
-def request_body(
-    kind: type[Envelope], rows_field: str, takes_files: bool = False
-) -> dict[str, Any]:
-    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form;
-    files of pools with the rest in the query where it takes them.
-    """
-    schema = kind.model_json_schema()
-    examples = {
-        f"example {i}": {"value": value} for i, value in enumerate(schema.pop("examples"), start=1)
-    }
-    binary = {"type": "string", "format": "binary"}
-    files = {
-        "type": "array",
-        "items": binary,
-        "minItems": 1,
-        "description": "PNG, JPEG, WebP or BMP files, for a model of images",
-    }
-    form = {**schema, "properties": {**schema["properties"], rows_field: files}}
-    content = {
-        JSON: {"schema": schema, "examples": examples},
-        NPY: {"schema": binary},
-        FORM: {"schema": form},
-    }
-    if takes_files:
-        content |= {media_type: {"schema": binary} for media_type in FILE_ENDINGS}
-    return {"requestBody": {"required": True, "content": content}}
+def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a field's schema so that clients do not send its default: not of a query, where JSON
+    holds every field, nor of a form, where they write it in their own way."""
+    return {name: value for name, value in schema.items() if name != "default"}

@@ -37,13 +37,13 @@ TEXT_LETTERS = 1000  # of a text that are shown
 ROWS_BYTES = 64 << 20  # of all rows that are shown
 NUMBER_BYTES = 12  # of a number as JSON, about
 
-router = APIRouter()
+router = APIRouter(tags=["Acquire"])
 
 
 @router.post(
     "/acquire/preview",
     responses={200: {"model": PreviewAnswer}, **ERRORS},
-    openapi_extra=file_body(PreviewRequest, list(ENDINGS)),
+    openapi_extra=file_body(PreviewRequest, ENDINGS),
 )
 async def post_preview(request: Request) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""

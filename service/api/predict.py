@@ -22,7 +22,7 @@ from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import Explained, explanation_bytes
-from service.api.openapi import ERRORS, PURPOSE_PARAMETER, request_body
+from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, request_body
 from service.api.options import (
     decision_options,
     groups_of,
@@ -63,9 +63,10 @@ Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
+BODY = request_body(PredictRequest)
 FEW_ROWS = 8  # of a request whose answer takes no time to write
 
-router = APIRouter()
+router = APIRouter(tags=["Predict"])
 
 
 @dataclass(eq=False)
@@ -91,8 +92,8 @@ class ToExplain:
 
 @router.post(
     "/predict",
-    responses={200: {"model": PredictAnswer, "content": {NPZ: {}}}, **ERRORS},
-    openapi_extra={**request_body(PredictRequest, INPUTS), "parameters": [PURPOSE_PARAMETER]},
+    responses={200: {"model": PredictAnswer, "content": {NPZ: {"schema": BINARY}}}, **ERRORS},
+    openapi_extra={**BODY, "parameters": [*BODY["parameters"], PURPOSE_PARAMETER]},
 )
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 from model_store.artifacts.report import EvaluationReport, evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.errors import NotFound, StoreError
-from service.api.openapi import ERRORS
+from service.api.openapi import BINARY, ERRORS
 from service.context import context_of
+from service.error_forms import JSON
 from service.models.models import Models
 
 MEDIA_TYPES = {
@@ -27,14 +28,18 @@ CONFINED = {
     "X-Content-Type-Options": "nosniff",
 }
 OTHER = "application/octet-stream"
-ANY_FILE: dict[str, Any] = {media_type: {} for media_type in (*MEDIA_TYPES.values(), OTHER)}
+A_REPORT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
+ANY_FILE: dict[str, Any] = {
+    **{media_type: {"schema": BINARY} for media_type in (OTHER, *MEDIA_TYPES.values())},
+    **A_REPORT,
+}
 
-router = APIRouter()
+router = APIRouter(tags=["Models"])
 PATH = "/models/{name}/versions/{version}/evidence"
 CANNOT_BE_READ: dict[int | str, dict[str, Any]] = {404: ERRORS[404], 503: ERRORS[503]}
 
 
-@router.get(PATH, responses=CANNOT_BE_READ)
+@router.get(PATH, responses={200: {"content": A_REPORT}, **CANNOT_BE_READ})
 async def get_evidence(request: Request, name: str, version: str) -> Response:
     """Give the evaluation report of a version: what `python -m training evaluate` measured of
     it."""

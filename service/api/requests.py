@@ -299,18 +299,20 @@ def text_fields(
     for name, text in pairs:
         annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
         is_item = "list" in annotation and name != rows_field and not text.startswith("[")
+        value: Any = text
+        is_json = any(kind in annotation for kind in ("int", "float", "bool", "list"))
+        if is_json and name != rows_field and not (is_item and "str" in annotation):
+            try:
+                value = orjson.loads(text.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                raise InvalidInput(f"{where}: {name}", "a JSON value", "something else") from None
         if is_item and (name in items or name not in fields):  # a field for each
             items.add(name)
-            fields.setdefault(name, []).append(text)
+            fields.setdefault(name, []).append(value)
             continue
         if name == rows_field or name in fields:
             raise InvalidInput(f"{where}: {name[:80]}", "once, next to the rows", "it again")
-        fields[name] = text
-        if any(json_type in annotation for json_type in ("int", "float", "bool", "list")):
-            try:
-                fields[name] = orjson.loads(text.encode("utf-8", "replace"))
-            except orjson.JSONDecodeError:
-                raise InvalidInput(f"{where}: {name}", "a JSON value", "something else") from None
+        fields[name] = value
     return fields
 
 

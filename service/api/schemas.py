@@ -333,6 +333,10 @@ class LabelListAnswer(BaseModel):
 class LabelsDeletion(RequestModel):
     """A request to delete labels: all that are there."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "digits", "ids": ["mine"]}]}
+    )
+
     model: str | None = None
     """a published model; may be left out where there is one"""
 

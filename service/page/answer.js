@@ -49,7 +49,7 @@ export function badge(row, answer, manifest) {
 }
 
 /** The prediction set in words; of very many classes the most probable. Of a flagged row it promises nothing. */
-function setOf(row, answer, classes) {
+export function setOf(row, answer, classes) {
   const sure = answer.confidence === null ? "on average" : `with a confidence of ${percent(answer.confidence)}`;
   const share = new Map(classes.map((name, c) => [name, row.probabilities[c]]));
   const all = row.prediction_set.length > MOST_NAMES ? [...row.prediction_set].sort((a, b) => share.get(b) - share.get(a)) : row.prediction_set;

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 names=("$@")
-[ "${names[*]}" = all ] && names=(schemathesis label-studio examples page buckets ray tritonclient kserve mlserver mlflow)
+[ "${names[*]}" = all ] && names=(schemathesis label-studio generated examples page buckets ray tritonclient kserve mlserver mlflow)
 
 make_venv() { # NAME PIP-ARGUMENTS...
     "$PYTHON" -m venv ".venv-$1"
@@ -34,6 +34,12 @@ make_environment() {
         make_venv "$1" -r tests/real/page-requirements.txt
         if command -v npm > /dev/null; then
             (cd .venv-page && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz package/axe.min.js)
+        fi
+        ;;
+    generated) # generators of clients: of Python, and where there is npm of TypeScript
+        make_venv "$1" openapi-python-client==0.29.1
+        if command -v npm > /dev/null; then
+            npm install --silent --no-fund --prefix .venv-generated openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
         fi
         ;;
     docs) make_venv "$1" mkdocs==1.6.1 mkdocs-material==9.8.1 ;;

@@ -56,9 +56,9 @@ def document(url, tmp_path_factory):
     """The OpenAPI document of the service, with rows as `digits` has them, so that many requests
     are answered 200."""
     document = httpx.get(f"{url}/openapi.json").json()
-    for path, field in (("/predict", "inputs"), ("/acquire", "pool")):
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        content["schema"]["properties"] |= {
+    for name, field in (("predict", "inputs"), ("acquire", "pool")):
+        del document["paths"][f"/{name}"]["post"]["parameters"]  # JSON goes without
+        document["components"]["schemas"][f"{name.title()}Request"]["properties"] |= {
             field: {"type": "array", "items": ROW, "minItems": 1, "maxItems": 3},
             "model": {"enum": ["digits", None]},
             "version": {"enum": ["latest", "1"]},

@@ -17,8 +17,14 @@ from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
+from service.api.answers import (
+    StudioHealthAnswer,
+    StudioPredictAnswer,
+    StudioSetupAnswer,
+    StudioWebhookAnswer,
+)
 from service.api.labels import OBJECT_BYTES, keep_labels
-from service.api.openapi import ERRORS, problem_content
+from service.api.openapi import ERRORS, PROBLEM
 from service.api.options import num_samples_of, validate
 from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
@@ -46,21 +52,24 @@ from service.models.models import Served
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
 
-router = APIRouter(prefix="/label-studio/{name}")
+router = APIRouter(prefix="/label-studio/{name}", tags=["Label Studio"])
 A_JSON_OBJECT: dict[str, Any] = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
 }
-ANSWERS: dict[int | str, dict[str, Any]] = {**ERRORS, 200: {"content": {JSON: {}}}}
 
 
-@router.get("/health", responses={404: ERRORS[404]})
+@router.get("/health", responses={200: {"model": StudioHealthAnswer}, 404: ERRORS[404]})
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Say that the backend is up."""
     context_of(request).models.name(name)
     return json_response({"status": "UP", "model_class": "Dubito"})
 
 
-@router.post("/setup", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
+@router.post(
+    "/setup",
+    responses={200: {"model": StudioSetupAnswer}, **ERRORS},
+    openapi_extra=A_JSON_OBJECT,
+)
 async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Say which version answers, if a project's labelling configuration suits the model."""
     context = context_of(request)
@@ -71,7 +80,11 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     return json_response({"model_version": model_version(served)})
 
 
-@router.post("/predict", responses=ANSWERS, openapi_extra=A_JSON_OBJECT)
+@router.post(
+    "/predict",
+    responses={200: {"model": StudioPredictAnswer}, **ERRORS},
+    openapi_extra=A_JSON_OBJECT,
+)
 async def post_label_studio_predict(request: Request, name: str) -> Response:
     """Predict tasks; the score is lowest where the model doubts most: Label Studio asks for such
     tasks first."""
@@ -115,7 +128,12 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
 @router.post(
     "/webhook",
     status_code=201,
-    responses={**ANSWERS, 201: {"content": {JSON: {}}}, 507: problem_content()},
+    responses={
+        200: {"model": StudioWebhookAnswer},
+        201: {"model": StudioWebhookAnswer},
+        **ERRORS,
+        507: PROBLEM,
+    },
     openapi_extra=A_JSON_OBJECT,
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:

@@ -19,7 +19,6 @@ from tests.support.files import npy_bytes
 NOT_DOCUMENTED = {
     "/",
     "/page/{path:path}",
-    "/metrics",
     "/docs",
     "/docs/oauth2-redirect",
     "/openapi.json",

@@ -47,6 +47,13 @@ def test_rows_are_shown_in_the_order_in_which_they_were_asked_for(client, digits
     assert answer["ignored_columns"] == (["note"] if is_parquet else [])
 
 
+def test_rows_may_be_asked_for_one_by_one(client):
+    query, npy = "rows=1&rows=0", {"Content-Type": "application/x-npy"}
+    content = npy_bytes(np.zeros((2, 64)))
+    answer = client.post(f"/acquire/preview?{query}", content=content, headers=npy).json()
+    assert [row["index"] for row in answer["preview"]] == [1, 0]
+
+
 def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_rows):
     content = npy_bytes(np.asarray(digits_rows[:20], dtype=np.float32).reshape(20, 64))
     found = preview(client, content, NPY).json()["preview"]

@@ -1,0 +1,80 @@
+"""Hamiltonian Monte Carlo (Neal 2011, "MCMC using Hamiltonian dynamics"): draws of a small
+network's posterior itself, which approximations are held against."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
+
+ACCEPTED = 0.8  # of proposals, which the step size is adapted to
+ADAPTATION = 0.05  # of the log of the step size, by a step's acceptance
+FIRST_STEP = 0.01
+PATH = 40  # leapfrog steps of a proposal, at most
+
+
+def sample(
+    log_density: LogDensity,
+    start: Float[Tensor, "K D"],
+    warm_up: int,
+    draws: int,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "M K D"], float]:
+    """Return draws of K chains, and the share of proposals that was accepted.
+
+    While it warms up the step size is adapted, and halfway the masses, to the inverse variances
+    over the chains. A proposal has 1 to `PATH` leapfrog steps, so that no period of the dynamics
+    is hit.
+    """
+    theta = start.detach().clone()
+    scale = torch.ones_like(theta[0])  # inverse masses' roots
+    value, gradient = _with_gradient(log_density, theta)
+    log_step, kept, seen, accepted = math.log(FIRST_STEP), [], [], 0.0
+    for i in range(warm_up + draws):
+        momentum = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        length = int(torch.randint(1, PATH + 1, (), generator=generator))
+        step = math.exp(log_step) * scale
+        moved, slope, speed, there = theta, gradient, momentum, value
+        for _ in range(length):
+            speed = speed + 0.5 * step * slope
+            moved = moved + step * speed
+            there, slope = _with_gradient(log_density, moved)
+            speed = speed + 0.5 * step * slope
+        energy = there - value - 0.5 * (speed.square() - momentum.square()).sum(1)
+        chance = torch.nan_to_num(energy, nan=-torch.inf).clamp(max=0.0).exp()
+        uniform = torch.rand(len(theta), generator=generator, dtype=theta.dtype)
+        takes = (uniform < chance)[:, None]
+        theta, gradient = torch.where(takes, moved, theta), torch.where(takes, slope, gradient)
+        value = torch.where(takes[:, 0], there, value)
+        if i < warm_up:
+            log_step += ADAPTATION * (chance.mean().item() - ACCEPTED) * (4.0 if i < 100 else 1.0)
+            seen.append(theta)
+            if i == warm_up // 2:
+                scale = torch.stack(seen[i // 2 :]).flatten(0, 1).std(0)
+                log_step += math.log(1.0 / scale.mean().item())
+        else:
+            kept.append(theta)
+            accepted += chance.mean().item() / draws
+    return torch.stack(kept), accepted
+
+
+def _with_gradient(
+    log_density: LogDensity, theta: Float[Tensor, "K D"]
+) -> tuple[Float[Tensor, "K"], Float[Tensor, "K D"]]:
+    theta = theta.detach().requires_grad_()
+    value = log_density(theta)
+    (gradient,) = torch.autograd.grad(value.sum(), theta)
+    return value.detach(), gradient
+
+
+def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:
+    """Return the potential scale reduction of halves of chains (Gelman et al. 2013, equation 11.4):
+    near 1 where they agree."""
+    half = len(values) // 2
+    halves = torch.cat([values[:half], values[half : 2 * half]], dim=1)
+    within = halves.var(dim=0).mean(dim=0)
+    between = halves.mean(dim=0).var(dim=0)
+    return (((half - 1) / half * within + between) / within).sqrt()
