@@ -27,7 +27,7 @@ MOST_ROWS = 32
 MOST_NUMBERS = 1 << 16  # of all rows
 DIGITS = 5  # of a standard deviation that float32 keeps
 
-router = APIRouter()
+router = APIRouter(tags=["Predict"])
 
 
 @router.get(
