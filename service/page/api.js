@@ -22,7 +22,7 @@ export async function ask(path, { method = "GET", json, body, type, query, signa
   const known = () => keys[door] ?? keys.page;
   for (;;) {
     const sent = known();
-    const headers = {};
+    const headers = { "Dubito-Purpose": "test" }; // what people try here is no traffic
     if (json !== undefined) headers["Content-Type"] = "application/json";
     else if (type) headers["Content-Type"] = type;
     if (sent) headers.Authorization = `Bearer ${sent}`;
@@ -66,8 +66,11 @@ async function reason(answer) {
   }
 }
 
+/** Have another key given, in place of one whose scopes do not suffice; who has none goes back. */
+export const changeKey = () => askForKey("page", true, true);
+
 /** Ask people for a key; return whether they gave one. */
-function askForKey(door, wasWrong) {
+function askForKey(door, wasWrong, mayCancel = door === "admin") {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key");
     const given = document.getElementById("key-given");
@@ -75,12 +78,12 @@ function askForKey(door, wasWrong) {
     document.getElementById("key-why").textContent = door === "admin"
       ? `${wasWrong ? "The key that was given may not do this. " : ""}Fitting, promoting and rolling back need the scope admin.`
       : wasWrong
-        ? "The key that was given is not valid here, or has expired."
+        ? "The key that was given is not valid here, has expired, or may not do this."
         : "Those who run it can give you one, with the scopes read, predict, acquire, label and metrics for all of this page.";
-    document.getElementById("key-not").hidden = door !== "admin";
+    document.getElementById("key-not").hidden = !mayCancel;
     given.value = "";
     dialog.returnValue = "";
-    dialog.oncancel = (event) => door === "admin" || event.preventDefault();
+    dialog.oncancel = (event) => mayCancel || event.preventDefault();
     dialog.addEventListener(
       "close",
       () => {

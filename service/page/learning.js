@@ -121,7 +121,7 @@ async function candidateOf({ candidates }, description, move) {
   const onLabels = Object.entries(control?.figures ?? {}).map(([key, found]) => row(figureOf(plainKey(key)), found.against, found.candidate, found.interval));
   const isServed = description.serving === version;
   const isWorse = newest.why.startsWith("gate:");
-  const why = isWorse ? "it is worse than what is served, beyond chance" : newest.why;
+  const why = isWorse ? "it is worse than what is served, beyond chance" : newest.why.split(": `")[0]; // without the command: there is a button
   const heads = ["figure", `version ${against}`, `version ${version}`, "difference"];
   const other = isServed ? against : version;
   return [

@@ -130,7 +130,7 @@ function ofCells(names, of) {
 }
 
 /** How the numbers of a row lie as a picture: {height, width, at(y, x, channel), channels}; null where they are none. */
-function planesOf({ shape, dtype, columns, text }) {
+export function planesOf({ shape, dtype, columns, text }) {
   if (columns.length || text || dtype !== "float32" || shape.length < 2 || shape.length > 3) return null;
   const [channels, height, width] = shape.length === 2 ? [1, ...shape] : shape[2] <= 3 && shape[0] > 3 ? [shape[2], shape[0], shape[1]] : shape;
   if (![1, 3].includes(channels) || Math.min(height, width) < 2) return null;
@@ -139,7 +139,7 @@ function planesOf({ shape, dtype, columns, text }) {
 }
 
 /** A row on a canvas: photographs as they are; of other grey numbers the large ones are ink. */
-function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
+export function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
   const step = Math.ceil(Math.max(height, width) / MOST_SIDE);
   const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
   const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });

@@ -20,8 +20,8 @@ export function strengthsOf({ manifest }, report) {
 function sentence({ task, quality, output }, report) {
   const rows = report?.test ? ` of ${number(report.test.rows)} rows that it had not seen` : " of the rows that it had not seen";
   const interval = report?.summary_intervals?.[task === "regression" ? "test_rmse" : "test_accuracy"];
-  if (task === "regression") return `Off by ${number(quality.test_rmse)} as a rule (root mean square of its errors${rows.replace(" of", " on")})${interval ? `, from ${number(interval[0])} to ${number(interval[1])} with 95 %` : ""}; what it says of ${output.target ?? "the target"} comes with an interval.`;
-  return `Right on ${percent(quality.test_accuracy)}${rows}${interval ? `, which may be from ${percent(interval[0])} to ${percent(interval[1])} on others like them (95 %)` : ""}.`;
+  if (task === "regression") return `Off by ${number(report?.test?.rmse ?? quality.test_rmse)} as a rule (root mean square of its errors${rows.replace(" of", " on")})${interval ? `, from ${number(interval[0])} to ${number(interval[1])} with 95 %` : ""}; what it says of ${output.target ?? "the target"} comes with an interval.`;
+  return `Right on ${percent(report?.test?.accuracy ?? quality.test_accuracy)}${rows}${interval ? `, which may be from ${percent(interval[0])} to ${percent(interval[1])} on others like them (95 %)` : ""}.`;
 }
 
 function byClass({ by_class }, classes) {

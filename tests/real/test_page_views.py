@@ -368,7 +368,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
 def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, service):
     opened(driver, f"{service}/#/live")
     until(driver, lambda: "last at" in text_of(driver, "#live-state"))
-    assert "Rates need two looks" in text_of(driver, "#live-state")
+    until(driver, lambda: "Nobody has asked for an answer" in text_of(driver, "main"))
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
     with httpx.Client(base_url=service, timeout=60) as client:
         before = client.get("/models/digits").json()["drift"]
@@ -397,6 +397,40 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     driver.execute_script("location.hash = '#/live'")
     until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
     assert complaints(driver) == []
+    press(driver, "Reset the alarm")
+    until(driver, lambda: "no key for administration" in text_of(driver, "main"))
+
+
+def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_again(
+    store, tmp_path
+):
+    names = {"reader": ["read", "metrics"], "admin": ["read", "metrics", "predict", "admin"]}
+    entries = [
+        f'[[keys]]\nname = "{name}"\nkey = "{KEY}-{name}"\nscopes = {json.dumps(scopes)}\n'
+        for name, scopes in names.items()
+    ]
+    (tmp_path / "keys.toml").write_text("\n".join(entries))
+
+    def give_key(name):
+        until(driver, lambda: driver.find_element("id", "key-given").is_displayed())
+        driver.find_element("id", "key-given").send_keys(f"{KEY}-{name}", "\ue007")
+
+    with chromium() as driver:
+        with serving(store, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as (url, _):
+            headers = {"Authorization": f"Bearer {KEY}-admin"}
+            rows = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
+            with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
+                for few in rows:
+                    client.post("/predict", json={"inputs": few.tolist()}).raise_for_status()
+                driver.get(f"{url}/#/live")
+                give_key("reader")
+                until(driver, lambda: "Drift: rows are not like" in text_of(driver, "main"))
+                press(driver, "Reset the alarm")
+                give_key("admin")
+                until(driver, lambda: "Drift: rows" not in text_of(driver, "main"))
+                assert not client.get("/models/digits").json()["drift"]["alarm"]
+        until(driver, lambda: "cannot be reached" in text_of(driver, "main .notice.bad"))
+        press(driver, "Try now")
 
 
 def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path):
