@@ -25,6 +25,7 @@ from service.api import (
     page,
     pool_files,
     predict,
+    problem_kinds,
     problems,
     report,
 )
@@ -112,7 +113,18 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = (predict, acquire, pool_files, jobs, labels, label_studio, models, report, health)
+    own = (
+        predict,
+        acquire,
+        pool_files,
+        jobs,
+        labels,
+        label_studio,
+        models,
+        report,
+        health,
+        problem_kinds,
+    )
     routers = [r.router for r in (*own, open_inference, mlflow)]
     if settings.page:
         routers.append(page.router)
