@@ -1,6 +1,6 @@
 """`inspect` data; `fit`, `prune` and `calibrate` models; `evaluate` and `compare` them; `candidate`
 learns on, `active` says how many labels would have been needed, and `reproduce` measures the
-papers' tables.
+papers' tables and figures (`certify` those that say how good posteriors are).
 """
 
 import argparse
@@ -52,6 +52,7 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     versions.add_compare(commands)
     candidate.add_candidate(commands)
     active.add_active(commands)
+    reproduce.add_certify(commands)
     reproduce.add_reproduce(commands)
     return parser
 

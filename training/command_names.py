@@ -11,5 +11,6 @@ COMMANDS = {
     "worse",
     "active": "simulate active learning on labelled data: how many labels are needed, and how many "
     "are saved",
+    "certify": "hold every method's posterior against exact ones and Hamiltonian Monte Carlo",
     "reproduce": "measure the papers' tables and figures, and write pages of them and ours",
 }

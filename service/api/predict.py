@@ -29,21 +29,27 @@ from service.api.options import (
     num_samples_of,
     refuse_large_answers,
 )
+from service.api.pool_files import open_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
+    FILE_ENDINGS,
     NPZ,
     SMALL_JSON_BYTES,
+    answer_type,
+    envelope_of_query,
     find_odd_cells,
     header,
     pool_numbers,
     read_body,
     read_rows,
+    request_media_type,
     row_numbers,
 )
 from service.api.responses import (
     NUMBERS_AT_ONCE,
     Answer,
     answer_bytes,
+    gzip_parts,
     predict_json,
     predict_npz,
     response,
@@ -55,6 +61,7 @@ from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
 from service.error_forms import JSON
+from service.errors import TooLarge
 from service.models.models import Served
 
 T = TypeVar("T")
@@ -62,6 +69,8 @@ Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
+ENCODINGS = b"accept-encoding"
+PACKED_FROM = 64 << 10  # bytes of an answer as JSON
 FEW_ROWS = 8  # of a request whose answer takes no time to write
 
 router = APIRouter(tags=["Predict"])
@@ -91,21 +100,42 @@ class ToExplain:
 @router.post(
     "/predict",
     responses={200: {"model": PredictAnswer, "content": {NPZ: {"schema": BINARY}}}, **ERRORS},
-    openapi_extra=request_body(PredictRequest),
+    openapi_extra=request_body(PredictRequest, takes_files=True),
 )
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
+    media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, settings.max_rows)
+    if request_media_type(request) in FILE_ENDINGS:
+        asked = await _read_file(context, call, body)
+    else:
+        most = settings.max_rows
+        envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
+        asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
+        del rows
     del body  # it goes with its rows
-    as_arrays = NPZ in header(request, b"accept")
-    asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
-    del rows
-    encode, media_type = (predict_npz, NPZ) if as_arrays else (predict_json, JSON)
-    return response(await predict(context, asked, encode, as_arrays), media_type)
+    encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
+    parts = await predict(context, asked, encode, as_arrays)
+    size = sum(map(len, parts))
+    if not packs or as_arrays or size < PACKED_FROM:
+        return response(parts, media_type)
+    parts = await context.threads.answers.run(call, size, partial(gzip_parts, parts, call.pause))
+    packed = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return response(parts, media_type, packed)
+
+
+async def _read_file(context: Context, call: Call, body: bytes | bytearray) -> ToPredict:
+    envelope = envelope_of_query(call.request, PredictRequest, INPUTS)
+    served = await context.served(call, envelope)
+    ending = FILE_ENDINGS[request_media_type(call.request)]
+    rows = await open_file(context, call, body, served, INPUTS, envelope.encoded, ending)
+    if rows.rows > context.settings.max_rows:
+        got = f"got {rows.rows} (/predict/jobs takes more)"
+        raise TooLarge(f"{INPUTS}: expected at most {context.settings.max_rows} rows, {got}")
+    return ToPredict(call, envelope, served, rows)
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:

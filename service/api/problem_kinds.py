@@ -19,6 +19,11 @@ KINDS = {
     ),
     "not_found": (404, "no such model, version, job, file or path", "`GET /models`"),
     "method_not_allowed": (405, "the path takes another method", "use one named in `Allow`"),
+    "not_acceptable": (
+        406,
+        "`Accept` names no media type that the answer could have",
+        "name `application/json`, or none",
+    ),
     "in_use": (409, "a version that is served cannot be unloaded", "move the alias first"),
     "not_done": (409, "a job is not over, or what was asked cannot be done here", "as `detail`"),
     "conflict": (409, "a label goes against one that was kept", "send it with `replace`"),

@@ -16,13 +16,26 @@ if TYPE_CHECKING:
     from training.reproduce.cells import Target
 
 OUT = Path("docs/results/reproduce")
+CERTIFYING = ("exact", "gap")  # targets that hold posteriors against what is known
 
 
 def add_reproduce(commands: Commands) -> None:
     parser = commands.add_parser("reproduce", help=COMMANDS["reproduce"])
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="by default all; `--list` names them"
+    )
+    _add_options(parser)
+
+
+def add_certify(commands: Commands) -> None:
+    parser = commands.add_parser("certify", help=COMMANDS["certify"])
+    parser.set_defaults(targets=list(CERTIFYING))
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_reproduce)
     add = parser.add_argument
-    add("targets", nargs="*", metavar="TARGET", help="by default all; `--list` names them")
     add("--list", action="store_true", help="say what there is, and how much of it is measured")
     add("--pages", action="store_true", help="measure nothing, write pages of what is there")
     add("--budget", type=float, metavar="MINUTES", help="begin no cell after so many")
@@ -40,6 +53,7 @@ def known_targets() -> "dict[str, Target]":
 
 def _reproduce(options: argparse.Namespace) -> None:
     from training.reproduce.cells import measure_missing
+    from training.reproduce.findings import findings_page
     from training.reproduce.pages import write_pages
 
     known = known_targets()
@@ -47,7 +61,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     if unknown:
         raise InvalidInput("TARGET", f"one of {', '.join(known)}", unknown[0])
     if options.list:
-        for target in known.values():
+        for target in (known[name] for name in options.targets or known):
             cells = len(target.rows) * target.seeds
             left = len([*target.missing(options.out)])
             print(f"{target.name:20} {cells - left:4} of {cells:4}  {target.title}")
@@ -58,4 +72,5 @@ def _reproduce(options: argparse.Namespace) -> None:
         runs = runs_folder()
         left = measure_missing(targets, options.out, runs, options.budget, options.quiet)
     write_pages([*known.values()], options.out)
+    (options.out / "findings.md").write_text(findings_page(known, options.out))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.linear_gaussian import (
-    METHODS,
-    Problem,
-    at_exact_posterior,
-    compared,
-    fit,
-    recipe,
-)
 from training.data import Rows, Splits
 from training.fitting.convergence import bound, pulls, slope
 from training.fitting.early_stopping import is_as_good
 from training.fitting.run import Run, run_provenance
 from training.recipe import Recipe
+from training.reproduce.exact import (
+    METHODS,
+    Problem,
+    at_exact_posterior,
+    compare,
+    fit,
+    recipe,
+)
 
 VARIANCE_TOLERANCE = 0.2  # of logarithms
 
@@ -33,7 +33,7 @@ def found(problem, method, start, folder):
     """Variances over the best of the factorial Gaussians, and means off by how many standard
     deviations."""
     model, run = fit(problem, recipe(method, start, **METHODS[method]), folder)
-    return *compared(model, problem), run_provenance(run, problem.splits)
+    return *compare(model, problem), run_provenance(run, problem.splits)
 
 
 @pytest.mark.usefixtures("fits")
