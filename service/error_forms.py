@@ -10,10 +10,12 @@ from http import HTTPStatus
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Scope
 
 from model_store.errors import InvalidInput
+from service.call import prefix_of
 
-NAMED = re.compile(r"(.{1,200}?): expected ", re.DOTALL)  # the field of a detail
+NAMED = re.compile(r"(.{0,200}?): expected ", re.DOTALL)  # the field of a detail
 PROBLEMS = "/problems"
 PROBLEM_JSON = "application/problem+json"
 JSON = "application/json"
@@ -38,13 +40,14 @@ def is_of_others(path: str) -> bool:
 
 
 def error_form(
-    path: str, status: int, code: str, detail: str, errors: Sequence[InvalidInput] = ()
+    scope: Scope, status: int, code: str, detail: str, errors: Sequence[InvalidInput] = ()
 ) -> tuple[int, bytes, str]:
+    path = scope["path"]
     detail = _utf8(detail)
     if not is_of_others(path):
         named = NAMED.match(detail)
         content = {
-            "type": f"{PROBLEMS}#{code}",
+            "type": f"{prefix_of(scope)}{PROBLEMS}#{code}",
             "title": HTTPStatus(status).phrase,
             "status": status,
             "detail": detail,
@@ -66,12 +69,12 @@ def _utf8(text: str) -> str:
 
 
 def problem(
-    path: str,
+    scope: Scope,
     status: int,
     code: str,
     detail: str,
     headers: dict[str, str] | None = None,
     errors: Sequence[InvalidInput] = (),
 ) -> Response:
-    status, body, media_type = error_form(path, status, code, detail, errors)
+    status, body, media_type = error_form(scope, status, code, detail, errors)
     return Response(body, status, headers, media_type=media_type)

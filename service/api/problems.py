@@ -71,7 +71,7 @@ def domain_error(request: Request, error: Exception) -> Response:
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
     errors = [error, *error.others] if isinstance(error, InvalidInput) else []
-    return problem(request.scope["path"], status, code, str(error), headers, errors)
+    return problem(request.scope, status, code, str(error), headers, errors)
 
 
 async def _domain_error(request: Request, error: Exception) -> Response:
@@ -92,7 +92,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         detail = f"method: expected {allowed}, got {request.method}"
     else:
         detail = str(error.detail)
-    return problem(request.scope["path"], error.status_code, code, detail, headers)
+    return problem(request.scope, error.status_code, code, detail, headers)
 
 
 def _methods_of(request: Request) -> str:
