@@ -20,6 +20,7 @@ from service import VERSION
 from service.api import (
     acquire,
     admin,
+    example_rows,
     health,
     jobs,
     labels,
@@ -119,7 +120,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = [pool_files, jobs, labels, models, report]
+    own = [example_rows, pool_files, jobs, labels, models, report]
     if key_ring.keys.has_administration:
         own.append(admin)
     others = [

@@ -22,7 +22,7 @@ from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import Explained, explanation_bytes
-from service.api.openapi import BINARY, ERRORS, request_body
+from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, request_body
 from service.api.options import (
     decision_options,
     groups_of,
@@ -39,6 +39,7 @@ from service.api.requests import (
     envelope_of_query,
     find_odd_cells,
     header,
+    is_test,
     pool_numbers,
     read_body,
     read_rows,
@@ -69,6 +70,7 @@ Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
+BODY = request_body(PredictRequest, takes_files=True)
 ENCODINGS = b"accept-encoding"
 PACKED_FROM = 64 << 10  # bytes of an answer as JSON
 FEW_ROWS = 8  # of a request whose answer takes no time to write
@@ -100,7 +102,7 @@ class ToExplain:
 @router.post(
     "/predict",
     responses={200: {"model": PredictAnswer, "content": {NPZ: {"schema": BINARY}}}, **ERRORS},
-    openapi_extra=request_body(PredictRequest, takes_files=True),
+    openapi_extra={**BODY, "parameters": [*BODY["parameters"], PURPOSE_PARAMETER]},
 )
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
@@ -163,7 +165,7 @@ async def predict(
     more = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
     with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
-        cells = None
+        cells, counts = None, not is_test(call.request)
         if isinstance(asked.rows, RowFile):
             x = await pool_numbers(context, call, asked.rows, served)
         else:
@@ -186,7 +188,9 @@ async def predict(
         if envelope.explain:
             as_usual = await _predict_as_usual(context, job, predicted) if more else None
             to_explain = ToExplain(cells, as_usual)
-        write = partial(_write, context, job, predicted, options, groups, encode, to_explain)
+        write = partial(
+            _write, context, job, predicted, options, groups, encode, to_explain, counts
+        )
         if len(x) <= FEW_ROWS and not keep and not envelope.explain:
             parts, flags = write()
         else:
@@ -220,9 +224,10 @@ def _write(
     groups: Groups,
     encode: Encoder,
     to_explain: ToExplain | None,
+    counts: bool,
 ) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are
-    watched and counted."""
+    watched and counted, unless the request is a test."""
     served, scores = job.served, predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, INPUTS)
@@ -232,11 +237,12 @@ def _write(
     answer = Answer(results, rows, predicted.seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, job.call.pause)
-    if job.seed is None:  # else a replay
+    if counts and job.seed is None:  # else a replay
         served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
-    context.metrics.count_prediction(
-        served.key, scores.overall, overall, job.num_samples, num_flags
-    )
+    if counts:
+        context.metrics.count_prediction(
+            served.key, scores.overall, overall, job.num_samples, num_flags
+        )
     return parts, num_flags
 
 

@@ -38,6 +38,7 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
+PURPOSE, TEST = "Dubito-Purpose", "test"  # a header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 STEP_BYTES = 1 << 20  # of a form that are parsed at once
 MAX_FORM_FIELDS = 16  # of a form, in addition to its rows
@@ -64,6 +65,15 @@ def header(request: Request, name: bytes, default: str = "") -> str:
             found: str = value.decode("latin-1")
             return found
     return default
+
+
+def is_test(request: Request) -> bool:
+    """Return whether a request is marked as a test, which counts neither for drift nor for metrics
+    of rows."""
+    purpose = header(request, PURPOSE.lower().encode())
+    if purpose not in ("", TEST):
+        raise InvalidInput(PURPOSE, f"{TEST!r}, or no such header", repr(purpose[:80]))
+    return purpose == TEST
 
 
 def request_media_type(request: Request) -> str:

@@ -448,6 +448,14 @@ class PreviewAnswer(BaseModel):
     preview: list[PreviewRow]
 
 
+class ExamplesAnswer(BaseModel):
+    """The answer of /predict/examples: rows as /predict takes them."""
+
+    model: str
+    version: str
+    inputs: list[dict[str, Any] | list[Any]]
+
+
 class ListQuery(RequestModel):
     limit: int | None = Field(default=None, ge=1, le=10_000)
     """how many, at most"""
