@@ -149,7 +149,10 @@ class Jobs:
             )
         return _job(row)
 
-    def of(
+    def of(self, owner: str) -> list[Job]:
+        return self.part_of(owner)[0]
+
+    def part_of(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
         """Return the jobs of an owner, the latest first, and the place after which there are more.

@@ -119,7 +119,7 @@ async def get_jobs(request: Request) -> Response:
     query, prefix = query_fields(request, JobsQuery), prefix_of(request.scope)
 
     def listed() -> dict[str, Any]:
-        jobs, more = Jobs(context.state).of(owner, query.limit, query.after)
+        jobs, more = Jobs(context.state).part_of(owner, query.limit, query.after)
         content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
         return content if query.limit is None else {**content, "next": more}
 
