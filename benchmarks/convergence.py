@@ -180,7 +180,7 @@ def main() -> None:
         recipe = recipes.load(path)
         data = load(recipe, data_root(), ())
         training = {
-            key: int(value) if key == "epochs" else float(value) for key, value in options.set
+            key: int(value) if value.isdigit() else float(value) for key, value in options.set
         }
         for seed in range(options.seeds):
 

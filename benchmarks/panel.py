@@ -454,7 +454,7 @@ def _most_flagged(test: int, ranking: int) -> int:
 def plot(results: dict[str, list[dict[str, Any]]]) -> Figure:
     """Draw ours over boosting, a dot a set: by likelihood, and by error."""
     rows = [Row(name, cells) for name, cells in results.items()]
-    rows.sort(key=lambda row: row.mean("ours", "error") / row.mean("boosting", "error"))
+    rows.sort(key=lambda row: row.mean("ours", "error") / max(row.mean("boosting", "error"), 1e-9))
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 0.24 * len(rows) + 1.6), layout="constrained", sharey=True
     )

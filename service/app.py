@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +20,7 @@ from service import VERSION
 from service.api import (
     acquire,
     admin,
+    example_rows,
     health,
     jobs,
     labels,
@@ -29,7 +32,9 @@ from service.api import (
     report,
 )
 from service.api.examples import with_examples
+from service.api.http_forms import HttpForms, refuse_query
 from service.api.openapi import OF_ALL, with_schemas
+from service.api.requests import NPZ, PARQUET
 from service.auth import auth
 from service.auth.keys import KeyRing
 from service.context import Context
@@ -45,6 +50,8 @@ from service.telemetry.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+GZIP_LEVEL = 4  # JSON takes a fourth of its length, at 60 MB/s
+NOT_PACKED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
 DESCRIPTION = (
     "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
     "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
@@ -112,34 +119,48 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = (predict, acquire, pool_files, jobs, labels, label_studio, models, report, health)
-    routers = [r.router for r in (*own, open_inference, mlflow)]
-    if settings.page:
-        routers.append(page.router)
+    own = [example_rows, pool_files, jobs, labels, models, report]
     if key_ring.keys.has_administration:
-        routers.append(admin.router)
+        own.append(admin)
+    others = [label_studio, health, open_inference, mlflow]  # whose callers may add to the query
+    if settings.page:
+        others.append(page)
+    routers = [part.router for part in (predict, acquire, *own, *others)]
     for router in routers:
-        app.include_router(router)
+        is_own = router in [part.router for part in own]
+        app.include_router(router, dependencies=[Depends(refuse_query)] if is_own else None)
     every = [route for router in routers for route in router.routes]
     app.state.routes = [route for route in every if isinstance(route, APIRoute)]
     _show_examples(app, context)
     problems.install(app)
     frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
     posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
-    app.add_middleware(Shortcut, routes=posts)  # innermost
-    auth.install(app, key_ring, settings.known_hosts())
+    app.add_middleware(HttpForms)  # innermost
+    app.add_middleware(GZipMiddleware, compresslevel=GZIP_LEVEL, exclude_content_types=NOT_PACKED)
+    app.add_middleware(Shortcut, routes=posts)
+    origins = settings.known_origins()
+    auth.install(app, key_ring, settings.known_hosts(), origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Location", "Retry-After", "X-Request-ID", "ETag"],
+        )
     app.add_middleware(
         Observe,
         metrics=context.metrics,
         log=request_log(settings),
         tracing=tracing,
         ending=context.ending,
+        prefix=settings.prefix,
     )
     return app
 
 
 class Shortcut:
-    """Middleware that calls the endpoints of POST routes directly; the innermost.
+    """Middleware that calls the endpoints of POST routes directly.
 
     The framework's layers in between take longer than reading a row.
     """

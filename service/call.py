@@ -24,6 +24,7 @@ from service.server.shares import KEY_NAME, address_client
 T = TypeVar("T")
 
 RECORD_KEY = "dubito.record"
+PREFIX_KEY = "dubito.prefix"  # what came before the path that is routed
 MAX_PHASES = 32  # kept, of a request that is worked on in many parts
 QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
 PATIENCE_S = 0.05  # before watching for a disconnect: most requests are answered by then
@@ -80,6 +81,11 @@ class RequestRecord:
 def record_of(scope: Scope) -> RequestRecord:
     record: RequestRecord = scope[RECORD_KEY]
     return record
+
+
+def prefix_of(scope: Scope) -> str:
+    """Return what a link in an answer begins with: the proxy's prefix, and /v1 where that came."""
+    return str(scope.get(PREFIX_KEY, ""))
 
 
 async def _never() -> Message:

@@ -2,7 +2,7 @@
 
 DubitoError
 ├── RequestError
-│   ├── InUse, NotDone, TooLarge, Unsupported, NotReady
+│   ├── InUse, NotDone, TooLarge, Unsupported, NotAcceptable, NotReady
 │   └── Overloaded, PastDeadline
 └── StoreError
     └── TooLargeToLoad
@@ -29,6 +29,13 @@ class TooLarge(RequestError):
 
 class Unsupported(RequestError):
     """The service does not read this media type or encoding."""
+
+
+class NotAcceptable(RequestError):
+    """The client takes no media type that the service could answer with."""
+
+    def __init__(self, *media_types: str) -> None:
+        super().__init__(f"Accept: expected {' or '.join(media_types)} among them, got others")
 
 
 class NotReady(RequestError):

@@ -58,6 +58,14 @@ class Settings(BaseSettings):
     any. Unset: none where it listens on loopback alone, otherwise any. Addresses and names without
     dots need not be here"""
 
+    origins: str | None = None
+    """origins such as `https://app.example.com`, and commas between, whose pages may ask from a
+    browser (CORS); `*`: any. Unset: none but the service's own page"""
+
+    prefix: str = Field("", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
+    """path that a proxy puts before the service's own, such as `/dubito`: links in answers begin
+    with it, and the proxy may leave it or take it away"""
+
     page: bool = True
     """whether `GET /` is a page for people"""
 
@@ -220,6 +228,9 @@ class Settings(BaseSettings):
             return frozenset() if self.host.startswith(LOOPBACK) else None
         names = frozenset(name.strip().lower() for name in self.hosts.split(","))
         return None if "*" in names else names
+
+    def known_origins(self) -> frozenset[str]:
+        return frozenset(one.strip().lower() for one in (self.origins or "").split(",") if one)
 
     def label_studio_secret(self) -> str | None:
         """Return the token of Label Studio, of the setting or the file."""

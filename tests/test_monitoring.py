@@ -99,10 +99,10 @@ def test_rules_are_about_the_job_that_is_scraped():
 def test_every_alert_says_what_it_is_and_is_in_the_guide_and_tested(name):
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in {"critical", "warning"}
-    assert alert["annotations"].keys() == {"summary", "description", "runbook"}
-    page, _, anchor = alert["annotations"]["runbook"].partition("#")
-    assert page == "docs/monitoring.md" and f"## {anchor.capitalize()}\n" in GUIDE
+    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     (line,) = [line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |")]
+    assert page == "docs/monitoring.md" and f'<a id="{anchor}"></a>' in line
     assert alert["labels"]["severity"] in line
     assert name in (FOLDER / "prometheus" / "rules_test.yml").read_text()
 

@@ -257,6 +257,7 @@ class TrainingSection(Section):
     gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     kl_weight: Positive | None = None
+    kl_weight_reason: str | None = None
     kl_weighting: Literal["uniform", "geometric"] = "uniform"
     alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
     samples: Annotated[int, Field(ge=1, le=1000)] | None = None

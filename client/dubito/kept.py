@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -128,7 +127,7 @@ def _export(client: Client, asked: argparse.Namespace) -> None:
 
 def _row_of(label: KeptLabel) -> dict[str, Any]:
     value = {"target": label.target} if label.label is None else {"label": label.label}
-    of_key = {"annotator": label.annotator or "", "time": _time(label.time)}
+    of_key = {"annotator": label.annotator or "", "time": label.time}
     return {"id": label.id, **value, **of_key, "control": label.control}
 
 
@@ -188,14 +187,10 @@ def _show(jobs: Sequence[Job], asked: argparse.Namespace) -> None:
         print(json.dumps({"jobs": [job.raw for job in jobs]}))
         return
     cells = [
-        (j.id, j.kind, j.state, f"{j.progress:.0%}", j.model, j.version, j.rows, _time(j.created))
+        (j.id, j.kind, j.state, f"{j.progress:.0%}", j.model, j.version, j.rows, j.created)
         for j in jobs
     ]
     print_table(OF_JOBS, cells)
     for job in jobs:
         if job.error:
             print(f"{job.id}: {job.error}")
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

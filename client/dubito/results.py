@@ -88,7 +88,7 @@ def ranking_of(content: Mapping[str, Any]) -> Ranking:
 
 @dataclass(frozen=True)
 class Job:
-    """How far work on a pool is. Times are in seconds since 1970, `progress` goes from 0 to 1.
+    """How far work on a pool is. Times are in UTC (RFC 3339), `progress` goes from 0 to 1.
 
     Attributes:
         raw: all that the service said.
@@ -106,9 +106,9 @@ class Job:
     ignored_columns: Sequence[str]
     progress: float
     seconds_left: float | None
-    created: float
-    ended: float | None
-    expires: float | None
+    created: str
+    ended: str | None
+    expires: str | None
     error: str | None
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -172,7 +172,7 @@ class KeptLabel:
         id: of the row.
         label, target: a class, or of a regression a number; the other is None.
         annotator: the name of the key that it came with; None where the service has no keys.
-        time: in seconds since 1970.
+        time: in UTC, as RFC 3339 has it.
         control: whether the row was set aside to judge the model by.
     """
 
@@ -180,7 +180,7 @@ class KeptLabel:
     label: str | None
     target: float | None
     annotator: str | None
-    time: float
+    time: str
     control: bool
 
 

@@ -89,6 +89,14 @@ CREATE TABLE IF NOT EXISTS candidates (
     time REAL NOT NULL,
     PRIMARY KEY (model, version)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS answers (  -- to requests with an Idempotency-Key
+    owner TEXT NOT NULL,
+    key TEXT NOT NULL,
+    digest TEXT NOT NULL,             -- of the request
+    answer BLOB NOT NULL,
+    time REAL NOT NULL,
+    PRIMARY KEY (owner, key)
+) STRICT;
 """
 # That earlier services did not have, and need not know
 JOB_COLUMNS = {

@@ -32,6 +32,7 @@ FOLDER = "jobs"  # has a folder for each job, of its input and its results
 SLOTS = "slots"
 MOST_DEATHS = 5  # of a job's process without any progress, before the job has failed
 MOST_ORPHANED = 20  # the same where the service died too, which is rarely because of the job
+MAX_PLACE = (1 << 63) - 1
 STRAY_S = 3600.0  # after which a folder without a job belongs to none that is about to be added
 
 
@@ -90,6 +91,7 @@ class Jobs:
         work: int,
         may_wait: Callable[[Mapping[str, int]], bool],
         most_bytes: int,
+        note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
         """Queue a job, in its client's turn: after rows x draws of the client that wait or run, or
         at once where others have as many before it.
@@ -103,6 +105,7 @@ class Jobs:
             work: rows x draws.
             may_wait: whether the client may queue one more, given how many jobs of each wait.
             most_bytes: of the files of all jobs of the owner.
+            note: what is kept with it, or not at all.
 
         Raises:
             TooManyJobs: if it may not wait.
@@ -117,7 +120,7 @@ class Jobs:
             )
             if not may_wait(dict(map(tuple, queued))):
                 raise TooManyJobs
-            connection.execute(
+            row = connection.execute(
                 """
                 INSERT INTO jobs (id, kind, state, owner, client, request, created, work, bytes,
                     turn)
@@ -126,11 +129,15 @@ class Jobs:
                         (SELECT min(turn) FROM jobs WHERE state = 'queued'), 0),
                     coalesce((SELECT max(turn + work) FROM jobs
                         WHERE state IN ('queued', 'running') AND client = ?), 0)))
+                RETURNING *
                 """,
                 (name, kind, owner, client, json.dumps(request), time.time(), work, size, client),
-            )
+            ).fetchone()
             _check_bytes(connection, owner, most_bytes)
-        return self.get(name)
+            job = _job(row)
+            if note is not None:
+                note(connection, job)
+        return job
 
     def get(self, name: str, owner: str | None = None) -> Job:
         """Return a job; raises NotFound if there is none, or it is not of the `owner`."""
@@ -143,11 +150,26 @@ class Jobs:
         return _job(row)
 
     def of(self, owner: str) -> list[Job]:
+        return self.part_of(owner)[0]
+
+    def part_of(
+        self, owner: str, limit: int | None = None, after: int | None = None
+    ) -> tuple[list[Job], int | None]:
+        """Return the jobs of an owner, the latest first, and the place after which there are more.
+
+        Args:
+            limit: how many, at most.
+            after: the place of the last one before.
+        """
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT * FROM jobs WHERE owner = ? ORDER BY rowid DESC", (owner,)
+                "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
+                "ORDER BY rowid DESC LIMIT ?",
+                (owner, MAX_PLACE if after is None else after, -1 if limit is None else limit + 1),
             ).fetchall()
-        return [_job(row) for row in rows]
+        listed = rows[:limit]
+        more = listed[-1]["place"] if len(rows) > len(listed) else None
+        return [_job(row) for row in listed], more
 
     def latest_candidate(self, model: str) -> Job | None:
         """Return the job that last began to fit a candidate of a model, whoever asked for it."""

@@ -18,6 +18,7 @@ from service.api.options import num_samples_of, priors_of
 from service.api.pool_files import open_file, path_in, with_id
 from service.api.requests import (
     FILE_ENDINGS,
+    answer_type,
     envelope_of_query,
     pool_numbers,
     read_body,
@@ -39,6 +40,7 @@ from service.engine.pool_ranking import (
     control_said,
     set_aside,
 )
+from service.error_forms import JSON
 from service.errors import TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -59,6 +61,7 @@ async def post_acquire(request: Request) -> Response:
     context = context_of(request)
     settings = context.settings
     call = context.begin(request)
+    answer_type(request, JSON)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     envelope, rows = await _read(context, call, body)
     served = await context.served(call, envelope)

@@ -67,9 +67,10 @@ class OverviewAnswer(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
-    """The models."""
+    """The models. With a `limit` also `next`: null where these are the last."""
 
     models: list[OverviewAnswer]
+    next: str | None = None
 
 
 class ModelAnswer(OverviewAnswer):

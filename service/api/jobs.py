@@ -5,6 +5,7 @@ import asyncio
 import io
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
@@ -22,34 +23,38 @@ from model_store.acquisition.ranking import race_stages
 from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import open_rows, stamp_of
 from model_store.sources.row_file import RowFile
+from model_store.state.answers import Repeatable, Repeated
 from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
-from service.api.openapi import BINARY, ERRORS, PROBLEM, request_body
+from service.api.idempotency import repeatable
+from service.api.openapi import BINARY, ERRORS, PROBLEM, query_of, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import ENDINGS, open_file, path_in
 from service.api.requests import (
     NPZ,
     PARQUET,
     envelope_of_query,
+    query_fields,
     read_body,
     read_rows,
     request_media_type,
     row_numbers,
 )
-from service.api.responses import json_response
+from service.api.responses import json_response, moment
 from service.api.schemas import (
     AcquireAnswer,
     AcquireRequest,
     Envelope,
     JobAnswer,
     JobsAnswer,
+    JobsQuery,
     PredictJobRequest,
 )
 from service.auth.keys import owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
-from service.call import Call
+from service.call import Call, prefix_of
 from service.context import Context, context_of
 from service.engine.pool_ranking import check_keeping
 from service.error_forms import JSON
@@ -103,21 +108,28 @@ async def post_predict_job(request: Request) -> Response:
     return await _accept(request, "predict", PredictJobRequest, "inputs")
 
 
-@router.get("/jobs", responses={200: {"model": JobsAnswer}})
+@router.get(
+    "/jobs",
+    responses={200: {"model": JobsAnswer}, 422: ERRORS[422]},
+    openapi_extra={"parameters": query_of(JobsQuery)},
+)
 async def get_jobs(request: Request) -> Response:
     """List the jobs that the request's key asked for, the latest first."""
     context, owner = context_of(request), owner_of(request.scope)
+    query, prefix = query_fields(request, JobsQuery), prefix_of(request.scope)
 
-    def listed() -> list[dict[str, Any]]:
-        return [job_json(context, job) for job in Jobs(context.state).of(owner)]
+    def listed() -> dict[str, Any]:
+        jobs, more = Jobs(context.state).part_of(owner, query.limit, query.after)
+        content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
+        return content if query.limit is None else {**content, "next": more}
 
-    return json_response({"jobs": await context.threads.ask(listed)})
+    return json_response(await context.threads.ask(listed))
 
 
 @router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
 async def get_job(request: Request, job: str) -> Response:
     """Say how far a job is."""
-    return _answer(context_of(request), await _find(request, job))
+    return _answer(request, await _find(request, job))
 
 
 @router.get(
@@ -132,7 +144,7 @@ async def get_job_events(request: Request, job: str) -> Response:
     """Say how far a job is each time it gets further, as server-sent events, until it is over."""
     found = await _find(request, job)
     return StreamingResponse(
-        _events(context_of(request), found),
+        _events(context_of(request), found, prefix_of(request.scope)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -174,7 +186,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     found = await _find(request, job)
     found = await context.threads.ask(lambda: Jobs(context.state).cancel(found.id))
     context.runner.wake()
-    return _answer(context, found)
+    return _answer(request, found)
 
 
 @router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: PROBLEM})
@@ -186,14 +198,37 @@ async def delete_job(request: Request, job: str) -> Response:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
         raise NotDone(f"job: expected {expected}, got one {found.state}")
     await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
-    return _answer(context, found)
+    return _answer(request, found)
 
 
 async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
     context, owner = context_of(request), owner_of(request.scope)
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
-    envelope, served, rows = await _read(context, call, envelope_kind, field)
+    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    call.begun = time.monotonic()  # the body of a job may take long to come
+    call.deadline = call.begun + settings.deadline_s
+    try:
+        asked = await repeatable(context, call, body)
+        job = await _queue(context, call, (kind, owner), envelope_kind, field, body, asked)
+        answer = orjson.dumps(job_json(context, job))
+    except Repeated as again:
+        answer = again.answer
+    headers = {"Location": f"{prefix_of(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
+    return Response(answer, 202, headers, media_type=JSON)
+
+
+async def _queue(
+    context: Context,
+    call: Call,
+    of: tuple[Kind, str],
+    envelope_kind: type[Any],
+    field: str,
+    body: bytes | bytearray,
+    repeated: Repeatable | None,
+) -> Job:
+    (kind, owner), settings = of, context.settings
+    envelope, served, rows = await _read(context, call, envelope_kind, field, body)
     num_samples = num_samples_of(envelope, served, settings)
     if rows.count * num_samples > settings.max_job_row_draws:
         most, got = settings.max_job_row_draws, rows.count * num_samples
@@ -204,6 +239,10 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     def may_wait(queued: Mapping[str, int]) -> bool:
         return is_within_share(queued, client, 1, settings.max_jobs)
 
+    def note(connection: sqlite3.Connection, job: Job) -> None:
+        if repeated is not None:
+            repeated.keep(connection, orjson.dumps(job_json(context, job)))
+
     def queue() -> Job:
         jobs = Jobs(context.state)
         name, folder = jobs.new_folder()
@@ -213,7 +252,7 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
             if time.monotonic() > call.deadline:
                 raise PastDeadline
             asked = name, kind, owner, client, asdict(wanted), work
-            return jobs.add(*asked, may_wait, settings.max_job_bytes)
+            return jobs.add(*asked, may_wait, settings.max_job_bytes, note)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -223,17 +262,14 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     except TooManyJobs:
         raise Overloaded(RETRY_AFTER_S) from None
     context.runner.wake()
-    return _answer(context, job, 202, {"Location": f"/jobs/{job.id}"})
+    return job
 
 
 async def _read(
-    context: Context, call: Call, kind: type[Any], field: str
+    context: Context, call: Call, kind: type[Any], field: str, body: bytes | bytearray
 ) -> tuple[Any, Served, _Rows]:
     settings, request = context.settings, call.request
     file_field = f"{field}_file"
-    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    call.begun = time.monotonic()  # the body of a job may take long to come
-    call.deadline = call.begun + settings.deadline_s
     ending = ENDINGS.get(request_media_type(request))
     if ending is not None:
         envelope = envelope_of_query(request, kind, field, file_field)
@@ -331,13 +367,13 @@ async def _find(request: Request, job: str) -> Job:
     return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
 
 
-async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
+async def _events(context: Context, job: Job, prefix: str) -> AsyncIterator[bytes]:
     """Yield an event each time a job got further, and a comment after a long time without
     change."""
     before, sent = b"", time.monotonic()
     end = sent + EVENTS_DEADLINES * context.settings.deadline_s
     while True:
-        content = orjson.dumps(job_json(context, job))
+        content = orjson.dumps(job_json(context, job, prefix))
         if content != before:
             before, sent = content, time.monotonic()
             yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
@@ -353,13 +389,12 @@ async def _events(context: Context, job: Job) -> AsyncIterator[bytes]:
             return
 
 
-def _answer(
-    context: Context, job: Job, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    return json_response(job_json(context, job), status, headers)
+def _answer(request: Request, job: Job) -> Response:
+    return json_response(job_json(context_of(request), job, prefix_of(request.scope)))
 
 
-def job_json(context: Context, job: Job) -> dict[str, Any]:
+def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
+    """Return what a job's answer says; `prefix` is what links begin with."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None
@@ -376,10 +411,10 @@ def job_json(context: Context, job: Job) -> dict[str, Any]:
         "progress": share,
         "worked_s": job.worked_s,
         "seconds_left": left,
-        "created": job.created,
-        "begun": job.begun,
-        "ended": job.ended,
-        "expires": None if job.ended is None else job.ended + context.settings.job_kept_s,
+        "created": moment(job.created),
+        "begun": moment(job.begun),
+        "ended": moment(job.ended),
+        "expires": None if job.ended is None else moment(job.ended + context.settings.job_kept_s),
         "error": job.outcome if job.state == "failed" else None,
-        "result": f"/jobs/{job.id}/result" if is_done else None,
+        "result": f"{prefix}/jobs/{job.id}/result" if is_done else None,
     }

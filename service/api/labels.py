@@ -5,10 +5,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
+from model_store.state.answers import Repeated, keep_answer
 from model_store.state.labels import (
     Accepted,
     Label,
@@ -23,10 +25,11 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
+from service.api.idempotency import repeatable
 from service.api.openapi import ERRORS, PROBLEM, json_body, query_of
 from service.api.options import validate
-from service.api.requests import parse_json, read_body, refuse_but_json, text_fields
-from service.api.responses import json_response
+from service.api.requests import parse_json, query_fields, read_body, refuse_but_json
+from service.api.responses import json_response, moment
 from service.api.rows import rows_array
 from service.api.schemas import (
     Envelope,
@@ -42,6 +45,7 @@ from service.api.schemas import (
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
+from service.error_forms import JSON
 from service.errors import TooLarge
 from service.models.models import Served
 
@@ -69,6 +73,18 @@ async def post_labels(request: Request) -> Response:
     call = context.begin(request)
     refuse_but_json(request)
     body = await _body(context, call)
+    try:
+        asked = await repeatable(context, call, body)
+        answer = orjson.dumps(await _keep(context, call, body))
+        if asked is not None:
+            await context.threads.state(lambda: keep_answer(context.state, asked, answer))
+    except Repeated as again:
+        answer = again.answer
+    return Response(answer, media_type=JSON)
+
+
+async def _keep(context: Context, call: Call, body: bytes | bytearray) -> dict[str, Any]:
+    request = call.request
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, most = len(envelope.labels), context.settings.max_rows
     if count > most:
@@ -77,7 +93,7 @@ async def post_labels(request: Request) -> Response:
     key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
     work = partial(keep_labels, context, served, envelope.labels, call, replace, key, encoded)
     accepted, labels = await context.threads.state(work)
-    return json_response({"model": served.name, **asdict(accepted), "labels": labels})
+    return {"model": served.name, **asdict(accepted), "labels": labels}
 
 
 async def _body(context: Context, call: Call) -> bytes | bytearray:
@@ -95,8 +111,7 @@ async def _body(context: Context, call: Call) -> bytes | bytearray:
 async def get_labels(request: Request) -> Response:
     """List the labels of a model, in the order in which they first came."""
     context = context_of(request)
-    pairs = request.query_params.multi_items()
-    query = validate(LabelsQuery, text_fields(pairs, LabelsQuery, "", "query"))
+    query = query_fields(request, LabelsQuery)
     name = context.models.name(query.model)
 
     def listed() -> list[dict[str, Any]]:
@@ -109,6 +124,7 @@ async def get_labels(request: Request) -> Response:
     after = labels[-1]["place"] if len(found) > len(labels) else None
     for label in labels:
         del label["place"]
+        label["time"] = moment(label["time"])
     return json_response({"model": name, "labels": labels, "next": after})
 
 
@@ -220,7 +236,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
     else:
         database = context.state
         numbers, rows = counts(database, name), control_labels(database, name)
-        tried = candidates(database, name)
+        tried = [{**one, "time": moment(one["time"])} for one in candidates(database, name)]
     by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}
     if serving is not None:
         by_version[serving] = []

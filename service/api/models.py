@@ -9,9 +9,12 @@ from fastapi import APIRouter, Request, Response
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.summary import too_few_rows
 from service.api.answers import ModelAnswer, ModelsAnswer, VersionAnswer
-from service.api.openapi import ERRORS
+from service.api.openapi import ERRORS, query_of
 from service.api.report import report_links
+from service.api.requests import query_fields
 from service.api.responses import json_response
+from service.api.schemas import ModelsQuery
+from service.call import prefix_of
 from service.context import context_of
 from service.models.drift import drift_content
 from service.models.models import Models
@@ -24,15 +27,20 @@ OF_LATEST = (
 router = APIRouter(tags=["Models"])
 
 
-@router.get("/models", responses={200: {"model": ModelsAnswer}})
+@router.get(
+    "/models",
+    responses={200: {"model": ModelsAnswer}, 422: ERRORS[422]},
+    openapi_extra={"parameters": query_of(ModelsQuery)},
+)
 async def get_models(request: Request) -> Response:
-    """List the models: what is served of each, and what cannot be and why."""
-    context = context_of(request)
+    """List the models by name: what is served of each, and what cannot be and why."""
+    context, query = context_of(request), query_fields(request, ModelsQuery)
     models = context.models
-    overview = await context.threads.files(
-        lambda: [_overview(models, name) for name in models.names()]
-    )
-    return json_response({"models": overview})
+    names = [name for name in models.names() if query.after is None or name > query.after]
+    listed = names[: query.limit]
+    overview = await context.threads.files(lambda: [_overview(models, name) for name in listed])
+    more = {"next": listed[-1] if len(listed) < len(names) else None}
+    return json_response({"models": overview} | ({} if query.limit is None else more))
 
 
 @router.get("/models/{name}", responses={200: {"model": ModelAnswer}, 404: ERRORS[404]})
@@ -41,7 +49,7 @@ async def get_model(request: Request, name: str) -> Response:
     evidence."""
     context = context_of(request)
     content = await context.threads.files(
-        partial(_description, context.models, context.models.name(name))
+        partial(_description, context.models, context.models.name(name), prefix_of(request.scope))
     )
     return json_response(content)
 
@@ -54,11 +62,12 @@ async def get_version(request: Request, name: str, version: str) -> Response:
     """Describe a version: aliases that name it, whether it can be served, its manifest and
     evidence."""
     context = context_of(request)
-    content = await context.threads.files(partial(_version, context.models, name, version))
+    work = partial(_version, context.models, name, version, prefix_of(request.scope))
+    content = await context.threads.files(work)
     return json_response(content)
 
 
-def _version(models: Models, name: str, version: str) -> dict[str, Any]:
+def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
     """Return what there is to know of a version, whether it is served or not. Reads files."""
     name = models.name(name)
     number = models.resolve(name, version)
@@ -70,18 +79,18 @@ def _version(models: Models, name: str, version: str) -> dict[str, Any]:
         ),
         "broken": models.broken(name).get(number),
         "manifest": models.store.manifest(name, number).model_dump(mode="json"),
-        "evidence": report_links(models, name, number),
+        "evidence": report_links(models, name, number, prefix),
     }
 
 
-def _description(models: Models, name: str) -> dict[str, Any]:
+def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
     latest = models.latest(name)
     drift = None if latest is None else models.drift(latest)
     return {
         **_overview(models, name),
         "drift": None if drift is None else drift_content(drift.report()),
         "manifest": None if latest is None else latest.model_dump(mode="json"),
-        "evidence": report_links(models, name, None if latest is None else latest.version),
+        "evidence": report_links(models, name, latest.version if latest else None, prefix),
     }
 
 

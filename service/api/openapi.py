@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from service.api.requests import FILE_ENDINGS, FORM, NPY
+from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.schemas import (
     AcquireRequest,
     Envelope,
@@ -33,6 +33,12 @@ PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHE
 Answers = dict[int | str, dict[str, Any]]
 ERRORS: Answers = dict.fromkeys((404, 413, 415, 422, 429, 503, 504), PROBLEM)
 OF_ALL: Answers = {"default": {"description": "Any other error", **PROBLEM}}
+PURPOSE_PARAMETER: dict[str, Any] = {
+    "name": PURPOSE,
+    "in": "header",
+    "schema": {"type": "string", "enum": [TEST]},
+    "description": "with `test` the rows count neither for drift nor for metrics of rows and flags",
+}
 
 
 def with_schemas(document: dict[str, Any]) -> dict[str, Any]:

@@ -22,28 +22,35 @@ from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import Explained, explanation_bytes
-from service.api.openapi import BINARY, ERRORS, request_body
+from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, request_body
 from service.api.options import (
     decision_options,
     groups_of,
     num_samples_of,
     refuse_large_answers,
 )
+from service.api.pool_files import open_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
+    FILE_ENDINGS,
     NPZ,
     SMALL_JSON_BYTES,
+    answer_type,
+    envelope_of_query,
     find_odd_cells,
     header,
+    is_test,
     pool_numbers,
     read_body,
     read_rows,
+    request_media_type,
     row_numbers,
 )
 from service.api.responses import (
     NUMBERS_AT_ONCE,
     Answer,
     answer_bytes,
+    gzip_parts,
     predict_json,
     predict_npz,
     response,
@@ -55,6 +62,7 @@ from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
 from service.error_forms import JSON
+from service.errors import TooLarge
 from service.models.models import Served
 
 T = TypeVar("T")
@@ -62,6 +70,9 @@ Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
+BODY = request_body(PredictRequest, takes_files=True)
+ENCODINGS = b"accept-encoding"
+PACKED_FROM = 64 << 10  # bytes of an answer as JSON
 FEW_ROWS = 8  # of a request whose answer takes no time to write
 
 router = APIRouter(tags=["Predict"])
@@ -91,21 +102,42 @@ class ToExplain:
 @router.post(
     "/predict",
     responses={200: {"model": PredictAnswer, "content": {NPZ: {"schema": BINARY}}}, **ERRORS},
-    openapi_extra=request_body(PredictRequest),
+    openapi_extra={**BODY, "parameters": [*BODY["parameters"], PURPOSE_PARAMETER]},
 )
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
+    media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, settings.max_rows)
+    if request_media_type(request) in FILE_ENDINGS:
+        asked = await _read_file(context, call, body)
+    else:
+        most = settings.max_rows
+        envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
+        asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
+        del rows
     del body  # it goes with its rows
-    as_arrays = NPZ in header(request, b"accept")
-    asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
-    del rows
-    encode, media_type = (predict_npz, NPZ) if as_arrays else (predict_json, JSON)
-    return response(await predict(context, asked, encode, as_arrays), media_type)
+    encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
+    parts = await predict(context, asked, encode, as_arrays)
+    size = sum(map(len, parts))
+    if not packs or as_arrays or size < PACKED_FROM:
+        return response(parts, media_type)
+    parts = await context.threads.answers.run(call, size, partial(gzip_parts, parts, call.pause))
+    packed = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return response(parts, media_type, packed)
+
+
+async def _read_file(context: Context, call: Call, body: bytes | bytearray) -> ToPredict:
+    envelope = envelope_of_query(call.request, PredictRequest, INPUTS)
+    served = await context.served(call, envelope)
+    ending = FILE_ENDINGS[request_media_type(call.request)]
+    rows = await open_file(context, call, body, served, INPUTS, envelope.encoded, ending)
+    if rows.rows > context.settings.max_rows:
+        got = f"got {rows.rows} (/predict/jobs takes more)"
+        raise TooLarge(f"{INPUTS}: expected at most {context.settings.max_rows} rows, {got}")
+    return ToPredict(call, envelope, served, rows)
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
@@ -133,7 +165,7 @@ async def predict(
     more = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
     with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
-        cells = None
+        cells, counts = None, not is_test(call.request)
         if isinstance(asked.rows, RowFile):
             x = await pool_numbers(context, call, asked.rows, served)
         else:
@@ -156,7 +188,9 @@ async def predict(
         if envelope.explain:
             as_usual = await _predict_as_usual(context, job, predicted) if more else None
             to_explain = ToExplain(cells, as_usual)
-        write = partial(_write, context, job, predicted, options, groups, encode, to_explain)
+        write = partial(
+            _write, context, job, predicted, options, groups, encode, to_explain, counts
+        )
         if len(x) <= FEW_ROWS and not keep and not envelope.explain:
             parts, flags = write()
         else:
@@ -190,9 +224,10 @@ def _write(
     groups: Groups,
     encode: Encoder,
     to_explain: ToExplain | None,
+    counts: bool,
 ) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged, and note both where rows are
-    watched and counted."""
+    watched and counted, unless the request is a test."""
     served, scores = job.served, predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
     check_computed(overall, INPUTS)
@@ -202,11 +237,12 @@ def _write(
     answer = Answer(results, rows, predicted.seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, job.call.pause)
-    if job.seed is None:  # else a replay
+    if counts and job.seed is None:  # else a replay
         served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
-    context.metrics.count_prediction(
-        served.key, scores.overall, overall, job.num_samples, num_flags
-    )
+    if counts:
+        context.metrics.count_prediction(
+            served.key, scores.overall, overall, job.num_samples, num_flags
+        )
     return parts, num_flags
 
 

@@ -27,6 +27,7 @@ from service.call import record_of
 from service.error_forms import is_of_others, problem
 from service.errors import (
     InUse,
+    NotAcceptable,
     NotDone,
     NotReady,
     Overloaded,
@@ -48,6 +49,7 @@ STATUS: dict[type[DubitoError], int] = {
     NotDone: 409,
     TooLarge: 413,
     Unsupported: 415,
+    NotAcceptable: 406,
     Overloaded: 429,
     NotReady: 503,
     PastDeadline: 504,
@@ -95,7 +97,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _methods_of(request: Request) -> str:
     routes: list[Route] = request.app.state.routes
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
-    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+    methods = {method for route in matching for method in route.methods or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 @cache

@@ -64,9 +64,11 @@ async def _file(request: Request, name: str, version: str, file: str) -> Respons
     return Response(content, media_type=media_type, headers=CONFINED)
 
 
-def report_links(models: Models, name: str, version: str | None) -> dict[str, Any] | None:
-    """Return the summary of a version's report and where its files are; None where no report can be
-    read."""
+def report_links(
+    models: Models, name: str, version: str | None, prefix: str
+) -> dict[str, Any] | None:
+    """Return the summary of a version's report and where its files are, by paths that begin with
+    `prefix`; None where no report can be read."""
     if version is None:
         return None
     try:
@@ -75,7 +77,7 @@ def report_links(models: Models, name: str, version: str | None) -> dict[str, An
         return None
     if found is None:
         return None
-    href = f"/models/{quote(name)}/versions/{version}/evidence"
+    href = f"{prefix}/models/{quote(name)}/versions/{version}/evidence"
     links = {
         "version": version,
         "created": found.report.get("created"),

@@ -1,6 +1,7 @@
 """Reading requests: bodies within limits, strict JSON, npy arrays, and forms (RFC 7578), in memory:
 nothing is written to disk."""
 
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from service.api.schemas import Envelope, RequestModel, kind_of
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
-from service.errors import TooLarge, Unsupported
+from service.errors import NotAcceptable, TooLarge, Unsupported
 from service.models.models import Served
 
 JSON = "application/json"
@@ -36,7 +37,7 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
-# Of pools
+PURPOSE, TEST = "Dubito-Purpose", "test"  # a header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 STEP_BYTES = 1 << 20  # of a form that are parsed at once
 MAX_FORM_FIELDS = 16  # of a form, in addition to its rows
@@ -49,9 +50,11 @@ MAX_NESTED = 1_000_000
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
 AT_ONCE = {b"[": 10, b"{": 10, b":": 2, b",": 1}  # how long each takes to parse, in tenths of a us
 MOST_AT_ONCE = 1_000_000
+_NEVER = re.compile(r"q=0(\.0*)?")  # of a media type that a client does not take
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
+AnyQuery = TypeVar("AnyQuery", bound=RequestModel)
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
@@ -63,8 +66,42 @@ def header(request: Request, name: bytes, default: str = "") -> str:
     return default
 
 
+def is_test(request: Request) -> bool:
+    """Return whether a request is marked as a test, which counts neither for drift nor for metrics
+    of rows."""
+    purpose = header(request, PURPOSE.lower().encode())
+    if purpose not in ("", TEST):
+        raise InvalidInput(PURPOSE, f"{TEST!r}, or no such header", repr(purpose[:80]))
+    return purpose == TEST
+
+
 def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
+
+
+def accepts(accept: str, media_type: str) -> bool:
+    """Whether a client with an Accept header, or none, takes a media type."""
+    if accept in ("", "*/*", media_type):
+        return True
+    kinds = {"*/*", media_type, f"{media_type.partition('/')[0]}/*"}
+    for part in accept.lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        if kind in kinds and not any(_NEVER.fullmatch(word) for word in parameters):
+            return True
+    return False
+
+
+def answer_type(request: Request, *media_types: str) -> str:
+    """Return the last of the media types that a client names, else the first where it takes that.
+
+    Raises:
+        NotAcceptable: if it takes none of them.
+    """
+    accept = header(request, b"accept")
+    named = [kind for kind in media_types[1:] if kind in accept]
+    if not named and not accepts(accept, media_types[0]):
+        raise NotAcceptable(*media_types)
+    return named[-1] if named else media_types[0]
 
 
 def refuse_but_json(request: Request) -> None:
@@ -180,7 +217,8 @@ def _read(
         call.reservation.acquire(ARRAY_BYTES * array.size)
         return envelope, array
     if media_type != FORM:
-        raise Unsupported(f"Content-Type: expected {JSON}, {NPY} or {FORM}, got another")
+        known = ", ".join((JSON, NPY, *FILE_ENDINGS))
+        raise Unsupported(f"Content-Type: expected {known} or {FORM}, got another")
     call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
     max_parts = max_rows + MAX_FORM_FIELDS
     others = request.query_params.multi_items()
@@ -240,15 +278,20 @@ async def find_odd_cells(
 
 
 def envelope_of_query(
-    request: Request, kind: type[AnyEnvelope], rows_field: str, file_field: str
+    request: Request, kind: type[AnyEnvelope], rows_field: str, file_field: str | None = None
 ) -> AnyEnvelope:
     """Return the envelope of a request whose body is a file of rows: its fields are query
     parameters."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
-    envelope = validate(kind, fields)
-    if getattr(envelope, file_field) is not None:
+    envelope = validate(kind, fields if file_field is not None else {rows_field: [], **fields})
+    if file_field is not None and getattr(envelope, file_field) is not None:
         raise InvalidInput(file_field, "none with a body that is a file", "both")
     return envelope
+
+
+def query_fields(request: Request, kind: type[AnyQuery]) -> AnyQuery:
+    """Return the parameters of a query that asks for a list."""
+    return validate(kind, text_fields(request.query_params.multi_items(), kind, "", "query"))
 
 
 def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: Call) -> None:

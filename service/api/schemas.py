@@ -4,6 +4,7 @@ Rows are left out of pydantic's sight when a request is read (`inputs` checks th
 longer over their numbers than the model does.
 """
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -318,7 +319,7 @@ class KeptLabel(BaseModel):
     label: str | None
     target: float | None
     annotator: str | None
-    time: float
+    time: datetime
     control: bool
 
 
@@ -448,9 +449,35 @@ class PreviewAnswer(BaseModel):
     preview: list[PreviewRow]
 
 
+class ExamplesAnswer(BaseModel):
+    """The answer of /predict/examples: rows as /predict takes them."""
+
+    model: str
+    version: str
+    inputs: list[dict[str, Any] | list[Any]]
+
+
+class ListQuery(RequestModel):
+    limit: int | None = Field(default=None, ge=1, le=10_000)
+    """how many, at most"""
+
+
+class JobsQuery(ListQuery):
+    """Which jobs are listed."""
+
+    after: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """`next` of the answer before"""
+
+
+class ModelsQuery(ListQuery):
+    """Which models are listed."""
+
+    after: str | None = None
+    """`next` of the answer before"""
+
+
 class JobAnswer(BaseModel):
-    """A job: work on a pool that goes on after the request for it. Times are in seconds since
-    1970."""
+    """A job: work on a pool that goes on after the request for it."""
 
     id: str
     kind: Literal["acquire", "predict", "candidate"]
@@ -465,18 +492,20 @@ class JobAnswer(BaseModel):
     progress: float
     worked_s: float
     seconds_left: float | None
-    created: float
-    begun: float | None
-    ended: float | None
-    expires: float | None
+    created: datetime
+    begun: datetime | None
+    ended: datetime | None
+    expires: datetime | None
     error: str | None
     result: str | None
 
 
 class JobsAnswer(BaseModel):
-    """The jobs that a key asked for, the latest first."""
+    """The jobs that a key asked for, the latest first. With a `limit` also `next`: null where these
+    are the last."""
 
     jobs: list[JobAnswer]
+    next: int | None = None
 
 
 class Problem(BaseModel):

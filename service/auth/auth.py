@@ -27,10 +27,13 @@ class Door:
     its scopes do not suffice; where the API is open, 403 and 421 to other origins' pages. What
     counts and logs requests is above it."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None) -> None:
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
+    ) -> None:
         self.app = app
         self.ring = ring
         self.hosts = hosts
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._check(scope) if scope["type"] == "http" else None
@@ -39,12 +42,14 @@ class Door:
     def _check(self, scope: Scope) -> Response | None:
         """Return why a request is refused, if it is."""
         keys = self.ring.keys
-        refusal = _check_page(scope, self.hosts) if keys.api_is_open else None
+        refusal = _check_page(scope, self.hosts, self.origins) if keys.api_is_open else None
         return refusal or (_check_key(scope, keys) if keys.names else None)
 
 
-def _check_page(scope: Scope, hosts: frozenset[str] | None) -> Response | None:
-    """Return why a request may be that of a page of another origin, if it may.
+def _check_page(
+    scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]
+) -> Response | None:
+    """Return why a request may be that of a page of an origin that has no business here, if it may.
 
     A browser sends what a page asks of an address here. Where a name of the page's own leads here
     (DNS rebinding), Host tells: such a name has dots. Otherwise Sec-Fetch-Site does, which browsers
@@ -58,6 +63,8 @@ def _check_page(scope: Scope, hosts: frozenset[str] | None) -> Response | None:
         expected = "an address, a name without dots or one of DUBITO_HOSTS"
         return problem(scope["path"], 421, f"Host: expected {expected}, got another")
     if scope["method"] in READING:
+        return None
+    if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:
         return None
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin", b"").decode("latin-1")
     is_own = site in OF_OWN_PAGES if site else origin.partition("://")[2].lower() in ("", host)
@@ -119,8 +126,10 @@ def _given_key(scope: Scope) -> bytes:
     return key
 
 
-def install(app: FastAPI, ring: KeyRing, hosts: frozenset[str] | None) -> None:
-    app.add_middleware(Door, ring=ring, hosts=hosts)
+def install(
+    app: FastAPI, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
+) -> None:
+    app.add_middleware(Door, ring=ring, hosts=hosts, origins=origins)
     if not ring.keys.names:
         return
     openapi = app.openapi

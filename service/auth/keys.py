@@ -68,6 +68,7 @@ OF_ADMIN_KEY: Final = frozenset[Scope]({"admin", "metrics"})
 
 SCOPE_OF_PATH: Final[dict[str, Scope]] = {
     "/predict": "predict",
+    "/predict/examples": "predict",
     "/predict/jobs": "predict",
     "/acquire": "acquire",
     "/acquire/jobs": "acquire",

@@ -1,6 +1,6 @@
 // The service, asked as any client may ask it. A key is kept in this module's memory, and nowhere else.
 
-let key = null;
+const keys = { page: null, admin: null }; // of all but administration, and of that where it needs another
 let asking = null; // the dialog that asks for a key, while it is open
 
 /** An answer of another status than asked for: `status`, and `message` as the service says it. */
@@ -18,9 +18,11 @@ export async function ask(path, { method = "GET", json, body, type, query, signa
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value !== null && value !== undefined) url.searchParams.append(name, asText(value));
   }
+  const door = path.startsWith("admin/") ? "admin" : "page";
+  const known = () => keys[door] ?? keys.page;
   for (;;) {
-    const sent = key;
-    const headers = {};
+    const sent = known();
+    const headers = { "Dubito-Purpose": "test" }; // what people try here is no traffic
     if (json !== undefined) headers["Content-Type"] = "application/json";
     else if (type) headers["Content-Type"] = type;
     if (sent) headers.Authorization = `Bearer ${sent}`;
@@ -32,8 +34,9 @@ export async function ask(path, { method = "GET", json, body, type, query, signa
       if (error.name === "AbortError") throw error;
       throw new Refused(0, "The service cannot be reached.");
     }
-    if (answer.status === 401) {
-      if (key === sent) await askForKey(sent !== null); // else it was given meanwhile
+    if (answer.status === 401 || (answer.status === 403 && door === "admin" && sent !== null)) {
+      // else it was given meanwhile
+      if (known() === sent && !(await askForKey(door, sent !== null))) throw new Refused(answer.status, "This needs an administrator's key, and none was given.");
       continue;
     }
     if (answer.ok) return answer;
@@ -63,22 +66,32 @@ async function reason(answer) {
   }
 }
 
-function askForKey(wasWrong) {
+/** Have another key given, in place of one whose scopes do not suffice; who has none goes back. */
+export const changeKey = () => askForKey("page", true, true);
+
+/** Ask people for a key; return whether they gave one. */
+function askForKey(door, wasWrong, mayCancel = door === "admin") {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key");
     const given = document.getElementById("key-given");
-    document.getElementById("key-why").textContent = wasWrong
-      ? "The key that was given is not valid here, or has expired."
-      : "Those who run it can give you one, with the scopes read, predict, acquire and metrics for all of this page.";
+    document.getElementById("key-title").textContent = door === "admin" ? "This needs an administrator's key" : "This service needs a key";
+    document.getElementById("key-why").textContent = door === "admin"
+      ? `${wasWrong ? "The key that was given may not do this. " : ""}Fitting, promoting and rolling back need the scope admin.`
+      : wasWrong
+        ? "The key that was given is not valid here, has expired, or may not do this."
+        : "Those who run it can give you one, with the scopes read, predict, acquire, label and metrics for all of this page.";
+    document.getElementById("key-not").hidden = !mayCancel;
     given.value = "";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.returnValue = "";
+    dialog.oncancel = (event) => mayCancel || event.preventDefault();
     dialog.addEventListener(
       "close",
       () => {
-        key = given.value.trim();
+        const isGiven = dialog.returnValue === "given";
+        if (isGiven) keys[door] = given.value.trim();
         given.value = "";
         asking = null;
-        resolve();
+        resolve(isGiven);
       },
       { once: true },
     );

@@ -3,6 +3,7 @@
 import { askJson, Refused } from "./api.js";
 import { bytes, field, fill, h, notice, number, tabs, whenGiven } from "./dom.js";
 import { jobsOf } from "./jobs.js";
+import { learningOf } from "./learning.js";
 import { ACCEPTED, poolAtService, poolOf } from "./pools.js";
 import { shownRanking } from "./ranking.js";
 
@@ -79,6 +80,7 @@ export async function show(view, app) {
   const acquisitionField = field("Take a row because", acquisition);
   acquisitionField.append(acquisitionSaid);
   const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
+  const learning = learningOf(app.model, async () => { await app.refresh(); });
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
     source.element, field("Rows to label (k)", k), acquisitionField,
     h("p", { class: "actions" }, start, stop),
@@ -86,11 +88,11 @@ export async function show(view, app) {
       field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows"),
       sharesPlace));
   const controls = { named, version, k, draws, seed, how, race, excluded, keep, control, acquisition };
-  fill(view, h("h1", {}, `Choose what to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), jobs.element);
+  fill(view, h("h1", {}, `Choose what to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), learning.element, jobs.element);
   whenGiven(drop, take);
   acquisitionsOf();
   if (before) await restore();
-  await jobs.begin();
+  await Promise.all([jobs.begin(), learning.begin()]);
 
   function acquisitionsOf() {
     const known = ACQUISITIONS[manifest.task];
@@ -162,13 +164,13 @@ export async function show(view, app) {
 
   async function choose() {
     const isOwn = source.chosen === 0;
-    const asked = isOwn ? pool : named.value.trim() ? poolAtService(named.value.trim()) : null;
-    if (!asked) {
+    const given = isOwn ? pool : named.value.trim() ? poolAtService(named.value.trim()) : null;
+    if (!given) {
       fill(place, notice(isOwn ? "Choose the file of the pool first." : "Write the name of the pool's file first."));
       (isOwn ? files : named).focus();
       return;
     }
-    const controller = (busy = new AbortController()), wanted = fields();
+    const controller = (busy = new AbortController()), wanted = fields(), asked = { ...given, kept: wanted.keep };
     const rows = await asked.rows(wanted);
     const isLarge = rows === null ? asked.size > LARGE_BYTES : rows * (wanted.num_samples ?? 1) > LARGE_ROW_DRAWS;
     const isJob = how.value === "job" || (how.value === "" && isLarge);
@@ -183,7 +185,7 @@ export async function show(view, app) {
       if (isJob) {
         fill(place, h("p", { role: "status" }, `It is a job now, of ${number(answer.rows)} rows. Its result comes here; later it is found in the list of jobs below.`));
         jobs.add(answer, asked);
-      } else await showRanking(answer, asked);
+      } else (await showRanking(answer, asked))?.focus();
     } catch (error) {
       if (error.name === "AbortError") fill(place, h("p", { class: "quiet", role: "status" }, "Stopped."));
       else fail(error);
@@ -204,11 +206,15 @@ export async function show(view, app) {
 
   async function showRanking(answer, asked) {
     forget();
-    const shown = await shownRanking(answer, asked);
-    if (left) return shown.forget();
+    const shown = await shownRanking(answer, asked, manifest.output, learning.refresh);
+    if (left) {
+      shown.forget();
+      return null;
+    }
     forget = shown.forget;
     ranked = { answer, asked };
     fill(place, shown.element);
+    return shown;
   }
 
   function fail(error) {
@@ -223,6 +229,7 @@ export async function show(view, app) {
     busy?.abort();
     forget();
     jobs.end();
+    learning.end();
   };
 }
 

@@ -1,6 +1,6 @@
 // The view that watches: what the service counts, and the drift of a model, every few seconds while one looks.
 
-import { ask, Refused } from "./api.js";
+import { ask, changeKey, Refused } from "./api.js";
 import { duration, field, fill, h, notice, number, percent } from "./dom.js";
 import * as lines from "./liveplots.js";
 import { expectedBand, History, parsed, quantile } from "./metrics.js";
@@ -23,7 +23,7 @@ let shownRoute = "";
 /** Show it. */
 export async function show(view, app) {
   if (!app.model) {
-    fill(view, h("h1", {}, "Live"), h("p", {}, "There is no model yet: ", h("code", {}, "python -m training fit"), "."));
+    fill(view, h("h1", {}, "Live"), h("p", {}, "There is no model yet: ", h("code", {}, "dubito fit"), "."));
     return () => {};
   }
   const model = app.model; // another one may be chosen while an answer is on its way
@@ -32,6 +32,7 @@ export async function show(view, app) {
   const route = h("select", { onchange: () => { shownRoute = route.value; draw(); } });
   const state = h("p", { class: "quiet", id: "live-state" });
   const troublePlace = h("div");
+  const emptyPlace = h("p", { class: "quiet" });
   const tilesPlace = h("dl", { class: "tiles" });
   const driftPlace = h("div");
   const figuresPlace = h("div");
@@ -40,11 +41,11 @@ export async function show(view, app) {
   let timer = null;
   let left = false;
   let description = null;
-  let told = { service: null, metrics: null }; // what goes wrong, by whom one asks
+  let told = { service: null, metrics: null, reset: null }; // what goes wrong, by whom one asks: {text, act}
 
   fill(view, h("h1", {}, "Live"), h("div", { class: "live-options" }, field("The last", span), field("Requests", route)), state, troublePlace, tilesPlace,
-    h("section", { "aria-label": "Requests" }, h("h2", {}, "The service"), h("div", { class: "plots" }, places.requests, places.seconds, places.queue, places.draws)),
-    h("section", { "aria-label": "Rows" }, h("h2", {}, `Rows of ${model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
+    h("section", { class: "card", "aria-label": "Requests" }, h("h2", {}, "The service"), emptyPlace, h("div", { class: "plots" }, places.requests, places.seconds, places.queue, places.draws)),
+    h("section", { class: "card", "aria-label": "Rows" }, h("h2", {}, `Rows of ${model}`), driftPlace, figuresPlace, bandPlace, h("div", { class: "plots" }, places.flags, places.pValues, places.evidence, places.doubt)));
   document.addEventListener("visibilitychange", changed);
   draw();
   poll();
@@ -73,7 +74,7 @@ export async function show(view, app) {
       told.metrics = null;
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      told.metrics = error.status === 403 ? `Requests, latency, p-values and entropies are not shown: ${error.message}` : error.message;
+      told.metrics = error.status === 403 ? { ...troubleOf(error), text: `Requests, latency, p-values and entropies are not shown: ${error.message}` } : troubleOf(error);
     }
   }
 
@@ -86,22 +87,40 @@ export async function show(view, app) {
       drifts = drifts.filter((one) => one.time > time - HOUR_MS);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      told.service = error.message;
+      told.service = troubleOf(error);
     }
+  }
+
+  /** What went wrong in words, and what one may do about it: [name, act]. */
+  function troubleOf(error) {
+    if (error.status === 0) return { text: `The service cannot be reached: is it running, and are you online? It is asked again every ${POLL_MS / 1000} seconds; what is shown is of before.`, act: ["Try now", poll] };
+    if (error.status === 403) return { text: error.message, act: ["Give another key", async () => (await changeKey(), poll())] };
+    return { text: error.message, act: ["Try now", poll] };
+  }
+
+  async function resetDrift() {
+    try {
+      await ask(`admin/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(description.serving)}/drift/reset`, { method: "POST" });
+      told.reset = null;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      told.reset = error.status === 404 ? { text: "The alarm cannot be reset here: the service has no key for administration. A restart begins again too." } : troubleOf(error);
+    }
+    poll();
   }
 
   function draw() {
     const looks = history.since(shownMs);
-    replace(troublePlace, [...new Set(Object.values(told))].filter(Boolean).map((text) => notice(text)));
+    const troubles = new Map(Object.values(told).filter(Boolean).map(({ text, act }) => [text, act]));
+    replace(troublePlace, [...troubles].map(([text, act]) => h("div", { class: "trouble" }, notice(text), act && h("button", { type: "button", onclick: act[1] }, act[0]))));
     const latest = Math.max(looks.at(-1)?.time ?? 0, drifts.at(-1)?.time ?? 0);
     state.textContent = latest ? `Asked every ${POLL_MS / 1000} seconds, last at ${new Date(latest).toLocaleTimeString()}. What was seen is kept in this page for an hour.` : "Asking for the first time.";
     routesOf();
     const isService = looks.length > 1;
-    if (!isService && told.metrics === null) state.textContent += " Rates need two looks: the second is on its way.";
-    for (const name of ["requests", "seconds", "queue", "draws"]) places[name].hidden = !isService;
     const of = { model, version: description?.serving };
     const tiles = [];
     if (isService) drawService(looks, tiles);
+    else emptyPlace.textContent = told.metrics === null ? "One moment: rates need two looks." : "";
     if (description) drawRows(looks, of, tiles);
     fill(tilesPlace, tiles.map(([name, value, kind]) => h("div", { class: kind ?? null }, h("dt", {}, name), h("dd", {}, value))));
   }
@@ -127,6 +146,10 @@ export async function show(view, app) {
     const rate = [...all.values()].reduce((a, b) => a + b, 0) / seconds;
     const bad = [...all].filter(([status]) => !/^[23]/.test(status)).reduce((sum, [, count]) => sum + count, 0);
     const queued = history.gauges(looks.at(-1), "dubito_queued_row_draws").reduce((sum, { value }) => sum + value, 0);
+    const isQuiet = rate === 0 && queued === 0;
+    emptyPlace.textContent = isQuiet ? `Nobody has asked for an answer in this time. Requests show here as they come: send one to ${new URL("predict", document.baseURI)}, or choose a longer time above.` : "";
+    for (const name of ["requests", "seconds", "queue", "draws"]) places[name].hidden = isQuiet;
+    if (isQuiet) return;
     tiles.push(["requests a second", number(rate)], ["not answered as asked", bad === 0 ? "none" : percent(bad / (rate * seconds)), bad ? "bad" : null], ["half within", within(p50)], ["99 % within", within(p99)], ["queue, rows × draws", number(queued)]);
     put(places.requests, lines.requests(requests));
     put(places.seconds, lines.seconds(spans.map(({ from, to }) => {
@@ -157,15 +180,15 @@ export async function show(view, app) {
         const { rows, flags, bins } = flagged(looks[0], looks.at(-1));
         const band = expectedBand(rate, rows, calibration);
         const spans = spansOf(looks).map(({ from, to }) => ({ from, to, ...flagged(from, to) })).filter((one) => one.rows > 0);
-        bandPlace.textContent = bandSays(rows, flags, rate, band);
+        bandPlace.textContent = drift.rows ? bandSays(rows, flags, rate, band) : "";
         if (rows) tiles.push([`p-values up to ${FLAG_AT}`, percent(flags / rows), flags / rows > band[1] ? "bad" : null]);
         put(places.flags, lines.flags(spans.map((one) => ({ ...one, band: expectedBand(rate, one.rows, calibration) })), rate));
         put(places.pValues, rows ? lines.pValues(bins, rows) : null);
       } else if (drift.flag_rate !== null) tiles.push([`p-values up to ${FLAG_AT}, of late`, percent(drift.flag_rate)]);
       tiles.push(["drift evidence", `${number(drift.evidence, 2)} of ${number(drift.alarm_at, 2)}`, drift.alarm ? "bad" : null]);
-      replace(driftPlace, said.alarm ? [said.alarm] : []);
+      replace(driftPlace, said.alarm ? [h("div", { class: "trouble" }, said.alarm, drift.alarm && h("button", { type: "button", onclick: resetDrift }, "Reset the alarm"))] : []);
       fill(figuresPlace, said.figures);
-      put(places.evidence, lines.evidence(evidenceOf(of, where), drift.alarm_at));
+      put(places.evidence, drift.rows ? lines.evidence(evidenceOf(of, where), drift.alarm_at) : null);
     } else fill(figuresPlace, h("p", { class: "quiet" }, "No rows of this model are watched for drift."));
     if (isCounted) {
       const isClassified = manifest?.task !== "regression";
@@ -223,7 +246,7 @@ function put(place, fresh) {
 /** Alarms are read out once: the figures, which change at each look, stand apart from them. */
 function driftSays(drift) {
   const after = ` after ${number(drift.rows)} rows${drift.of_all ? "" : " of the process that answered, which cannot reach the others"}`;
-  const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
+  const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded. Questions asked on this page, and tests, are not counted: what is shown here is traffic." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
   const alarm = drift.alarm ? notice(`Drift: rows are not like those that the flag was calibrated on. Evidence reached the alarm, ${number(drift.alarm_at, 2)} nats${drift.evidence < drift.alarm_at ? "; it has fallen since, but the alarm stays until it is reset" : ""}.`)
     : drift.one_client ? notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told")
     : null;

@@ -71,7 +71,7 @@ async function show() {
     if (turn !== shown) leave();
   } catch (error) {
     if (turn !== shown) return;
-    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`));
+    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`), h("button", { type: "button", onclick: show }, "Try again"));
     if (!(error instanceof Refused)) throw error;
   }
 }

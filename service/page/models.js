@@ -5,6 +5,8 @@ import { ask, askJson, askPicture, Refused } from "./api.js";
 import { comparison } from "./comparison.js";
 import { bytes, download, field, fill, h, moment, notice, number, table } from "./dom.js";
 import { figureOf, figuresOf, share } from "./figures.js";
+import { promote } from "./learning.js";
+import { strengthsOf } from "./strengths.js";
 
 const MOST_VERSIONS = 10; // whose details are asked for at once, the latest ones
 const PLOTS = {
@@ -41,6 +43,17 @@ export async function show(view, app, link) {
   await build();
   if (wanted.length) modelPlace.querySelector(wanted[1] ? ".versus" : ".version")?.scrollIntoView();
 
+  async function move(version) {
+    try {
+      const { before } = await promote(name, version);
+      await refresh();
+      said.textContent = `Version ${version} is served now, in place of version ${before}.`;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      said.textContent = error.status === 404 ? `The service has no administrator's key (DUBITO_ADMIN_KEY): dubito store alias ${name} latest ${version}` : error.message;
+    }
+  }
+
   async function refresh() {
     said.textContent = "Asking …";
     try {
@@ -61,15 +74,16 @@ export async function show(view, app, link) {
       return;
     }
     const description = await app.describe(name, { fresh: true });
+    wanted.forEach((version, i) => (wanted[i] = description.aliases[version] ?? version));
     const versions = await newest(description, MOST_VERSIONS, wanted);
     if (left) return;
     forget();
-    fill(modelPlace, modelOf(description), versionsOf(description, versions, all), ...(await shownVersions(description, versions)));
+    fill(modelPlace, modelOf(description), versionsOf(description, versions, all, move), ...(await shownVersions(description, versions)));
 
     async function all() {
       const rest = await newest(description, description.versions.length, []);
       versions.splice(0, versions.length, ...rest);
-      if (!left) fill(modelPlace, modelOf(description), versionsOf(description, versions, all), ...(await shownVersions(description, versions)));
+      if (!left) fill(modelPlace, modelOf(description), versionsOf(description, versions, all, move), ...(await shownVersions(description, versions)));
     }
   }
 
@@ -78,11 +92,19 @@ export async function show(view, app, link) {
     const readable = versions.filter((version) => version.manifest);
     if (!readable.length) return [];
     const is = (number) => readable.some((version) => version.version === number);
+    const missing = wanted.filter((number) => number && !is(number));
+    if (missing.length) {
+      const there = description.versions.length > 1 ? `versions ${description.versions[0]} to ${description.versions.at(-1)}` : `version ${description.versions[0]}`;
+      return [notice(`${name} has no version ${missing.join(" and no version ")} that can be shown: it has ${there}.`)];
+    }
     const first = is(wanted[0]) ? wanted[0] : is(description.serving) ? description.serving : readable[0].version;
     const picker = (value, onchange) => h("select", { onchange }, readable.map((version) => h("option", { value: version.version, selected: version.version === value }, version.version)));
     const onePlace = h("div");
-    const one = picker(first, () => showOne());
-    const parts = [h("section", { class: "card version", "aria-label": "A version" }, h("h2", {}, "A version"), field("Version", one), onePlace)];
+    const one = picker(first, () => {
+      history.replaceState(null, "", `#/models/${[name, one.value].map(encodeURIComponent).join("/")}`);
+      return showOne();
+    });
+    const parts = [h("section", { class: "card version", "aria-label": "A version" }, h("div", { class: "version-head" }, h("h2", {}, "What it is good at, and what not"), field("Version", one)), onePlace)];
     await showOne();
     if (readable.length > 1) {
       const others = readable.map((version) => version.version).filter((version) => version !== first);
@@ -106,7 +128,7 @@ export async function show(view, app, link) {
     async function showOne() {
       const version = readable.find(({ version }) => version === one.value);
       const report = await reportOf(version);
-      if (one.value === version.version) fill(onePlace, factsOf(version, description), qualityOf(version, report), evidenceOf(version, report));
+      if (one.value === version.version) fill(onePlace, warningsOf(version, description), strengthsOf(version, report), qualityOf(version, report), factsOf(version), evidenceOf(version, report));
     }
   }
 
@@ -129,7 +151,7 @@ export async function show(view, app, link) {
       report.cannot ? notice(report.cannot) : h("p", {}, `Made ${moment(report.created)} on ${number(report.test?.rows)} test rows of ${report.data}, ${number(report.draws)} draws each.`,
         report.convergence ? ` Its fit: ${report.convergence.says}.` : ""),
       h("p", { class: "actions" }, saved.map(([file, href]) => h("button", { type: "button", onclick: () => save(`${version.name}-${version.version}-${file}`, href) }, `Save ${file}`))),
-      h("div", { class: "plots" }, files.filter(([file]) => file.endsWith(".png")).map(([file, href]) => picture(file, href, version.version))),
+      h("details", {}, h("summary", {}, "The report's plots"), h("div", { class: "plots" }, files.filter(([file]) => file.endsWith(".png")).map(([file, href]) => picture(file, href, version.version)))),
     ];
   }
 
@@ -152,7 +174,8 @@ export async function show(view, app, link) {
   function picture(file, href, version) {
     const title = PLOTS[file] ?? file.replace(/\.png$/, "").replaceAll("-", " ");
     const shown = h("img", { alt: `${title}, version ${version}`, width: 640, height: 480, class: "pending" });
-    const place = h("figure", {}, h("figcaption", {}, title, h("span", { class: "quiet" }, ` version ${version}`)), shown);
+    const open = h("button", { type: "button", class: "large", "aria-label": `Show it large: ${title}, version ${version}`, onclick: () => showLarge(title, shown) }, shown);
+    const place = h("figure", {}, h("figcaption", {}, title, h("span", { class: "quiet" }, ` version ${version}`)), open);
     const near = new IntersectionObserver(async (entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
       near.disconnect();
@@ -167,7 +190,7 @@ export async function show(view, app, link) {
         }, { once: true });
         shown.src = url;
       } catch (error) {
-        shown.replaceWith(notice(error.message));
+        open.replaceWith(notice(error.message));
       }
     }, { rootMargin: "600px" });
     near.observe(place);
@@ -194,6 +217,13 @@ export async function show(view, app, link) {
   };
 }
 
+/** A plot as large as the window lets it be. */
+function showLarge(title, shown) {
+  const dialog = h("dialog", { class: "large", "aria-label": title, onclick: () => dialog.close(), onclose: () => dialog.remove() }, h("form", { method: "dialog" }, h("strong", {}, title), h("button", { type: "submit" }, "Close")), shown.cloneNode());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
 /** A part of an address as it was before it became one. */
 function plain(part) {
   try {
@@ -209,15 +239,15 @@ function listOf(models, name) {
     const broken = Object.keys(model.broken).length;
     return [
       h("a", { href: `#/models/${encodeURIComponent(model.name)}`, "aria-current": model.name === name ? "true" : null }, model.name),
+      broken ? h("span", { class: "badge bad" }, `${broken} broken`) : model.warnings?.length ? h("span", { class: "badge told" }, "doubtful fit") : model.too_few_rows ? h("span", { class: "badge told" }, "few rows") : h("span", { class: "badge good" }, "fine"),
       model.serving ?? h("span", { class: "badge bad" }, "none"),
+      mainFigure(model.quality),
       String(model.versions.length),
       model.task ?? "–",
       model.method ?? "–",
-      mainFigure(model.quality),
-      broken ? h("span", { class: "badge bad" }, `${broken} broken`) : model.warnings?.length ? h("span", { class: "badge told" }, "doubtful fit") : model.too_few_rows ? h("span", { class: "badge told" }, "few rows") : h("span", { class: "badge good" }, "fine"),
     ];
   });
-  return models.length ? table("Models that are published", ["model", "serves", "versions", "task", "method", "quality", "state"], rows, [2]) : null;
+  return models.length ? table("Models that are published", ["model", "state", "serves", "quality", "versions", "task", "method"], rows, [4]) : null;
 }
 
 function mainFigure(quality) {
@@ -257,16 +287,16 @@ async function newest(description, most, wanted) {
   return found.reverse();
 }
 
-function versionsOf(description, versions, all) {
+function versionsOf(description, versions, all, move) {
   const rows = versions.map((version) => {
     const aliases = Object.entries(description.aliases).filter(([, number]) => number === version.version).map(([alias]) => alias);
     const size = description.in_memory[version.version];
     return [
       version.manifest ? h("a", { href: `#/models/${encodeURIComponent(description.name)}/${encodeURIComponent(version.version)}` }, version.version) : version.version,
-      aliases.join(", ") || "–",
-      version.broken ? h("span", { class: "badge bad" }, "broken") : version.version === description.serving ? h("span", { class: "badge good" }, "served") : h("span", { class: "badge told" }, "can be served"),
-      version.manifest?.method ?? "–",
+      version.broken ? h("span", { class: "badge bad" }, "broken") : version.version === description.serving ? h("span", { class: "badge good" }, "served") : h("button", { type: "button", class: "small", onclick: () => move(version.version) }, Number(version.version) > Number(description.serving) ? "Promote" : "Roll back"),
       mainFigure(version.manifest?.quality),
+      aliases.join(", ") || "–",
+      version.manifest?.method ?? "–",
       version.manifest ? moment(version.manifest.created) : "–",
       size === undefined ? "no" : bytes(size),
       version.evidence ? "yes" : "no",
@@ -274,13 +304,21 @@ function versionsOf(description, versions, all) {
   });
   const hidden = description.versions.length - versions.length;
   return [
-    table("Versions, the latest first", ["version", "aliases", "state", "method", "quality", "made", "in memory", "report"], rows),
+    table("Versions, the latest first", ["version", "state", "quality", "aliases", "method", "made", "in memory", "report"], rows),
     hidden > 0 ? h("p", {}, h("button", { type: "button", onclick: all }, `Show ${hidden} more`)) : null,
   ];
 }
 
+function warningsOf({ manifest }, description) {
+  return [
+    manifest.version in description.broken ? notice(description.broken[manifest.version]) : null,
+    manifest.warnings.map((warning) => notice(warning, "told")),
+    manifest.too_few_rows ? notice(manifest.too_few_rows, "told") : null,
+  ];
+}
+
 /** What a version is: pairs of a name and what is said, as the page and the comparison show them. */
-function factsOf({ manifest, aliases }, description) {
+function factsOf({ manifest, aliases }) {
   const { detectors, noise, abstention, categories, training } = manifest;
   const rows = [
     ["Task", manifest.task === "regression" ? `regression of ${manifest.output.target ?? "a number"}` : `classification into ${manifest.output.classes.length} classes`],
@@ -296,9 +334,7 @@ function factsOf({ manifest, aliases }, description) {
   ];
   const classes = manifest.output.classes;
   return [
-    manifest.version in description.broken ? notice(description.broken[manifest.version]) : null,
-    manifest.warnings.map((warning) => notice(warning, "told")),
-    manifest.too_few_rows ? notice(manifest.too_few_rows, "told") : null,
+    h("h3", {}, "How it is made"),
     h("dl", { class: "facts" }, rows.map(([name, what]) => [h("dt", {}, name), h("dd", {}, what)])),
     classes ? h("details", {}, h("summary", {}, `Classes (${classes.length})`), h("p", {}, classes.slice(0, 1000).join(", "), classes.length > 1000 ? " …" : "")) : null,
     manifest.input.columns.length ? h("details", {}, h("summary", {}, `Columns (${manifest.input.columns.length})`), columnsOf(manifest.input.columns)) : null,

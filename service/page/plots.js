@@ -150,3 +150,30 @@ export function detectors(row, fpr, combined, describe) {
     },
   );
 }
+
+/** How often versions were right on labels of rows that no score chose, with intervals; of a regression, how far off. */
+export function versionsOnLabels(live) {
+  const [key, title] = live[0].figures.accuracy ? ["accuracy", "How often it was right on your labelled rows"] : ["rmse", "How far off it was on your labelled rows (RMSE)"];
+  const write = key === "accuracy" ? percent : number;
+  const rows = live.toReversed().map(({ version, serving, control_labels, figures }) => {
+    const { value, interval } = figures[key];
+    return { name: `version ${version}`, value, low: interval[0], high: interval[1], serving, control_labels };
+  });
+  return figure(
+    title,
+    rows.map((d) => `${d.name}: ${write(d.value)}, from ${write(d.low)} to ${write(d.high)} with 95 %`).join("; "),
+    {
+      marginLeft: 84,
+      marginRight: 56,
+      height: 56 + 30 * rows.length,
+      x: { label: "with its 95 % interval", labelAnchor: "center", labelArrow: "none", grid: true, ...(key === "accuracy" ? { domain: [Math.min(0.5, ...rows.map((d) => d.low)), 1], tickFormat: (x) => `${Math.round(100 * x)} %`, ticks: 5 } : { zero: true }) },
+      y: { domain: rows.map((d) => d.name), label: null, tickSize: 0 },
+      marks: [
+        globalThis.Plot.ruleY(rows, { y: "name", x1: "low", x2: "high", stroke: ACCENT, strokeWidth: 3, strokeOpacity: 0.4 }),
+        globalThis.Plot.dot(rows, { x: "value", y: "name", r: 5, fill: (d) => (d.serving ? ACCENT : "var(--card)"), stroke: ACCENT, strokeWidth: 2 }),
+        globalThis.Plot.text(rows, { y: "name", text: (d) => write(d.value), frameAnchor: "right", textAnchor: "start", dx: 8, fill: INK }),
+      ],
+    },
+    { heads: ["version", "value", "from", "to", "labels"], rows: rows.map((d) => [d.name, write(d.value), write(d.low), write(d.high), number(d.control_labels)]), numeric: [1, 2, 3, 4] },
+  );
+}

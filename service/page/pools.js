@@ -4,9 +4,11 @@
 //   name, size                    in words, and in bytes
 //   rows(asked)                   how many there are, null where that is not known before it is ranked
 //   send(path, fields, signal)    asks the service with it
-//   shown(ranking, asked)         what to show of those rows: {kind, of, names, why, forget}; kind is "pictures",
+//   shown(ranking, asked)         what to show of those rows: {kind, of, names, why, input, forget}; kind is "pictures",
 //                                 "columns", "texts" or "none", `of` is what is shown of a row by its index, `why`
-//                                 says what is not shown, and `forget` lets go of pictures
+//                                 says what is not shown, `input(index)` gives a whole row as labels have it, and
+//                                 `forget` lets go of pictures
+//   kept                          whether the service keeps the rows that are chosen
 // where `asked` has the model and version. Files of rows are read by the service: it shows their rows to the page.
 
 import { ask, asText } from "./api.js";
@@ -59,7 +61,9 @@ function fileOfRows(file, kind, spec) {
     send,
     async shown(ranking, asked) {
       try {
-        return shownRows((await preview(asked, ranking.map((row) => row.index))).preview, ranking, spec);
+        const rows = (await preview(asked, ranking.map((row) => row.index))).preview;
+        const inputs = new Map(rows.map(({ index, row }) => [index, row]));
+        return { ...shownRows(rows, ranking, spec), input: (index) => inputs.get(index) };
       } catch (error) {
         return { kind: "none", why: `The rows cannot be shown: ${error.message}` };
       }
@@ -80,7 +84,7 @@ function severalFiles(files, spec) {
       for (const file of sorted) form.append("pool", file);
       return ask(path, { method: "POST", body: form, signal });
     },
-    shown: (ranking) => shownFiles(ranking, spec, (row) => sorted[row.index]),
+    shown: async (ranking) => ({ ...(await shownFiles(ranking, spec, (row) => sorted[row.index])), input: (index) => (spec.text ? sorted[index].text() : base64(sorted[index])) }),
   };
 }
 
@@ -126,7 +130,7 @@ function ofCells(names, of) {
 }
 
 /** How the numbers of a row lie as a picture: {height, width, at(y, x, channel), channels}; null where they are none. */
-function planesOf({ shape, dtype, columns, text }) {
+export function planesOf({ shape, dtype, columns, text }) {
   if (columns.length || text || dtype !== "float32" || shape.length < 2 || shape.length > 3) return null;
   const [channels, height, width] = shape.length === 2 ? [1, ...shape] : shape[2] <= 3 && shape[0] > 3 ? [shape[2], shape[0], shape[1]] : shape;
   if (![1, 3].includes(channels) || Math.min(height, width) < 2) return null;
@@ -135,7 +139,7 @@ function planesOf({ shape, dtype, columns, text }) {
 }
 
 /** A row on a canvas: photographs as they are; of other grey numbers the large ones are ink. */
-function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
+export function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
   const step = Math.ceil(Math.max(height, width) / MOST_SIDE);
   const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
   const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });
@@ -155,6 +159,11 @@ function drawn(row, { channels, height, width, at }, { image, minimum, maximum }
   }
   on.putImageData(pixels, 0, 0);
   return canvas;
+}
+
+async function base64(file) {
+  const letters = Array.from(new Uint8Array(await file.arrayBuffer()), (byte) => String.fromCharCode(byte));
+  return btoa(letters.join(""));
 }
 
 const shortened = (text) => (text.length > LETTERS ? `${text.slice(0, LETTERS)} …` : text);

@@ -1,11 +1,12 @@
 // The rows that are chosen: pictures, texts or columns, with their ranks and scores, and their ids to be saved.
 
+import { labelling } from "./labelling.js";
 import { download, h, notice, number, table } from "./dom.js";
 
 const MOST_SHOWN = 200; // rows of a ranking
 
-/** The answer of /acquire as people read it; `pool` is null where the page does not know it any more. */
-export async function shownRanking(answer, pool) {
+/** The answer of /acquire as people read it, and label it; `pool` is null where the page does not know it any more. */
+export async function shownRanking(answer, pool, output, labelled) {
   const { ranking } = answer;
   const first = ranking.slice(0, MOST_SHOWN);
   const shown = pool === null
@@ -13,15 +14,17 @@ export async function shownRanking(answer, pool) {
     : await pool.shown(first, answer);
   const hidden = ranking.length > first.length ? `The first ${MOST_SHOWN} of ${number(ranking.length)} rows are shown; what is saved has all.` : null;
   const name = `${answer.model}-to-label`;
+  const asked = labelling({ model: answer.model, output, rows: first, shown, pool, labelled });
   const element = h("div", {},
     h("h2", {}, `Label ${ranking.length === 1 ? "this row" : `these ${number(ranking.length)} rows`} of ${number(answer.pool_size)}`),
     h("p", { class: "quiet" }, said(answer)),
     [shown.why, hidden].filter(Boolean).map((text) => notice(text, "told")),
+    asked?.element,
     h("p", { class: "actions" },
       h("button", { type: "button", onclick: () => download(`${name}.csv`, asCsv(ranking), "text/csv") }, "Save the ids (CSV)"),
       h("button", { type: "button", onclick: () => download(`${name}.json`, JSON.stringify(answer, null, 1), "application/json") }, "Save the ids (JSON)")),
     rowsOf(first, shown));
-  return { element, forget: shown.forget ?? (() => {}) };
+  return { element, focus: asked?.focus ?? (() => {}), forget: shown.forget ?? (() => {}) };
 }
 
 function said(answer) {

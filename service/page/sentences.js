@@ -34,19 +34,36 @@ export function inputWord(spec) {
   return "the numbers";
 }
 
-/** One or two sentences on an answer: how sure, and why. `manifest` is of the version that answered. */
-export function says(row, answer, manifest) {
-  return [...(manifest.task === "regression" ? ofTarget(row, answer, manifest) : ofLabel(row, answer)), ofFlag(row, answer, manifest), ofAbstention(row, answer)]
-    .filter(Boolean)
-    .join(" ");
+/**
+ * How far an answer is to be trusted: `kind` ("good", "check" or "bad"), `word`, and `why`, in plain words.
+ * `manifest` is of the version that answered.
+ */
+export function verdict(row, answer, manifest) {
+  const said = manifest.task === "regression" ? ofTarget(row, answer, manifest) : ofLabel(row, answer);
+  if (row.flag) {
+    const input = inputWord(manifest.input);
+    const isDoubt = OF_THE_POSTERIOR.has(strongestOf(row, manifest)?.[0]);
+    return isDoubt
+      ? { kind: "check", word: "Check this", why: `It is less sure of this than it is of usual data: look yourself. ${said.what}.` }
+      : { kind: "bad", word: "Unlike anything I know", why: `${capital(input)} are unlike all that it learnt from: do not rely on the answer. ${said.what}.` };
+  }
+  if (row.abstain === true) return { kind: "check", word: "Check this", why: `Undecided: of answers as unsure as this, more than ${percent(answer.risk)} may be wrong. ${said.what}.` };
+  const rest = `${said.what}: ${said.why}.`;
+  return said.isSure ? { kind: "good", word: "Trust this", why: `${rest} ${capital(inputWord(manifest.input))} are like those it learnt from.` } : { kind: "check", word: "Check this", why: rest };
 }
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
+/** The combined detector that finds a row strangest: [name, what it found]; undefined where there is none. */
+const strongestOf = (row, manifest) =>
+  Object.entries(row.detectors).filter(([name]) => manifest.detectors.combined.includes(name)).sort(([, a], [, b]) => a.p_value - b.p_value)[0];
 
 function ofLabel(row, answer) {
   const p = Math.max(...row.probabilities);
   const others = (row.prediction_set ?? []).filter((name) => name !== row.label);
-  const also = others.length === 0 ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.map(asWritten).join(" or ")}`;
+  const also = others.length === 0 || row.flag ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.map(asWritten).join(" or ")}`;
   const name = asWritten(row.label);
-  const what = p > 0.99 ? `Almost certainly ${name}` : p > 0.9 && !also ? `Most likely ${name}` : `Perhaps ${name}${also}`;
+  const what = row.flag ? `Its guess is ${name}` : p > 0.99 ? `Almost certainly ${name}` : p > 0.9 && !also ? `Most likely ${name}` : `Perhaps ${name}${also}`;
   const share = row.entropy > 0 ? row.bald / row.entropy : 0;
   let why;
   if (answer.num_samples === 1) why = "one draw cannot say how sure it is";
@@ -54,15 +71,15 @@ function ofLabel(row, answer) {
   else if (share > 0.4) why = "the draws disagree: labels of rows like it would teach the model";
   else if (share > 0.15) why = "the draws disagree somewhat, and each is unsure by itself";
   else why = "the draws agree that it is ambiguous: more labels would not help";
-  return [`${what} (${percent(p)}): ${why}.`];
+  return { what: `${what} (${percent(p)})`, why, isSure: others.length === 0 && p > 0.9 };
 }
 
 function ofTarget(row, answer, manifest) {
   const [low, high] = row.interval;
-  const between =
-    low === null && high === null
-      ? `no interval has a coverage of ${percent(answer.coverage)} with so few calibration rows`
-      : `with ${percent(answer.coverage)} between ${low === null ? "minus infinity" : number(low, 4)} and ${high === null ? "infinity" : number(high, 4)}`;
+  const isBounded = low !== null || high !== null;
+  const between = isBounded
+    ? `with ${percent(answer.coverage)} between ${low === null ? "minus infinity" : number(low, 4)} and ${high === null ? "infinity" : number(high, 4)}`
+    : `no interval has a coverage of ${percent(answer.coverage)} with so few calibration rows`;
   const share = row.epistemic_std === null ? null : row.epistemic_std ** 2 / row.std ** 2;
   const why =
     share === null ? "one draw cannot say how sure it is"
@@ -70,26 +87,16 @@ function ofTarget(row, answer, manifest) {
     : share > 0.15 ? "the doubt is the data's noise, and in part the model's own"
     : "the doubt is the data's noise: the draws agree";
   const name = manifest.output.target ?? "it";
-  return [`${name === "it" ? "About" : `${name} is about`} ${number(row.mean, 4)}, ${between}; ${why}.`];
+  const about = row.flag ? "Its guess is" : name === "it" ? "About" : `${name} is about`;
+  return { what: `${about} ${number(row.mean, 4)}${row.flag ? "" : `, ${between}`}`, why, isSure: isBounded && !(share > 0.5) };
 }
 
-function ofFlag(row, answer, manifest) {
-  const combined = Object.entries(row.detectors).filter(([name]) => manifest.detectors.combined.includes(name));
-  const [name, strongest] = combined.sort(([, a], [, b]) => a.p_value - b.p_value)[0] ?? [null, null];
-  const input = inputWord(manifest.input);
-  if (!row.flag) {
-    const odd = strongest && strongest.fired ? `, though ${label(name)} alone fired (p = ${number(strongest.p_value, 2)})` : "";
-    return `It looks like the data that the model was calibrated on (p = ${number(row.p_value, 2)}${odd}).`;
-  }
-  const p = strongest ? ` (${label(name)}, p = ${number(strongest.p_value, 2)})` : "";
-  const what = name && OF_THE_POSTERIOR.has(name) ? "the model is less sure than it usually is" : `${input} are unlike the data`;
-  const fdr = answer.fdr === null ? `at most ${percent(answer.fpr)} of usual rows are` : `false flags are at most ${percent(answer.fdr)}`;
-  return `But ${what}${p}: flagged, as ${fdr}. Do not trust the answer before you have looked.`;
-}
-
-function ofAbstention(row, answer) {
-  if (row.abstain !== true) return "";
-  return `Undecided: among rows as unsure as this, more than ${percent(answer.risk)} of the labels may be wrong.`;
+/** What the flag was made of, in numbers. */
+export function flagSays(row, answer, manifest) {
+  const [name, strongest] = strongestOf(row, manifest) ?? [null, null];
+  const of = strongest ? `; ${label(name)} alone: p = ${number(strongest.p_value, 2)}${strongest.fired ? ", which fired" : ""}` : "";
+  const rate = answer.fdr === null ? `Of usual rows at most ${percent(answer.fpr)} are flagged` : `False flags are at most ${percent(answer.fdr)}`;
+  return `Flagged: ${row.flag ? "yes" : "no"}, p = ${number(row.p_value, 2)}${of}. ${rate}.`;
 }
 
 /** A name whose letters may run from right to left, and leave those around it as they are. */

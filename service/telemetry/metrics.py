@@ -1,5 +1,6 @@
 """Prometheus metrics: counted by a few cheap methods, collected when they are scraped."""
 
+import platform
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
@@ -10,6 +11,7 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
+import onnxruntime
 from jaxtyping import Float64
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client import Histogram as PrometheusHistogram
@@ -18,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from model_store.state.jobs import ENDED, Kind
 from model_store.state.labels import Accepted
+from service import VERSION
 
 # Upper ends of buckets, inclusive.
 # fmt: off
@@ -50,6 +53,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "std": ("Predictive standard deviation of rows predicted, in the target's units", TARGET_UNITS),
 }
 KINDS = get_args(Kind)
+BUILD = ("version", "python", "onnxruntime")
 OF_MODEL = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
 
@@ -135,6 +139,8 @@ class Metrics(Collector):
             "dubito_state_usable", "0 while jobs and labels cannot be read or written"
         )
         self.state_usable.set(1)
+        build = gauge("dubito_build_info", "1, by what serves", BUILD)
+        build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
         self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
         self._lock = threading.Lock()
         self._of_route = cache(self._route_metrics)  # looking labels up takes longer than counting

@@ -1,4 +1,5 @@
-"""The outermost middleware: gives each request an id and a record; counts, logs and traces it."""
+"""The outermost middleware: gives each request its path, an id and a record; counts, logs and
+traces it."""
 
 import logging
 import re
@@ -10,7 +11,7 @@ from traceback import clear_frames
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.call import RECORD_KEY, RequestRecord
+from service.call import PREFIX_KEY, RECORD_KEY, RequestRecord
 from service.error_forms import problem
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
@@ -22,6 +23,7 @@ ID_BYTES, IDS_AT_A_TIME = 16, 256
 METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 )
+VERSION_PREFIX = "/v1"  # of the API, before any path
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -36,18 +38,21 @@ class Observe:
         log: RequestLog | None,
         tracing: Tracing | None,
         ending: Event,
+        prefix: str = "",
     ) -> None:
         self.app = app
         self.metrics = metrics
         self.log = log
         self.tracing = tracing
         self.ending = ending
+        self.prefix = prefix  # that a proxy puts before all paths
         self._ids: list[str] = []  # for requests to come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        self._take_prefixes(scope)
         record = scope[RECORD_KEY] = self._new_record(scope)
         span = None if self.tracing is None else self.tracing.begin(scope, record)
         status: int | None = None  # the client went away before an answer
@@ -84,6 +89,15 @@ class Observe:
                 self.log(record, route, status, seconds)
             if span is not None and self.tracing is not None:
                 self.tracing.end(span, record, route, status)
+
+    def _take_prefixes(self, scope: Scope) -> None:
+        """Leave the path that is routed, and what links in the answer begin with."""
+        prefix, path = self.prefix, scope["path"]
+        if prefix and path.startswith(f"{prefix}/"):
+            path = path.removeprefix(prefix)
+        if path.startswith(f"{VERSION_PREFIX}/"):
+            path, prefix = path.removeprefix(VERSION_PREFIX), prefix + VERSION_PREFIX
+        scope["path"], scope[PREFIX_KEY] = path, prefix
 
     def _new_record(self, scope: Scope) -> RequestRecord:
         """Start the record of a request. An id that the client gave is kept where it is one, and

@@ -206,7 +206,7 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     exported = list(csv.DictReader(io.StringIO(out)))
     assert [row["id"] for row in exported] == ["r0", "r1", "mine"]
     assert {row["control"] for row in exported} == {"False"}
-    assert exported[0]["time"].endswith("Z")
+    assert exported[0]["time"].endswith("+00:00")
     none = ("labels", "list", "--model", "people", "--annotator", "nobody", "--json")
     assert json.loads(run(*none)[1]) == {"labels": []}
     _, out, _ = run("labels", "delete", "r0", "mine", "other", "--model", "people")

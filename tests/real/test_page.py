@@ -90,9 +90,10 @@ def test_a_digit_that_is_drawn_is_answered_while_it_is_drawn(driver, service):
     opened(driver, service)
     draw(driver, driver.find_element("id", "board"), THREE)
     until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
-    says = text_of(driver, ".says")
-    assert "3" in says
-    assert "p = " in says
+    assert text_of(driver, ".word") in ("Trust this", "Check this")
+    assert "3" in text_of(driver, ".says")
+    plain = text_of(driver, ".answers") + text_of(driver, ".about")
+    assert not any(name in plain for name in ("mahalanobis", "residual", "bhn-realnvp", "p = "))
     count = "return document.querySelector('.answer figure > svg').querySelectorAll('[data-mark=dot] circle').length"
     assert driver.execute_script(count) == 10 * 100, "each draw is a dot of each class"
     assert plot_says(driver, 0).startswith("3: ")
@@ -105,25 +106,78 @@ def test_what_is_sent_is_what_the_service_answers_again(driver, service):
     draw(driver, driver.find_element("id", "board"), ONE)
     until(driver, lambda: text_of(driver, ".answer h2"))
     driver.execute_script(LISTEN)
-    before = text_of(driver, ".answer > p.quiet")
+    driver.execute_script("document.querySelector('.deeper').open = true")
+    before = text_of(driver, ".meta")
     press(driver, "Ask")
-    until(driver, lambda: text_of(driver, ".answer > p.quiet") not in ("", before))
+    until(driver, lambda: text_of(driver, ".meta") not in ("", before))
     asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
     row = np.array(asked["inputs"][0]).reshape(8, 8)
     assert row.min() == 0
     assert row[0].max() > 4, "the drawing fills the frame, as such data do"
     assert row[-1].max() > 4
-    seed = int(text_of(driver, ".answer > p.quiet").partition("draws of seed ")[2].split(".")[0])
+    seed = int(text_of(driver, ".meta").partition("draws of seed ")[2].split(".")[0])
     answer = httpx.post(f"{service}/predict", json={**asked, "seed": seed}).json()["predictions"][0]
     assert text_of(driver, ".answer h2").split()[0] == answer["label"]
     assert f"p = {answer['p_value']:.3g}." in plot_says(driver, 1)
 
 
-def test_noise_is_flagged(driver, service):
+def test_noise_is_flagged_and_the_page_says_by_what(driver, service):
     opened(driver, service)
     press(driver, "Noise")
-    until(driver, lambda: "flagged" in text_of(driver, ".answer h2"))
-    assert "unlike the data" in text_of(driver, ".says") or "less sure" in text_of(driver, ".says")
+    until(driver, lambda: text_of(driver, ".word") in ("Unlike anything I know", "Check this"))
+    assert "does not hold" in text_of(driver, ".promise")
+    why = until(driver, lambda: text_of(driver, ".why"))
+    assert "Nearest training rows: " in why
+    painted = "const c = document.querySelector('.heat canvas:last-child'); return [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((x, i) => i % 4 === 3 && x > 0).length"
+    assert driver.execute_script(painted) > 8, "pixels are marked"
+    assert complaints(driver) == []
+
+
+def test_examples_are_offered_which_the_model_does_not_flag(driver, service):
+    opened(driver, service)
+    until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 5)
+    named = [button.text for button in driver.find_elements("css selector", ".examples button")]
+    for name in named[:3]:
+        press(driver, name)
+        until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
+        assert text_of(driver, ".word") in ("Trust this", "Check this")
+        assert "does not hold" not in text_of(driver, ".promise")
+    press(driver, named[-1])
+    until(driver, lambda: text_of(driver, ".why"))
+
+
+def test_a_visitor_is_told_what_doubt_is_until_there_was_an_answer(driver, service):
+    opened(driver, service)
+    assert len(driver.find_elements("css selector", ".welcome li")) == 3
+    press(driver, "Noise")
+    until(driver, lambda: text_of(driver, ".answer h2"))
+    press(driver, "Clear")
+    until(driver, lambda: "as soon as" in text_of(driver, ".answers"))
+    opened(driver, service)  # nothing is stored
+    press(driver, "Got it")
+    until(driver, lambda: "as soon as" in text_of(driver, ".answers"))
+
+
+def test_on_a_phone_the_answer_is_seen_while_one_draws(service):
+    with chromium(390, 844) as driver:
+        opened(driver, service)
+        board = driver.find_element("id", "board")
+        assert board.rect["y"] + board.rect["height"] < 844
+        draw(driver, board, THREE)
+        until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
+        verdict = driver.find_element("css selector", ".verdict").rect
+        assert verdict["y"] + verdict["height"] <= board.rect["y"] < 844 - board.rect["height"]
+
+
+def test_a_table_begins_with_a_training_row_and_is_answered_while_one_types(driver, every_kind):
+    rows = httpx.get(f"{every_kind}/predict/examples", params={"model": "rents"}).json()["inputs"]
+    opened(driver, f"{every_kind}/#/ask")
+    look_at(driver, "rents")
+    until(driver, lambda: len(driver.find_elements("css selector", ".examples button")) > 1)
+    field = driver.find_element("css selector", ".columns input[type=number]")
+    assert float(field.get_attribute("value")) in {row["age"] for row in rows}
+    field.send_keys(*ALL_OF_IT, "41")
+    until(driver, lambda: text_of(driver, ".answer h2"))
     assert complaints(driver) == []
 
 
@@ -136,14 +190,14 @@ def test_a_link_replays_an_answer_to_the_last_digit(driver, service):
     address = driver.current_url
     assert "#/ask/" in address
     driver.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    before = text_of(driver, ".answer")
+    before = text_of(driver, ".answer"), text_of(driver, ".more")
     with chromium() as another:
         opened(another, address)
         until(another, lambda: text_of(another, ".answer h2"))
         another.execute_script(
             "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
         )
-        assert text_of(another, ".answer") == before
+        assert (text_of(another, ".answer"), text_of(another, ".more")) == before
         opened(another, address[:-20])
         assert "link is damaged" in until(another, lambda: text_of(another, ".notice"))
 
@@ -196,7 +250,8 @@ def test_images_are_pasted_and_dropped_and_one_that_is_none_is_named(driver, eve
     driver.execute_script(LISTEN)
     assert give(driver, "drop", ".drop", ("a.png", "image/png", image), ("b.heic", "", b"ftypheic"))
     said = until(driver, lambda: text_of(driver, ".answers .notice"))
-    assert said.startswith("b.heic (inputs.1): expected a PNG")
+    assert said.startswith("b.heic: expected a PNG")
+    assert text_of(driver, ".answer h2"), "the other one is answered"
     assert give(driver, "drop", "h1", ("c.png", "image/png", image)), (
         "next to its place it is not opened either"
     )
@@ -238,7 +293,8 @@ def test_options_are_asked_for_as_they_stand(driver, service):
     driver.find_element(
         "xpath", "//label[starts-with(., 'Be undecided')]/following-sibling::input"
     ).click()
-    until(driver, lambda: "seed 7." in text_of(driver, ".answer"))
+    driver.execute_script("document.querySelector('.deeper').open = true")
+    until(driver, lambda: "seed 7." in text_of(driver, ".meta"))
     until(driver, lambda: "risk" in (driver.execute_script("return window.asked.at(-1)") or ""))
     asked = json.loads(driver.execute_script("return window.asked.at(-1)"))
     assert (asked["seed"], asked["num_samples"], asked["fpr"], asked["coverage"]) == (

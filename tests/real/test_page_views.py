@@ -38,6 +38,7 @@ from tests.support.browser import (
 from tests.support.serving import metric, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+ADMIN = "the-key-of-the-administrator"
 KEY = "a-key-that-reads-and-does-nothing-else"
 MODULE = """
 const [path, ...given] = arguments, done = given.pop();
@@ -104,10 +105,17 @@ def store(evaluated_store, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(store, pool):
-    with serving(store, DUBITO_POLL_INTERVAL_S="0.2", DUBITO_POOLS=str(pool[0].parent)) as (url, _):
+    settings = {"DUBITO_POOLS": str(pool[0].parent), "DUBITO_ADMIN_KEY": ADMIN}
+    with serving(store, DUBITO_POLL_INTERVAL_S="0.2", **settings) as (url, _):
         httpx.post(
             f"{url}/predict", json={"version": "3", "inputs": [[0.0] * 64]}
         )  # which finds out that it is broken
+        yield url
+
+
+@pytest.fixture(scope="module")
+def every_kind(kinds):
+    with serving(kinds) as (url, _):
         yield url
 
 
@@ -156,6 +164,11 @@ def set_field(driver, label, value):
     driver.execute_script(script, field(driver, label), value)
 
 
+def shown(driver, name):
+    """The element of an id, if it is displayed."""
+    return next((e for e in driver.find_elements("id", name) if e.is_displayed()), None)
+
+
 def work(driver, path, source, *given):
     """What a function of a module of the page's makes of JSON."""
     answer = driver.execute_async_script(MODULE.replace("WORK", source), path, *given)
@@ -183,12 +196,12 @@ def test_models_show_what_the_api_says(driver, service):
     model = httpx.get(f"{service}/models/digits").json()
     opened(driver, f"{service}/#/models")
     until(driver, lambda: table_of(driver, "Quality of version 2"))
-    ((name, serves, count, *_),) = table_of(driver, "Models that are published")
+    ((name, _, serves, _, count, *_),) = table_of(driver, "Models that are published")
     assert (name, serves, count) == ("digits", model["serving"], "3")
     versions = table_of(driver, "Versions")
     assert [row[0] for row in versions] == ["3", "2", "1"]
-    assert [row[2] for row in versions] == ["broken", "served", "can be served"]
-    assert versions[1][1] == "latest"
+    assert [row[1] for row in versions] == ["broken", "served", "Roll back"]
+    assert versions[1][3] == "latest"
     assert [row[-1] for row in versions] == ["no", "no", "yes"]
     assert model["broken"]["3"] in text_of(driver, "main .notice.bad")
     assert text_of(driver, "main .notice.told") == "worse than linear"
@@ -210,11 +223,122 @@ def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
     assert quality["Accuracy"][2] == f"{100 * report['summary']['test_accuracy']:.2f} %"
     assert quality["Accuracy"][3] == f"{100 * low:.2f} % to {100 * high:.2f} %"
     pictures = [file for file in report["files"] if file.endswith(".png")]
-    figures = driver.find_elements("css selector", ".version figure")
+    driver.execute_script(
+        "for (const d of document.querySelectorAll('.version details')) d.open = true"
+    )
+    figures = driver.find_elements("css selector", ".version details figure")
     assert len(figures) == len(pictures) > 3
     for figure in figures:
         driver.execute_script("arguments[0].scrollIntoView()", figure)
         until(driver, lambda figure=figure: driver.execute_script(LOADED, figure))
+    driver.find_element("css selector", "button.large").click()
+    until(driver, lambda: driver.find_element("css selector", "dialog.large img").is_displayed())
+    press(driver, "Close")
+    until(driver, lambda: not driver.find_elements("css selector", "dialog.large"))
+    assert complaints(driver) == []
+
+
+def test_what_a_version_is_good_at_comes_first_in_pictures_of_its_report(driver, service):
+    report = httpx.get(f"{service}/models/digits/versions/1/evidence").json()
+    opened(driver, f"{service}/#/models/digits/1")
+    until(driver, lambda: len(driver.find_elements("css selector", ".version .plots svg")) >= 3)
+    assert text_of(driver, ".version .says").startswith("Right on ")
+    assert f"of {report['test']['rows']} rows" in text_of(driver, ".version .says")
+    worst = min(report["test"]["by_class"], key=lambda one: one["recall"])
+    by_class = driver.find_element("css selector", ".version .plots svg")
+    assert f"{worst['name']} with" in by_class.get_attribute("aria-label")
+    script = "return document.querySelectorAll('.version .plots svg')[1].getAttribute('aria-label')"
+    last = driver.execute_script(script).replace("\xa0", " ").split("; ")[-1]
+    assert last.startswith("100 % answered: ")  # where it answers all
+    assert complaints(driver) == []
+
+
+def test_a_version_that_is_not_there_is_said_not_to_be_and_the_address_follows(driver, service):
+    opened(driver, f"{service}/#/models/digits/99")
+    said = until(driver, lambda: text_of(driver, "main .notice:last-child"))
+    assert said == "digits has no version 99 that can be shown: it has versions 1 to 3."
+    assert not driver.find_elements("css selector", ".version")
+    opened(driver, f"{service}/#/models/digits/latest")
+    until(driver, lambda: table_of(driver, "Quality of version 2"))
+    set_field(driver, "Version", "1")
+    until(driver, lambda: table_of(driver, "Quality of version 1"))
+    assert driver.current_url.endswith("#/models/digits/1")
+
+
+def test_a_version_is_rolled_back_to_and_promoted_by_an_administrator_s_key(service):
+    with chromium() as driver:
+        opened(driver, f"{service}/#/models")
+        until(driver, lambda: table_of(driver, "Versions"))
+        press(driver, "Roll back")
+        given = until(driver, lambda: shown(driver, "key-given"))
+        given.send_keys("a wrong key, of course", "\ue007")
+        until(driver, lambda: "may not" in text_of(driver, "#key-why"))
+        press(driver, "Not now")
+        until(driver, lambda: "none was given" in text_of(driver, "main .actions"))
+        press(driver, "Roll back")
+        until(driver, lambda: shown(driver, "key-given")).send_keys(ADMIN, "\ue007")
+        until(driver, lambda: "Version 1 is served now" in text_of(driver, "main .actions"))
+        assert httpx.get(f"{service}/models/digits").json()["serving"] == "1"
+        driver.find_element("xpath", "//tr[td[1]='2']//button[.='Promote']").click()
+        until(driver, lambda: "Version 2 is served now" in text_of(driver, "main .actions"))
+        assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
+
+
+def test_chosen_rows_are_labelled_by_keys_and_buttons_undone_and_skipped(driver, service, pool):
+    def labels():
+        found = httpx.get(f"{service}/labels", params={"model": "digits"}).json()["labels"]
+        return {label["id"]: label["label"] for label in found}
+
+    def at(row):
+        return lambda: text_of(driver, ".labelling-head").startswith(f"Row {row} of 3")
+
+    opened(driver, f"{service}/#/choose")
+    driver.find_element("id", "pool-files").send_keys(str(pool[0]))
+    set_field(driver, "Rows to label", "3")
+    press(driver, "Choose")
+    ids = re.findall(r"row, \d+", until(driver, lambda: text_of(driver, ".chosen-rows")))
+    from selenium.webdriver import ActionChains
+
+    keyboard = ActionChains(driver)
+    until(driver, at(1))
+    keyboard.send_keys("7").perform()
+    until(driver, at(2))
+    assert labels() == {ids[0]: "7"}
+    assert "1 labelled" in text_of(driver, ".labelling-head")
+    keyboard.send_keys("\ue012").perform()  # left: undo
+    until(driver, at(1))
+    assert labels() == {}
+    driver.find_element("xpath", "//div[@class='classes']/button[.='0']").click()
+    until(driver, at(2))
+    press(driver, "Skip →")
+    until(driver, at(3))
+    keyboard.send_keys("9").perform()
+    until(driver, lambda: "That was the last one" in text_of(driver, ".labelling-head"))
+    assert labels() == {ids[0]: "0", ids[2]: "9"}
+    until(driver, lambda: text_of(driver, ".learning .tiles dd") == "2")
+    press(driver, "See the skipped rows again")
+    until(driver, at(2))
+    assert complaints(driver) == []
+    httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
+
+
+def test_a_target_is_labelled_by_a_number(driver, every_kind, tmp_path):
+    file = tmp_path / "rents.csv"
+    spec = httpx.get(f"{every_kind}/models/rents").json()["manifest"]["input"]
+    usual = {c["name"]: c.get("mean") or c["categories"][0] for c in spec["columns"]}
+    file.write_text(",".join(usual) + "\n" + ",".join(map(str, usual.values())) + "\n")
+    opened(driver, f"{every_kind}/#/choose")
+    script = "const s = document.getElementById('model'); s.value = 'rents'; s.dispatchEvent(new Event('change'))"
+    driver.execute_script(script)
+    until(driver, lambda: "rents" in text_of(driver, "main h1"))
+    driver.find_element("id", "pool-files").send_keys(str(file))
+    set_field(driver, "Rows to label", "1")
+    press(driver, "Choose")
+    until(driver, lambda: shown(driver, "label-value")).send_keys("812.5", "\ue007")
+    until(driver, lambda: "All rows are labelled" in text_of(driver, ".labelling-head"))
+    (label,) = httpx.get(f"{every_kind}/labels", params={"model": "rents"}).json()["labels"]
+    assert label["target"] == 812.5
+    assert label["id"].startswith("row-")  # the file names none
     assert complaints(driver) == []
 
 
@@ -244,7 +368,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
 def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, service):
     opened(driver, f"{service}/#/live")
     until(driver, lambda: "last at" in text_of(driver, "#live-state"))
-    assert "Rates need two looks" in text_of(driver, "#live-state")
+    until(driver, lambda: "Nobody has asked for an answer" in text_of(driver, "main"))
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
     with httpx.Client(base_url=service, timeout=60) as client:
         before = client.get("/models/digits").json()["drift"]
@@ -273,6 +397,40 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     driver.execute_script("location.hash = '#/live'")
     until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
     assert complaints(driver) == []
+    press(driver, "Reset the alarm")
+    until(driver, lambda: "no key for administration" in text_of(driver, "main"))
+
+
+def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_again(
+    store, tmp_path
+):
+    names = {"reader": ["read", "metrics"], "admin": ["read", "metrics", "predict", "admin"]}
+    entries = [
+        f'[[keys]]\nname = "{name}"\nkey = "{KEY}-{name}"\nscopes = {json.dumps(scopes)}\n'
+        for name, scopes in names.items()
+    ]
+    (tmp_path / "keys.toml").write_text("\n".join(entries))
+
+    def give_key(name):
+        until(driver, lambda: driver.find_element("id", "key-given").is_displayed())
+        driver.find_element("id", "key-given").send_keys(f"{KEY}-{name}", "\ue007")
+
+    with chromium() as driver:
+        with serving(store, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as (url, _):
+            headers = {"Authorization": f"Bearer {KEY}-admin"}
+            rows = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
+            with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
+                for few in rows:
+                    client.post("/predict", json={"inputs": few.tolist()}).raise_for_status()
+                driver.get(f"{url}/#/live")
+                give_key("reader")
+                until(driver, lambda: "Drift: rows are not like" in text_of(driver, "main"))
+                press(driver, "Reset the alarm")
+                give_key("admin")
+                until(driver, lambda: "Drift: rows" not in text_of(driver, "main"))
+                assert not client.get("/models/digits").json()["drift"]["alarm"]
+        until(driver, lambda: "cannot be reached" in text_of(driver, "main .notice.bad"))
+        press(driver, "Try now")
 
 
 def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path):

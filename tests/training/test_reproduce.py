@@ -4,12 +4,15 @@ count."""
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from training.__main__ import main
 from training.commands.reproduce import known_targets
 from training.reproduce import cells
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
+from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
 from training.reproduce.pages import draw_columns, write_pages
 
 MOVING = "the held-out likelihood still rose"
@@ -113,3 +116,35 @@ def test_a_toy_is_fitted_and_drawn(tmp_path):
     assert len(cell.measured.values["rows"][0]) == 20
     write_pages([target], tmp_path)
     assert "* mle: " in (tmp_path / "toy-cubic.md").read_text()
+
+
+def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
+    values = {"a": [3.0, 3.1, 3.2], "b": [1.0, 1.1, 0.9], "c": [3.0, 3.2, 3.1]}
+
+    def measure(row):
+        return lambda seed, _: Measured({"accuracy": values[row][seed]}, "data")
+
+    target = replace(target_of([]), rows={row: measure(row) for row in values})
+    claims = [
+        Claim(f"{pair}", "paper", "table", "accuracy", [(*pair,)]) for pair in ("ab", "ba", "ac")
+    ]
+    assert findings_page({"table": target}, tmp_path, claims).count("| not measured | table |") == 3
+    measure_missing([target], tmp_path, tmp_path, None, quiet=True)
+    found = [claim.judge(target, tmp_path)[0] for claim in claims]
+    assert found == ["holds", "does not hold", "cannot be told"]
+    several = replace(claims[0], pairs=[("a", "b")] * 9)
+    assert several.judge(target, tmp_path) == ("holds", "in 9 of 9")
+
+
+def test_the_interval_of_a_difference_is_welch_s():
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(1.0, 2.0, 7), generator.normal(0.0, 0.5, 4)
+    expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    found = difference_interval(first.tolist(), second.tolist())
+    np.testing.assert_allclose(found, (expected.low, expected.high))
+
+
+def test_every_claim_is_of_rows_that_there_are():
+    targets = known_targets()
+    for claim in CLAIMS:
+        assert {row for pair in claim.pairs for row in pair} <= {*targets[claim.target].rows}

@@ -53,6 +53,7 @@ def known_targets() -> "dict[str, Target]":
 
 def _reproduce(options: argparse.Namespace) -> None:
     from training.reproduce.cells import measure_missing
+    from training.reproduce.findings import findings_page
     from training.reproduce.pages import write_pages
 
     known = known_targets()
@@ -71,4 +72,5 @@ def _reproduce(options: argparse.Namespace) -> None:
         runs = runs_folder()
         left = measure_missing(targets, options.out, runs, options.budget, options.quiet)
     write_pages([*known.values()], options.out)
+    (options.out / "findings.md").write_text(findings_page(known, options.out))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")

@@ -176,6 +176,16 @@ class ScaledLayer(nn.Module):
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
+def pairs(half: Tensor, count: int) -> Tensor:
+    """Return noise of `count` draws of which the later half is the earlier one's, negated: what is
+    odd in it cancels (antithetic variates)."""
+    return torch.cat([half, -half])[:count]
+
+
+def randn_in_pairs(like: Tensor) -> Tensor:
+    return pairs(torch.randn_like(like[: -(-len(like) // 2)]), len(like))
+
+
 def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Return x . V and |V| of each unit, (*batch, out) and (out,), of x (*batch, in) and V (out,
     in), with a gradient that makes few passes over V.
@@ -283,7 +293,7 @@ class WeightLayer(nn.Module):
         parts = (matrix[:, :-1], matrix[:, -1:]) if self.has_bias else (matrix, None)
         std = (self._value(h.square(), *parts) + 1e-12).sqrt()
         mean = self.place.repeated(mean)
-        return mean + self.place.repeated(std) * torch.randn_like(mean)
+        return mean + self.place.repeated(std) * randn_in_pairs(mean)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """Return the layer's value of a batch under weights (K, inputs, outputs) and biases (K, 1,
@@ -467,7 +477,7 @@ class HyperLayer(nn.Module):
             current.kl = kl if current.kl is None else current.kl + kl
             std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
             product = self.place.repeated(product)
-            return product + self.place.repeated(std) * torch.randn_like(product)
+            return product + self.place.repeated(std) * randn_in_pairs(product)
         noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
         return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
-from training.networks.layers import Stochastic
+from training.networks.layers import Stochastic, pairs
 from training.sections import Section
 from training.seeds import hash_key
 
@@ -96,11 +96,17 @@ class Method:
 METHODS: dict[str, Method] = {}
 
 
-def step_noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
-    """Return the noise of a training step: 0 numbers a draw where it needs none."""
+def step_noise(
+    posterior: Posterior, num_draws: int, *key: int, in_pairs: bool = False
+) -> Float[Tensor, "K E"]:
+    """Return the noise of a training step: 0 numbers a draw where it needs none, the numbers of
+    members, and of others if wanted antithetic pairs."""
     if posterior.trains_without_noise:
         return torch.empty(num_draws, 0)
-    return noise(posterior, num_draws, *key)
+    if posterior.algorithm == DRAW_INDEX:
+        return noise(posterior, num_draws)
+    fresh = num_draws - num_draws // 2 if in_pairs else num_draws
+    return pairs(standard_noise(fresh, posterior.noise_dimension, *key), num_draws)
 
 
 def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:

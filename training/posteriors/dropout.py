@@ -59,6 +59,7 @@ DROPOUT = Method(
     lambda _, network, __: MaskPosterior(network.slots),
     lambda section: Stochastic("masks", rate=section.rate, input_rate=section.input_rate),
     decays=True,
+    groups_rows=True,
 )
 METHODS["dropout"] = DROPOUT
 METHODS["dropout-alpha"] = replace(DROPOUT, alpha=0.5, samples=10)

@@ -234,7 +234,7 @@ def by_backprop(
 
 for name, kind in (("gaussian", GaussianSection), ("mixture", MixtureSection)):
     METHODS[f"bbb-{name}"] = Method(
-        kind, by_backprop, lambda _: Stochastic("weights"), is_variational=True
+        kind, by_backprop, lambda _: Stochastic("weights"), is_variational=True, samples=2
     )
 METHODS["mvn"] = Method(
     GaussianSection,
@@ -243,4 +243,5 @@ METHODS["mvn"] = Method(
     ),
     lambda _: Stochastic("weights"),
     is_variational=True,
+    samples=2,
 )

@@ -133,11 +133,16 @@ for name, kind, flow in (("realnvp", FlowSection, realnvp), ("iaf", IAFSection, 
         partial(hypernetwork, flow),
         lambda _: Stochastic("scales"),
         is_variational=True,
+        samples=2,
         has_integers=True,
         groups_rows=True,
     )
 METHODS["bhn-weights"] = Method(
-    WeightFlowSection, weight_hypernetwork, lambda _: Stochastic("weights"), is_variational=True
+    WeightFlowSection,
+    weight_hypernetwork,
+    lambda _: Stochastic("weights"),
+    is_variational=True,
+    samples=2,
 )
 
 
@@ -177,4 +182,5 @@ METHODS["variational-hypernet"] = Method(
         initial_log_std=section.initial_log_std,
     ),
     is_variational=True,
+    samples=2,
 )

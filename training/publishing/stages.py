@@ -7,6 +7,7 @@ with published ones.
 
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +47,14 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
+from training.posteriors import METHODS
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, MeasuredRows
 from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
 ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
+EXACT = 0.02  # by which a posterior's temperature may be off 1 and go unsaid
 SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this
 PREFIX = ".trial-"  # not a model's name: stores pass such folders over
 
@@ -159,7 +162,7 @@ def draft_version(
     figures = Measurable(
         runtime, calibration, names.density, measured.classes, exported.transform
     ).figures(measured)
-    warnings = _temperature_warnings(provenance)
+    warnings = (*_tempering(provenance), *_temperature_warnings(provenance))
     for warning in warnings:
         log.warning("%s", warning)
     description = Description(
@@ -183,6 +186,20 @@ def draft_version(
     if rows.shares is not None:
         tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()
     return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, figures)
+
+
+def _tempering(provenance: Provenance) -> Iterator[str]:
+    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows)."""
+    recipe, rows = provenance.recipe, provenance.rows
+    if recipe is None or rows is None or recipe["training"].get("kl_weight") is None:
+        return
+    temperature = recipe["training"]["kl_weight"] * rows["train"]
+    has_prior = recipe["posterior"].get("prior_std") is not None
+    has_kl = METHODS[recipe["method"]].is_variational or has_prior
+    if has_kl and abs(temperature - 1.0) > EXACT:
+        why = recipe["training"].get("kl_weight_reason") or "its recipe does not say why"
+        said = f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight)"
+        yield f"{said}: {why}"
 
 
 def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:

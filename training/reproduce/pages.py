@@ -20,7 +20,7 @@ def write_pages(targets: Sequence[Target], out: Path) -> None:
         "",
         "`make reproduce` measures what is missing, cell by cell, and writes these pages. A cell "
         "is a seed of a row; a figure counts with three seeds and a validation curve that has "
-        "levelled off.",
+        "levelled off. [What was found](findings.md), claim by claim.",
         "",
         "| page | cells measured | of |",
         "|---|---|---|",

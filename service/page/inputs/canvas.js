@@ -49,7 +49,7 @@ export function canvasInput(spec, changed) {
     h(
       "div",
       { class: "panel" },
-      h("p", {}, h("button", { type: "button", onclick: clear }, "Clear"), " ", h("button", { type: "button", onclick: noise }, "Noise")),
+      h("p", {}, h("button", { type: "button", onclick: clear }, "Clear")),
       h("p", {}, fitted, " ", h("label", { for: "fitted" }, "Size and centre it as the data")),
       h("p", {}, inverted, " ", h("label", { for: "inverted" }, "Swap ink and paper")),
       h("figure", { class: "small" }, preview, h("figcaption", {}, `What the model gets: ${width} x ${height}`)),
@@ -102,12 +102,6 @@ export function canvasInput(spec, changed) {
   function clear() {
     strokes = [];
     picture = exact = pen = null;
-    redo();
-  }
-
-  function noise() {
-    clear();
-    exact = Array.from({ length: width * height }, () => rounded(low + Math.random() * (high - low)));
     redo();
   }
 
@@ -244,9 +238,12 @@ export function canvasInput(spec, changed) {
     },
     saved: row,
     restore(saved) {
-      clear();
+      strokes = [];
+      picture = pen = null;
       exact = saved;
       redraw();
     },
+    example: (row) => row.flat(Infinity),
+    others: [["Noise", () => Array.from({ length: width * height }, () => rounded(low + Math.random() * (high - low)))]],
   };
 }

@@ -7,6 +7,7 @@ const OTHER = "\u0000other"; // no category is called so
 /** The input of a model of columns. */
 export function columnsInput(spec, changed) {
   const columns = spec.columns.map((column) => oneColumn(column, changed));
+  const hasNumbers = spec.columns.some(({ kind }) => kind === "numeric");
   return {
     element: h("div", { class: "columns" }, columns.map((column) => column.element)),
     rows: () => [Object.fromEntries(columns.map((column, i) => [spec.columns[i].name, column.value()]))],
@@ -14,14 +15,21 @@ export function columnsInput(spec, changed) {
     restore(saved) {
       columns.forEach((column, i) => column.restore(saved[i]));
     },
+    example: (row) => spec.columns.map(({ name }) => row[name]),
+    others: [["Something strange", () => spec.columns.map((column, i) => strange(column, hasNumbers) ?? columns[i].value())]],
   };
+}
+
+/** A value that no training row has; null of a column that is left as it is. */
+function strange({ kind, mean, std }, hasNumbers) {
+  return kind === "numeric" ? Number((mean + 20 * std).toPrecision(3)) : kind === "categorical" && !hasNumbers ? "something else" : null;
 }
 
 let made = 0;
 
 function oneColumn(column, changed) {
   const { control, value, restore, hint } = { numeric, categorical, time }[column.kind](column, changed);
-  const missing = h("input", { type: "checkbox", id: `missing-${++made}`, disabled: column.missing === false });
+  const missing = h("input", { type: "checkbox", id: `missing-${++made}` });
   control.id = `column-${made}`;
   const known = h("span", {}, control);
   const empty = h("span", { hidden: true }, ": nothing is written");
@@ -35,7 +43,7 @@ function oneColumn(column, changed) {
     { class: "column" },
     h("label", { for: control.id }, column.name),
     known,
-    h("label", { class: "quiet", for: missing.id }, missing, " missing", empty),
+    column.missing === false ? null : h("label", { class: "quiet", for: missing.id }, missing, " missing", empty),
     hint && h("span", { class: "quiet hint", id: `hint-${made}` }, hint),
   );
   if (hint) control.setAttribute("aria-describedby", `hint-${made}`);
@@ -44,6 +52,7 @@ function oneColumn(column, changed) {
     value: () => (missing.checked ? null : value()),
     restore(saved) {
       missing.checked = saved === null;
+      empty.hidden = true;
       known.querySelectorAll("input, select").forEach((each) => (each.disabled = missing.checked));
       if (saved !== null) restore(saved);
     },
@@ -70,9 +79,12 @@ function categorical(column, changed) {
   const control = h("select", { onchange: onPick }, options, h("option", { value: OTHER }, "another …"));
   const another = h("input", { type: "text", "aria-label": `${column.name}: another category`, hidden: true, oninput: changed });
   const both = h("span", {}, another);
-  function onPick() {
+  function showOther() {
     another.hidden = control.value !== OTHER;
     if (!control.parentElement.contains(another)) control.after(both);
+  }
+  function onPick() {
+    showOther();
     changed();
   }
   return {
@@ -83,7 +95,7 @@ function categorical(column, changed) {
       const isKnown = column.categories.includes(saved);
       control.value = isKnown ? saved : OTHER;
       another.value = isKnown ? "" : saved;
-      onPick();
+      showOther();
     },
   };
 }

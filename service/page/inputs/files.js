@@ -23,12 +23,15 @@ export function filesInput(spec, changed) {
   whenGiven(element, take);
 
   function take(given) {
-    const taken = [...given];
-    if (!taken.length) return;
+    if (!given.length) return;
+    show([...given]);
+    changed();
+  }
+
+  function show(taken) {
     files.forEach((file) => URL.revokeObjectURL(file.url));
     files = taken.map((file) => ({ file, url: URL.createObjectURL(file) }));
     shown.replaceChildren(...files.map(({ file, url }) => h("li", {}, h("img", { src: url, alt: file.name }), h("span", {}, file.name))));
-    changed();
   }
 
   return {
@@ -37,8 +40,21 @@ export function filesInput(spec, changed) {
     files: () => (files.length ? files.map(({ file }) => file) : null),
     pictures: () => files.map(({ file, url }) => h("img", { src: url, alt: file.name })),
     saved: () => null, // base64 of files is read when a link is made: `ask.js`
-    restore(saved) {
-      take(saved.map(({ name, content }) => new File([Uint8Array.from(atob(content), (c) => c.charCodeAt(0))], name)));
-    },
+    restore: (saved) => show(saved.map((one) => (one instanceof File ? one : new File([Uint8Array.from(atob(one.content), (c) => c.charCodeAt(0))], one.name)))),
+    example: async (row) => [await asFile("example.png", spec, row.flat(Infinity))],
+    others: [["Noise", async () => [await asFile("noise.png", spec, Array.from({ length: spec.shape.reduce((a, b) => a * b) }, () => 255 * Math.random()))]]],
   };
+}
+
+/** A row of pixels, channels first, as a PNG file. */
+async function asFile(name, { shape }, row) {
+  const [height, width] = shape.slice(-2), size = height * width;
+  const canvas = h("canvas", { width, height });
+  const pixels = canvas.getContext("2d").createImageData(width, height);
+  for (let i = 0; i < size; i++) {
+    for (let c = 0; c < 3; c++) pixels.data[4 * i + c] = row[row.length > size ? c * size + i : i];
+    pixels.data[4 * i + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  return new File([await new Promise((done) => canvas.toBlob(done))], name, { type: "image/png" });
 }

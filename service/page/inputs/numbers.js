@@ -14,8 +14,15 @@ export function numbersInput(spec, changed) {
     restore(saved) {
       area.value = saved;
     },
+    example: (row) => row.flat(Infinity).join(", "),
+    others: [["Noise", () => Array.from({ length: size }, () => chance(spec)).join(", ")]],
   };
 }
+
+const chance = ({ minimum, maximum, dtype }) => {
+  const value = minimum + Math.random() * (maximum - minimum);
+  return dtype === "int32" ? Math.round(value) : Number(value.toPrecision(4));
+};
 
 /** Rows of what was typed; what is no number is left as it is, so that the service says where it stands. */
 function parsed(text) {

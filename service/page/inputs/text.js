@@ -2,6 +2,8 @@
 
 import { field, h } from "../dom.js";
 
+const EXAMPLES = ["What a lovely day it was.", "I have never been so disappointed.", "xqzv jkkp wwlo tzzg"];
+
 /** The input of a model of text. */
 export function textInput(spec, changed) {
   const area = h("textarea", { rows: 8, oninput: changed, spellcheck: "true" });
@@ -15,5 +17,6 @@ export function textInput(spec, changed) {
     restore(saved) {
       area.value = saved;
     },
+    others: EXAMPLES.map((text) => [text, () => text]),
   };
 }

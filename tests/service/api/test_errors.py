@@ -398,11 +398,11 @@ def test_an_unknown_path_is_not_found(client, path):
     [
         *(("GET", "/predict", "POST"), ("PUT", "/predict", "POST"), ("DELETE", "/acquire", "POST")),
         *(
-            ("POST", "/models", "GET"),
-            ("POST", "/health/live", "GET"),
-            ("DELETE", "/models/digits", "GET"),
+            ("POST", "/models", "GET, HEAD"),
+            ("POST", "/health/live", "GET, HEAD"),
+            ("DELETE", "/models/digits", "GET, HEAD"),
         ),
-        *(("POST", "/jobs/0", "DELETE, GET"), ("GET", "/acquire/jobs", "POST")),
+        *(("POST", "/jobs/0", "DELETE, GET, HEAD"), ("GET", "/acquire/jobs", "POST")),
     ],
 )
 def test_a_wrong_method_is_refused_with_the_right_one(client, method, path, allowed):

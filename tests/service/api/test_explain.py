@@ -76,7 +76,7 @@ def ask(tables):
             assert answer.status_code == 200, answer.text
             return [row["explanation"] for row in answer.json()["predictions"]]
 
-        asked.client = client
+        asked.client, asked.people = client, (tables.parent / "people.csv").read_text()
         yield asked
 
 
@@ -92,6 +92,25 @@ def test_a_row_that_is_smoother_than_any_real_one_is_flagged_and_said_to_be_low(
     assert [name for name, entry in of.items() if entry["low"]] == ["residual", "mahalanobis"]
     assert of["residual"]["share"] + of["mahalanobis"]["share"] > 0.9
     assert prediction["explanation"]["attributed"] < 0.05
+
+
+def test_examples_are_training_rows_as_predict_takes_them(ask):
+    def examples(model, **query):
+        answer = ask.client.get("/predict/examples", params={"model": model, **query})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["inputs"]
+
+    lines = (row.split(",")[1:6] for row in ask.people.splitlines()[1:])
+    known = {(float(a), float(b), float(c), float(d) if d else None, e) for a, b, c, d, e in lines}
+    rows = examples("people")
+    assert len(rows) == 32
+    assert {tuple(row.values()) for row in rows} <= known
+    assert len({str(row) for row in rows}) == 32
+    answer = ask.client.post("/predict", json={"model": "people", "inputs": rows, **SEED}).json()
+    assert sum(row["flag"] for row in answer["predictions"]) < 8
+    assert np.shape(examples("people", encoded=True)) == (32, 8)
+    assert np.shape(examples("digits")) == (32, 8, 8)
+    assert examples("hidden") == []
 
 
 def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know_of_it_is_said(ask):

@@ -1,6 +1,8 @@
 """Labels come back: POST /labels, what /acquire keeps and leaves out for them, and GET
 /models/{name}/labels."""
 
+from datetime import UTC, datetime
+
 import httpx
 import numpy as np
 import pytest
@@ -87,7 +89,7 @@ def test_labels_are_listed_in_pages_and_deleted(own, digits_rows):
     first = client.get("/labels", params={"model": "digits", "limit": 2}).json()
     assert [label["id"] for label in first["labels"]] == ["a", "b"]
     (rest,) = client.get("/labels", params={"after": first["next"]}).json()["labels"]
-    assert rest.pop("time") > 0
+    assert datetime.fromisoformat(rest.pop("time")) <= datetime.now(UTC)
     unsaid = {"target": None, "annotator": None, "control": False}
     assert rest == {"id": "c", "label": "3", **unsaid}
     assert client.get("/labels", params={"annotator": "anna"}).json()["labels"] == []

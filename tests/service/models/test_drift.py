@@ -2,6 +2,7 @@
 something does."""
 
 import math
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -25,6 +26,9 @@ from service.models.drift import (
 from tests.support.serving import metric
 
 ROWS = 5
+OF_ROWS = re.compile(
+    r"dubito_(rows|flags|draws|entropy|flag_p_value|drift_evidence_nats)(_|\{)(?!made)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -333,3 +337,31 @@ def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_r
     assert metric(page, "dubito_flag_p_value_count", **of_version) == alarmed["rows"]
     assert metric(page, "dubito_flag_p_value_bucket", le="0.05", **of_version) >= 26
     assert metric(page, "dubito_flag_p_value_bucket", le="+Inf", **of_version) == alarmed["rows"]
+
+
+def test_requests_marked_as_tests_count_neither_for_drift_nor_for_metrics_of_rows(client):
+    def counted():
+        page = client.get("/metrics").text
+        rows = [line for line in page.splitlines() if OF_ROWS.match(line)]
+        return client.get("/models/digits").json()["drift"], sorted(rows)
+
+    noise = np.random.default_rng(1).uniform(0, 16, (20, 64))
+    asked, is_test = {"inputs": noise.tolist()}, {"Dubito-Purpose": "test"}
+    client.post("/predict", json={"inputs": noise[:1].tolist()})
+    before = counted()
+    answer = client.post("/predict", json=asked, headers=is_test)
+    assert sum(row["flag"] for row in answer.json()["predictions"]) > 10
+    tensor = {
+        "name": "inputs",
+        "shape": [20, 64],
+        "datatype": "FP32",
+        "data": noise.ravel().tolist(),
+    }
+    path = "/v2/models/digits/infer"
+    assert client.post(path, json={"inputs": [tensor]}, headers=is_test).status_code == 200
+    assert counted() == before
+    wrong = client.post("/predict", json=asked, headers={"Dubito-Purpose": "tset"})
+    assert (wrong.status_code, counted()) == (422, before)
+    assert wrong.json()["detail"].startswith("Dubito-Purpose: expected 'test'")
+    client.post("/predict", json=asked)
+    assert counted()[0]["rows"] > before[0]["rows"]

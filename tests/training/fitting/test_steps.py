@@ -1,9 +1,15 @@
-"""A step of a fit: what has faded of Adam's means is dropped, and changes no parameter."""
+"""A step of a fit: its draws come in pairs; what has faded of Adam's means is dropped, and changes
+no parameter."""
 
+import pytest
 import torch
 from torch import nn
 
-from training.fitting.steps import FADES_OVER, take_step
+from tests.support.recipes import recipe_with
+from training.fitting.steps import FADES_OVER, step_loss, take_step
+from training.model import build
+from training.posteriors import noise
+from training.reproduce.exact import METHODS, recipe
 
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
 
@@ -30,3 +36,29 @@ def test_faded_means_are_dropped(monkeypatch: object) -> None:
     assert not ((means != 0) & (means.abs() < tiny)).any()
     assert means[-1] != 0
     assert torch.equal(kept, dropped)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_serving_are_not(method):
+    settings = recipe(method, -1.0, **METHODS[method])
+    model = build(settings, (5,), 0)
+    x, y = torch.randn(16, 5), torch.randn(16)
+    served = step_loss(model, settings, (5,), x, y, settings.samples, 0.1, 0).served[..., 0]
+    centre = model.likelihood(model.network(x, model.posterior.location()[None, None])[0])[..., 0]
+    assert len(served) == 2
+    assert not torch.allclose(served[:1], centre, rtol=1e-2)
+    torch.testing.assert_close(served.mean(0, keepdim=True), centre, rtol=1e-4, atol=1e-5)
+    first, second = noise(model.posterior, 2, 0)
+    assert not torch.allclose(first, -second)
+
+
+def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before():
+    settings = recipe_with(method="dropout-alpha", network={"hidden": [8]}, posterior={})
+    model = build(settings, (5,), 3)
+    x, y = torch.ones(16, 5), torch.zeros(16, dtype=torch.long)
+    served = step_loss(model, settings, (5,), x, y, settings.samples, 0.0, 0).served
+    assert served.shape == (10, 16, 3)
+    by_group = served.unflatten(1, (8, 2))
+    torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
+    different = by_group[:, :, 0].flatten(0, 1).round(decimals=4).unique(dim=0)
+    assert len(different) > settings.samples  # of 80 masks of 8 units

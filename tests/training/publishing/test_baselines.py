@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
-from tests.support.recipes import write_recipe
+from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.data import Rows
 from training.evaluation.figures import Mean, Share
@@ -21,7 +21,7 @@ from training.publishing.baselines import (
     sentences,
     spread,
 )
-from training.publishing.stages import _temperature_warnings
+from training.publishing.stages import _temperature_warnings, _tempering
 
 RANDOM = np.random.default_rng(3)
 
@@ -99,6 +99,22 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
     said = _temperature_warnings(Provenance(temperature=choice))
     assert bool(said) == is_wrong
     assert all(f"the network is too sure (temperature {value:.4g})" in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("method", "weight", "said"),
+    [
+        ("bbb-gaussian", 1e-4, ["a tempered posterior, of temperature 0.1 (training.kl_weight): "]),
+        ("bbb-gaussian", 1e-3, []),
+        ("bbb-gaussian", None, []),
+        ("mle", 1e-4, []),
+    ],
+)
+def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said):
+    training = {"kl_weight": weight, "kl_weight_reason": "validation rows choose it"}
+    recipe = recipe_with(method=method, training=training).model_dump(mode="json")
+    found = list(_tempering(Provenance(recipe=recipe, rows={"train": 1000})))
+    assert found == [f"{one}validation rows choose it" for one in said]
 
 
 @pytest.fixture

@@ -1,0 +1,85 @@
+"""`GET /predict/examples`: some rows that a version was fitted on, to try it with."""
+
+from datetime import UTC, datetime
+from math import floor, log10
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from jaxtyping import Float32
+
+from model_store.artifacts.manifest import (
+    AnyColumn,
+    CategoricalColumn,
+    InputSpec,
+    TimeColumn,
+    column_width,
+)
+from service.api.openapi import ERRORS, query_of
+from service.api.options import validate
+from service.api.requests import text_fields
+from service.api.responses import json_response
+from service.api.schemas import ExamplesAnswer, ModelRequest
+from service.context import context_of
+from service.models.models import Served
+
+MOST_ROWS = 32
+MOST_NUMBERS = 1 << 16  # of all rows
+DIGITS = 5  # of a standard deviation that float32 keeps
+
+router = APIRouter(tags=["Predict"])
+
+
+@router.get(
+    "/predict/examples",
+    responses={200: {"model": ExamplesAnswer}, **ERRORS},
+    openapi_extra={"parameters": query_of(ModelRequest)},
+)
+async def get_examples(request: Request) -> Response:
+    """Give some rows of those that were published with a version, as `/predict` takes them."""
+    context = context_of(request)
+    pairs = request.query_params.multi_items()
+    asked = validate(ModelRequest, text_fields(pairs, ModelRequest, "", "query"))
+    served = await context.served(context.begin(request), asked)
+    rows = await context.threads.files(lambda: example_rows(served, asked.encoded))
+    return json_response({"model": served.name, "version": served.version, "inputs": rows})
+
+
+def example_rows(served: Served, encoded: bool) -> list[Any]:
+    """Return rows in their order; none of a version without training rows, or whose encoder they
+    have passed."""
+    model = served.model
+    if model.training_rows is None or model.manifest.encoder is not None:
+        return []
+    kept, spec = model.training_rows.x, model.manifest.input
+    count = min(len(kept), MOST_ROWS, MOST_NUMBERS // kept.shape[1])
+    rows = kept[np.arange(count) * len(kept) // max(count, 1)]
+    if spec.columns and not encoded:
+        return [row for row in map(_decoder(spec), rows) if row is not None]
+    found: list[Any] = rows.reshape(-1, *spec.shape).tolist()
+    return found
+
+
+def _decoder(spec: InputSpec) -> Any:
+    """Return what makes objects of encoded rows; None of those with an unknown category."""
+    ends = np.cumsum([column_width(column) for column in spec.columns]).tolist()
+    places = list(zip(spec.columns, [0, *ends], ends, strict=False))
+
+    def decode(row: Float32[np.ndarray, "I"]) -> dict[str, Any] | None:
+        is_known = not any(row[end - 1] for c, _, end in places if isinstance(c, CategoricalColumn))
+        cells = {column.name: _cell(column, row[start:end]) for column, start, end in places}
+        return cells if is_known else None
+
+    return decode
+
+
+def _cell(column: AnyColumn, numbers: Float32[np.ndarray, "J"]) -> float | str | None:
+    if isinstance(column, CategoricalColumn):
+        return (*column.categories, None)[int(numbers.argmax())]
+    if column.indicator and numbers[-1]:
+        return None
+    value = column.mean + column.std * float(numbers[0])
+    if not isinstance(column, TimeColumn):
+        return round(value, DIGITS - floor(log10(column.std))) + 0.0  # never -0.0
+    time = datetime.fromtimestamp(round(value, DIGITS - floor(log10(column.std))), UTC)
+    return f"{time:%Y-%m-%dT%H:%M}" if "day" in column.cycles else f"{time:%Y-%m-%d}"

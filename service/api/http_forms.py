@@ -1,0 +1,102 @@
+"""What HTTP lets a client ask of any route: its head alone (HEAD), what has changed (ETag), media
+types (Accept), and no query that nobody reads."""
+
+from hashlib import sha256
+
+from fastapi import Request, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.errors import InvalidInput
+from service.api.problems import domain_error
+from service.api.requests import accepts, header
+from service.call import prefix_of
+from service.error_forms import JSON, is_of_others
+from service.errors import NotAcceptable
+
+READING = {"GET", "HEAD"}
+OF_FRAMEWORK = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
+
+
+async def refuse_query(request: Request) -> None:
+    """Refuse any query of a route that reads none; the others refuse what they do not know."""
+    extra = request.scope["route"].openapi_extra or {}
+    bodies = extra.get("requestBody", {}).get("content", {})
+    if request.query_params and "parameters" not in extra and len(bodies) < 2:
+        raise InvalidInput(f"query: {next(iter(request.query_params))[:80]}", "none", "one")
+
+
+class HttpForms:
+    """Middleware; what the shortcut answers does not come here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["path"] in OF_FRAMEWORK:
+            scope["root_path"] = prefix_of(scope)
+        if scope["method"] in READING:
+            answer = _Answer(scope, receive, send)
+            scope["method"] = "GET"  # which is what routes know
+            await self.app(scope, receive, answer.send)
+        else:
+            await (_refusal(scope, JSON) or self.app)(scope, receive, send)
+
+
+class _Answer:
+    """What a route answers to GET, as it is sent on."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.method = scope, scope["method"]
+        self._receive, self._send = receive, send
+        self._start: Message | None = None  # until its body tells its ETag
+        self._is_over = False  # whether what is still to come is for nobody
+
+    async def send(self, message: Message) -> None:
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            self.scope["method"] = self.method
+            self._start = message
+            return
+        start, self._start = self._start, None
+        if start is not None:
+            message = await self._begin(start, message)
+        if not self._is_over:
+            await self._send(message)
+
+    async def _begin(self, start: Message, body: Message) -> Message:
+        headers = MutableHeaders(raw=start["headers"])
+        if start["status"] == 200:
+            media_type = headers.get("content-type", "").partition(";")[0]
+            refusal = _refusal(self.scope, media_type)
+            if refusal is not None:
+                self._is_over = True
+                await refusal(self.scope, self._receive, self._send)
+                return body
+            if not body.get("more_body"):
+                headers.setdefault("etag", f'W/"{sha256(body["body"]).hexdigest()[:32]}"')
+                headers.setdefault("cache-control", "private, no-cache")
+            if _is_known(headers.get("etag"), Headers(scope=self.scope).get("if-none-match", "")):
+                start["status"] = 304
+                del headers["content-length"]
+        await self._send(start)
+        if start["status"] == 304 or self.method == "HEAD":
+            self._is_over = True
+            await self._send({"type": "http.response.body", "body": b""})
+        return body
+
+
+def _is_known(etag: str | None, known: str) -> bool:
+    return etag is not None and (known == "*" or etag.removeprefix("W/") in known)
+
+
+def _refusal(scope: Scope, media_type: str) -> Response | None:
+    """Return 406 where a client takes no answer of a media type; other protocols know none."""
+    request = Request(scope)
+    if is_of_others(scope["path"]) or accepts(header(request, b"accept"), media_type):
+        return None
+    return domain_error(request, NotAcceptable(media_type))

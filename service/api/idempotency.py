@@ -1,0 +1,36 @@
+"""`Idempotency-Key`: a request that comes again, since its answer was lost, is carried out once."""
+
+import re
+from functools import partial
+from hashlib import sha256
+
+from model_store.errors import InvalidInput
+from model_store.state.answers import Repeatable, refuse_again
+from service.api.requests import header
+from service.auth.keys import owner_of
+from service.call import Call
+from service.context import Context
+
+_KEY = re.compile(r"[!-~]{1,255}")
+
+
+async def repeatable(context: Context, call: Call, body: bytes | bytearray) -> Repeatable | None:
+    """Return what a request is known by, if it has a key.
+
+    Raises:
+        Repeated: with the answer, if it was answered before.
+        InvalidInput: if another request came with its key.
+    """
+    request = call.request
+    key = header(request, b"idempotency-key")
+    if not key:
+        return None
+    if _KEY.fullmatch(key) is None:
+        expected = "1 to 255 printable ASCII characters without spaces"
+        raise InvalidInput("Idempotency-Key", expected, "another")
+    said = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
+    digest = sha256("\n".join(said).encode())
+    await context.threads.requests.run(call, len(body), partial(digest.update, body))
+    asked = Repeatable(owner_of(request.scope), key, digest.hexdigest())
+    await context.threads.state(lambda: refuse_again(context.state, asked))
+    return asked

@@ -1,0 +1,120 @@
+"""The edge guide's nginx and Caddy in front of a service, as they stand there, with TLS.
+
+`make test-real` runs them; where a program is missing its tests are skipped.
+"""
+
+import json
+import os
+import re
+import ssl
+import subprocess
+import time
+from getpass import getuser
+
+import httpx
+import pytest
+
+from tests.real.test_clients_and_proxies import needs
+from tests.support.environment import ROOT
+from tests.support.ports import free_port
+from tests.support.serving import serving, wait_until
+
+pytestmark = pytest.mark.real
+
+GUIDE = (ROOT / "docs" / "edge.md").read_text()
+ROW = {"inputs": [[8] * 64], "seed": 7}
+FRAME = """
+daemon off; user {user}; pid {folder}/pid; error_log stderr warn;
+events {{ worker_connections 64; }}
+http {{ access_log off; {temporary} {guide} }}
+"""
+KINDS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+
+
+@pytest.fixture(scope="module")
+def service(digits_store):
+    settings = {"DUBITO_PREFIX": "/doubt", "DUBITO_JOBS_AT_ONCE": "0", "DUBITO_HOSTS": "*"}
+    with serving(digits_store, **settings) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -keyout dubito.key -out dubito.crt"
+    subprocess.run([*command.split(), *name], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(params=[pytest.param(name, marks=needs(name)) for name in ("nginx", "caddy")])
+def edge(request, service, certificate, tmp_path):
+    """A client of a proxy in front of the service."""
+    port, (block,) = free_port(), re.findall(rf"```{request.param}\n(.*?)```", GUIDE, re.DOTALL)
+    block = block.replace("127.0.0.1:8000", service.removeprefix("http://"))
+    if request.param == "nginx":
+        block = block.replace("443", str(port)).replace("/etc/ssl", str(certificate))
+        temporary = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in KINDS)
+        config = FRAME.format(user=getuser(), folder=tmp_path, temporary=temporary, guide=block)
+        command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "config")]
+    else:
+        tls = f"tls {certificate}/dubito.crt {certificate}/dubito.key"
+        block = block.replace("dubito.example.com {", f"https://localhost:{port} {{\n\t{tls}", 1)
+        config = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + block
+        command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(tmp_path / "config")]
+    (tmp_path / "config").write_text(config)
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, env=environment)
+    trusted = ssl.create_default_context(cafile=certificate / "dubito.crt")
+    url = f"https://localhost:{port}/doubt"
+    try:
+        with httpx.Client(base_url=url, verify=trusted, timeout=60) as client:
+
+            def answers():
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                try:
+                    return client.get("/health/ready").status_code == 200
+                except httpx.HTTPError:
+                    return False
+
+            wait_until(answers)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def test_the_guide_s_proxies_hand_on_what_they_should(edge, service):
+    direct = httpx.post(f"{service}/predict", json=ROW)
+    assert edge.post("/predict", json=ROW).json() == direct.json()
+    many = {"inputs": [[8.123456] * 64] * 4000, "num_samples": 2, "seed": 7}
+    assert len(edge.post("/predict", json=many).json()["predictions"]) == 4000
+    assert edge.head("/models").status_code == 200
+    page = edge.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    for path in re.findall(r'src="([^"]+)"', page.text):
+        assert edge.get(path).status_code == 200, path
+    assert '"/doubt/openapi.json"' in edge.get("/docs").text.replace("'", '"')
+    assert edge.get("/metrics").status_code == 404
+
+
+def test_what_is_too_large_is_refused_by_the_service_and_says_why(edge):
+    csv = {"Content-Type": "text/csv"}
+    answer = edge.post("/predict", content=bytes((64 << 20) + 1), headers=csv)
+    assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
+
+
+def test_a_job_is_found_by_its_link_and_its_events_come_at_once(edge):
+    accepted = edge.post("/predict/jobs", json=ROW)
+    location = accepted.headers["location"]
+    assert location.startswith("/doubt/jobs/")
+    link = edge.base_url.join(location)
+    assert edge.get(link).json()["id"] == accepted.json()["id"]
+    begun = time.monotonic()
+    with edge.stream("GET", f"{link}/events") as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: queued"
+        assert json.loads(next(lines).removeprefix("data: "))["state"] == "queued"
+        assert time.monotonic() - begun < 10  # the job is never over here
+    edge.post(f"{link}/cancel")

@@ -1,0 +1,168 @@
+"""What HTTP lets a client ask of every route: HEAD, ETag, Accept, gzip, queries, /v1, lists in
+parts, and requests that come again."""
+
+import gzip
+import io
+import json
+from datetime import datetime, timedelta
+
+import httpx
+import numpy as np
+import pytest
+
+ROWS = {"inputs": [[8] * 64], "seed": 7}
+GETS = ["/", "/docs", "/openapi.json", "/metrics", "/health/ready", "/models", "/models/digits"]
+MORE_GETS = ["/models/digits/versions/1", "/models/digits/labels", "/labels", "/jobs", "/v2"]
+ORIGIN = "https://app.example.com"
+
+
+@pytest.mark.parametrize("path", GETS + MORE_GETS)
+def test_head_is_get_without_a_body(client, path):
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert client.head("/predict").headers["allow"] == "POST"
+
+
+def test_what_has_not_changed_is_answered_304(client):
+    for path in ("/models/digits/versions/1", "/openapi.json", "/v1/models"):
+        answer = client.get(path)
+        etag = answer.headers["etag"]
+        again = client.get(path, headers={"If-None-Match": f'"other", {etag}'})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+        assert client.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [
+        ("text/html", 406),
+        ("application/json;q=0, text/html", 406),
+        ("text/html, */*;q=0.1", 200),
+        ("application/*", 200),
+        ("application/json; charset=utf-8", 200),
+    ],
+)
+def test_what_a_client_does_not_take_is_not_sent(client, accept, status):
+    headers = {"Accept": accept}
+    answers = [client.get("/models", headers=headers)]
+    answers.append(client.post("/predict", json=ROWS, headers=headers))
+    answers.append(client.post("/labels/delete", json={"ids": ["none"]}, headers=headers))
+    answers.append(client.post("/acquire", json={"pool": [[8] * 64]}, headers=headers))
+    assert [answer.status_code for answer in answers] == [status] * 4
+    if status == 406:
+        for answer in answers:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["detail"].startswith("Accept: expected application/json")
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/digits", "/jobs", "/labels", "/jobs/none"])
+def test_a_query_that_nobody_reads_is_refused(client, path):
+    answer = client.get(path, params={"seeed": "7"})
+    assert answer.status_code == 422
+    assert "seeed" in answer.json()["detail"]
+    assert client.post("/labels?seeed=7", json={}).status_code == 422
+
+
+def test_large_answers_are_packed_where_that_is_asked(client):
+    for path, rows in (("/predict", 200), ("/openapi.json", 0)):
+        answers = []
+        for coding in ("gzip", "identity"):
+            body = json.dumps({**ROWS, "inputs": [[8] * 64] * rows}) if rows else None
+            headers = {"Accept-Encoding": coding, "Content-Type": "application/json"}
+            request = client.build_request(
+                "POST" if rows else "GET", path, content=body, headers=headers
+            )
+            answer = client.send(request, stream=True)
+            answers.append((b"".join(answer.iter_raw()), answer.headers.get("content-encoding")))
+        (packed, coding), (plain, none) = answers
+        assert (gzip.decompress(packed), coding, none) == (plain, "gzip", None)
+        assert 2 * len(packed) < len(plain)
+
+
+def test_predict_takes_files_of_rows_as_acquire_does(client, digits_rows):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = digits_rows[:3]
+    table, file, arrays = pa.table({"x": pa.array(rows.tolist())}), io.BytesIO(), io.BytesIO()
+    parquet.write_table(table, file)
+    np.savez(arrays, x=rows)
+    expected = client.post("/predict", json={"inputs": rows.tolist(), "seed": 7}).json()
+    for kind, body in (("vnd.apache.parquet", file), ("x-npz", arrays)):
+        headers = {"Content-Type": f"application/{kind}"}
+        answer = client.post("/predict?seed=7", content=body.getvalue(), headers=headers)
+        assert answer.json() == expected
+    answer = client.post("/predict?seeed=7", content=file.getvalue(), headers=headers)
+    assert "seeed" in answer.json()["detail"]
+
+
+def test_v1_stands_before_any_path(client, digits_rows):
+    body = {"inputs": digits_rows[:1].tolist(), "seed": 7}
+    assert client.post("/v1/predict", json=body).json() == client.post("/predict", json=body).json()
+    answer = client.post("/v1/predict/jobs", json=body)
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    assert client.get(answer.headers["location"]).status_code == 200
+
+
+def test_a_job_that_is_asked_for_again_under_its_key_is_the_same(client):
+    first, again, other, without = (
+        client.post("/predict/jobs", json=body, headers=headers)
+        for body, headers in (
+            (ROWS, {"Idempotency-Key": "one"}),
+            (ROWS, {"Idempotency-Key": "one"}),
+            ({**ROWS, "seed": 8}, {"Idempotency-Key": "one"}),
+            (ROWS, {}),
+        )
+    )
+    assert (first.status_code, first.content) == (202, again.content)
+    assert first.headers["location"] == again.headers["location"]
+    assert (other.status_code, without.status_code) == (422, 202)
+    assert other.json()["detail"].startswith("Idempotency-Key: expected")
+    assert without.json()["id"] != first.json()["id"]
+    too_long = {"Idempotency-Key": "a" * 256}
+    assert client.post("/predict/jobs", json=ROWS, headers=too_long).status_code == 422
+
+
+def test_labels_that_come_again_under_their_key_are_answered_as_before(client):
+    body = {"labels": [{"id": "again", "label": "3", "input": [8] * 64}]}
+    answers = [client.post("/labels", json=body, headers={"Idempotency-Key": "l"}) for _ in "ab"]
+    assert answers[0].json()["accepted"] == 1
+    assert answers[1].content == answers[0].content
+    assert client.post("/labels", json=body).json()["known"] == 1
+
+
+def test_lists_come_in_parts_and_times_are_in_utc(client):
+    wanted = [client.post("/predict/jobs", json=ROWS).json()["id"] for _ in range(3)]
+    page, seen = {"next": None}, []
+    while len(seen) < 3:
+        after = {} if page["next"] is None else {"after": page["next"]}
+        page = client.get("/jobs", params={"limit": 2, **after}).json()
+        seen += [job["id"] for job in page["jobs"]]
+    assert seen[:3] == wanted[::-1]
+    everything = client.get("/jobs").json()
+    assert (len(everything["jobs"]) >= 3, "next" in everything) == (True, False)
+    created = datetime.fromisoformat(everything["jobs"][0]["created"])
+    assert created.utcoffset() == timedelta(0)
+    assert client.get("/models?limit=1&after=digits").json() == {"models": [], "next": None}
+    assert client.get("/jobs?limit=0").status_code == 422
+
+
+def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_the_prefix(
+    serve, digits_store, tmp_path
+):
+    settings = {"DUBITO_ORIGINS": ORIGIN, "DUBITO_PREFIX": "/doubt", "DUBITO_STATE": str(tmp_path)}
+    with serve(digits_store, **settings) as (url, _), httpx.Client(base_url=url) as client:
+        of_page = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
+        asked = {"Access-Control-Request-Method": "POST"}
+        assert client.options("/predict", headers=of_page | asked).status_code == 200
+        answer = client.post("/predict", json=ROWS, headers=of_page)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
+        others = {**of_page, "Origin": "https://evil.example.com"}
+        assert client.options("/predict", headers=others | asked).status_code == 400
+        answer = client.post("/predict", json=ROWS, headers=others)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+        for sent in ("", "/doubt"):  # whether the proxy takes it away or not
+            answer = client.post(f"{sent}/v1/predict/jobs", json=ROWS)
+            assert answer.headers["location"].startswith("/doubt/v1/jobs/")
+            assert '"/doubt/openapi.json"' in client.get(f"{sent}/docs").text.replace("'", '"')

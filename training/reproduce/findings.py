@@ -1,0 +1,138 @@
+"""Claims of the papers, each with its test, written down before the cells are measured."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy import stats
+
+from training.reproduce.cells import FEWEST_SEEDS, Target, mean_and_spread
+from training.reproduce.pages import values_of
+from training.reproduce.uci import PUBLISHED
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a figure is larger in the first row of each pair than in the second.
+
+    Of one pair the difference of means is judged by Welch's interval; of several, in how many pairs
+    the mean is larger, by Clopper and Pearson's interval against one half.
+    """
+
+    text: str
+    source: str
+    target: str
+    column: str
+    pairs: Sequence[tuple[str, str]]
+
+    def judge(self, target: Target, out: Path) -> tuple[str, str]:
+        """Return the outcome and what it rests on."""
+        results = target.results(out)
+        values = {row: values_of(results[row], self.column) for pair in self.pairs for row in pair}
+        if any(len(of) < FEWEST_SEEDS for of in values.values()):
+            return "not measured", ""
+        if len(self.pairs) == 1:
+            first, second = (values[row] for row in self.pairs[0])
+            low, high = difference_interval(first, second)
+            return outcome(low, high, 0.0), f"a difference of {low:.4g} to {high:.4g}"
+        larger = sum(
+            sum(values[a]) / len(values[a]) > sum(values[b]) / len(values[b]) for a, b in self.pairs
+        )
+        interval = stats.binomtest(larger, len(self.pairs)).proportion_ci(LEVEL)
+        return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(self.pairs)}"
+
+
+def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Return Welch's interval of the difference of two means."""
+    means, variances = [], []
+    for values in (first, second):
+        mean, spread = mean_and_spread([*values])
+        means.append(mean)
+        variances.append(spread**2 / len(values))
+    difference, error = means[0] - means[1], math.sqrt(sum(variances))
+    if error == 0.0:
+        return difference, difference
+    degrees = sum(variances) ** 2 / sum(
+        variance**2 / (len(values) - 1)
+        for variance, values in zip(variances, (first, second), strict=True)
+    )
+    half = stats.t.ppf(0.5 + LEVEL / 2, degrees) * error
+    return difference - half, difference + half
+
+
+def outcome(low: float, high: float, least: float) -> str:
+    if low > least:
+        return "holds"
+    return "does not hold" if high < least else "cannot be told"
+
+
+KRUEGER, BLUNDELL = "Krueger et al. 2017", "Blundell et al. 2015"
+LI = "Li and Gal 2017"
+ATTACK = "fgsm-0.1-of-1-draws_bald"
+AHEAD = {  # in accuracy
+    ("couplings help: 8 are ahead of none", KRUEGER, "table-1"): ("realnvp-8", "realnvp-0"),
+    ("8 couplings are ahead of Bayes by Backprop", KRUEGER, "table-1"): ("realnvp-8", "bbb"),
+    ("dropout is ahead of 8 couplings", KRUEGER, "table-1"): ("dropout", "realnvp-8"),
+    **{
+        (
+            f"of 5,000 rows 12 couplings of {units:,} units are ahead of dropout",
+            KRUEGER,
+            f"table-1-few-{units}",
+        ): ("realnvp-12", "dropout")
+        for units in (800, 1200)
+    },
+    **{
+        (
+            f"the scale mixture is ahead of {what}, at 800 units",
+            BLUNDELL,
+            "weight-uncertainty",
+        ): ("bbb-mixture-800", row)
+        for what, row in {"the Gaussian prior": "bbb-gaussian-800", "SGD": "sgd-800"}.items()
+    },
+}
+DETECTED = {  # by AUROC
+    ("dropout finds other data better than RealNVP", "notmnist_entropy"): "dropout bhn-realnvp",
+    ("IAF finds attacks (FGSM, .1) better than RealNVP", ATTACK): "bhn-iaf bhn-realnvp",
+    ("IAF finds attacks (FGSM, .1) better than dropout", ATTACK): "bhn-iaf dropout",
+}
+CLAIMS = (
+    *(Claim(*of, "accuracy", [pair]) for of, pair in AHEAD.items()),
+    *(
+        Claim(text, KRUEGER, "table-2", column, [(first, second)])
+        for (text, column), rows in DETECTED.items()
+        for first, second in [rows.split()]
+    ),
+    *(
+        Claim(
+            f"alpha {alpha} is ahead of 0 in likelihood, on most sets",
+            LI,
+            "uci",
+            "log_likelihood",
+            [(f"{name}-alpha-{alpha}", f"{name}-alpha-0") for name in PUBLISHED],
+        )
+        for alpha in ("0.5", "1")
+    ),
+)
+
+
+def findings_page(
+    targets: Mapping[str, Target], out: Path, claims: Sequence[Claim] = CLAIMS
+) -> str:
+    lines = [
+        "# What the replication found",
+        "",
+        "Claims of the papers, each with a test that was written down before its cells were "
+        "measured: Welch's interval of a difference of means over seeds, at .95, or in how many "
+        "sets the mean is larger, against one half.",
+        "",
+        "| claim | paper | outcome | by |",
+        "|---|---|---|---|",
+    ]
+    for claim in claims:
+        found, rests_on = claim.judge(targets[claim.target], out)
+        link = f"[{claim.target}]({claim.target}.md): {rests_on}" if rests_on else claim.target
+        lines.append(f"| {claim.text} | {claim.source} | {found} | {link} |")
+    return "\n".join(lines) + "\n"
