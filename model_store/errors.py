@@ -14,6 +14,10 @@ DubitoError
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
+
+MOST_ERRORS = 10  # that are told of at once
 
 
 class DubitoError(Exception):
@@ -28,6 +32,7 @@ class InvalidInput(DubitoError):
         self.field = field
         self.expected = expected
         self.got = got
+        self.others: Sequence[InvalidInput] = ()  # that were found with it
 
 
 class Conflict(DubitoError):
@@ -92,3 +97,29 @@ def plain(error: Exception) -> str:
     out."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def all_of(errors: Sequence[InvalidInput]) -> InvalidInput:
+    """Return the first of some errors, which knows the others."""
+    errors[0].others = errors[1:MOST_ERRORS]
+    return errors[0]
+
+
+def kind_of(value: Any) -> str:
+    """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return repr(value)[:40]
+        case bytes():
+            return f"a file of {len(value)} bytes"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"an array of {len(value)}"
+        case dict():
+            return "an object"
+    return type(value).__name__

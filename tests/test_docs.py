@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
-from service.api.reference import REFERENCE, TABLES, with_tables
+from service.api.problem_kinds import problem_table
+from service.api.reference import PROBLEMS, REFERENCE, TABLES, with_table, with_tables
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -169,7 +170,7 @@ def test_every_field_of_the_manifest_is_in_the_format():
 
 
 def test_every_field_of_requests_and_answers_is_in_the_reference():
-    reference = guide("api")
+    reference = guide("api") + guide("problems")
     schemas = create_app(Settings()).openapi()["components"]["schemas"]
     # the manifest has its own format, and Label Studio its protocol
     ends = ("Answer", "Request", "Row", "Label", "Entry", "Deletion", "Problem")
@@ -187,3 +188,5 @@ def test_the_tables_of_fields_are_as_the_fields_are_declared():
     text = REFERENCE.read_text()
     assert with_tables(text) == text, "python -m service.api.reference"
     assert all(f"<!-- fields: {name} -->" in text for name in TABLES)
+    problems = PROBLEMS.read_text()
+    assert with_table(problems, "problems", problem_table()) == problems

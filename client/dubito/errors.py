@@ -9,7 +9,7 @@ DubitoError
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,15 @@ DETAIL = re.compile(r"(?P<field>.{1,200}?): expected (?P<expected>.*), got (?P<g
 
 
 class DubitoError(Exception):
-    """Anything that goes wrong between a program and the service."""
+    """Anything that goes wrong between a program and the service.
+
+    Attributes:
+        code: the kind of problem by which the service calls it, "" where it did not.
+        errors: of a refusal, each field that was found wrong (`field`, `detail`), at most ten.
+    """
+
+    code: str = ""
+    errors: Sequence[Mapping[str, str]] = ()
 
 
 class InvalidInput(DubitoError, ValueError):
@@ -148,7 +156,15 @@ OUT_OF_TIME = (408, 504)
 
 
 def error_of(response: httpx.Response, retry_after_s: float | None = None) -> DubitoError:
-    status, detail = response.status_code, _detail(response)
+    problem = _problem(response)
+    error = _error_of(response, _detail(response, problem), retry_after_s)
+    error.code = str(problem.get("code", ""))
+    error.errors = tuple(problem.get("errors", ()))
+    return error
+
+
+def _error_of(response: httpx.Response, detail: str, retry_after_s: float | None) -> DubitoError:
+    status = response.status_code
     if status in OUT_OF_TIME:
         return DeadlineExceeded(detail)
     if status == 422:
@@ -159,11 +175,15 @@ def error_of(response: httpx.Response, retry_after_s: float | None = None) -> Du
     return kind(status, detail, response.headers.get("X-Request-ID", ""), retry_after_s)
 
 
-def _detail(response: httpx.Response) -> str:
-    """Return what a problem says, or of another answer its status: it may be a proxy's page."""
+def _problem(response: httpx.Response) -> dict[str, Any]:
     content: Any = None
     if "json" in response.headers.get("Content-Type", ""):
         with suppress(ValueError):
             content = response.json()
-    detail = content.get("detail") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _detail(response: httpx.Response, problem: dict[str, Any]) -> str:
+    """Return what a problem says, or of another answer its status: it may be a proxy's page."""
+    detail = problem.get("detail")
     return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

@@ -11,6 +11,7 @@ a cosine next to it. Mean, standard deviation and categories are the training ro
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from model_store.errors import InvalidInput
+from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.sources.cells import (
     ISO,
     TIME_EXAMPLE,
@@ -99,7 +100,7 @@ def from_objects(
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
             expected = "an object keyed by column, as the row before it"
-            raise InvalidInput(f"{field}.{n}", expected, "something else")
+            raise InvalidInput(f"{field}.{n}", expected, kind_of(row))
         if row.keys() != names:
             _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
     return from_cells(
@@ -121,21 +122,14 @@ def from_cells(
             training row misses it.
     """
     values: dict[str, Numbers | Categories] = {}
+    wrong: list[InvalidInput] = []  # the first of each column
     for column in columns:
-        cells = cells_of[column.name]
-        placed = enumerate(cells, start=first_row)
-        if isinstance(cells, np.ndarray):
-            values[column.name] = cells
-        elif isinstance(column, NumericColumn | TimeColumn):
-            of_cell = _number if isinstance(column, NumericColumn) else _time
-            read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
-            numbers = [read(cell, f"{field}.{n}.{column.name}") for n, cell in placed]
-            values[column.name] = np.array(numbers)
-        else:
-            name = column.name
-            values[name] = [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
-        if column.missing is False:
-            _refuse_missing(values[column.name], column.name, field, first_row)
+        try:
+            values[column.name] = _values(column, cells_of[column.name], field, first_row)
+        except InvalidInput as error:
+            wrong.append(error)
+    if wrong:
+        raise all_of(wrong)
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
@@ -145,6 +139,24 @@ def from_cells(
         expected = "a number nearer to those of the training data"
         raise InvalidInput(f"{field}.{first_row + n}.{name}", expected, "one too far away")
     return encoded
+
+
+def _values(
+    column: AnyColumn, cells: Sequence[Any] | Numbers, field: str, first_row: int
+) -> Numbers | Categories:
+    name, placed = column.name, enumerate(cells, start=first_row)
+    values: Numbers | Categories
+    if isinstance(cells, np.ndarray):
+        values = cells
+    elif isinstance(column, NumericColumn | TimeColumn):
+        of_cell = _number if isinstance(column, NumericColumn) else _time
+        read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
+        values = np.array([read(cell, f"{field}.{n}.{name}") for n, cell in placed])
+    else:
+        values = [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
+    if column.missing is False:
+        _refuse_missing(values, name, field, first_row)
+    return values
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
@@ -217,13 +229,17 @@ def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_r
 
 
 def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
-    absent = [name for name in ordered if name not in row]
-    if absent:
-        expected = "a value, or null where it is missing"
-        raise InvalidInput(f"{field}.{absent[0]}", expected, "no such column")
-    unknown = min(str(name) for name in row.keys() - names)
+    wrong = [
+        InvalidInput(f"{field}.{name}", "a value, or null where it is missing", "no such column")
+        for name in ordered
+        if name not in row
+    ]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
-    raise InvalidInput(f"{field}.{unknown[:80]}", f"no columns but {known[:500]}", "an unknown one")
+    wrong += [
+        InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
+        for name in nsmallest(MOST_ERRORS, map(str, row.keys() - names))
+    ]
+    raise all_of(wrong)
 
 
 def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
@@ -237,9 +253,9 @@ def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
             expected = (
                 f"a number, or text as the training data had it, such as {example!r}, or null"
             )
-            raise InvalidInput(field, expected, "another string") from None
+            raise InvalidInput(field, expected, kind_of(cell)) from None
     if type(cell) not in (int, float):
-        raise InvalidInput(field, "a number, or null", _kind_of(cell))
+        raise InvalidInput(field, "a number, or null", kind_of(cell))
     return float(cell)
 
 
@@ -251,20 +267,20 @@ def _time(written: str | None, cell: Any, field: str) -> float:
         as_text = f", or as the training data had it, such as {date_example(written)!r}"
     expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}, or null"
     if type(cell) is not str:
-        raise InvalidInput(field, expected, _kind_of(cell))
+        raise InvalidInput(field, expected, kind_of(cell))
     try:
         if written is None or ISO.fullmatch(cell):
             return seconds_of(cell)
         return seconds_as_written(written, cell)
     except (ValueError, OverflowError):
-        raise InvalidInput(field, expected, "another string") from None
+        raise InvalidInput(field, expected, kind_of(cell)) from None
 
 
 def _category(cell: Any, field: str) -> str | None:
     if cell is None:
         return None
     if type(cell) not in (str, int, float, bool):
-        raise InvalidInput(field, "a string, number or boolean, or null", _kind_of(cell))
+        raise InvalidInput(field, "a string, number or boolean, or null", kind_of(cell))
     return category_text(cell)
 
 
@@ -276,8 +292,3 @@ def category_text(value: str | int | float | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if float(value).is_integer() else repr(value)
-
-
-def _kind_of(cell: Any) -> str:
-    kinds = {str: "a string", bool: "a boolean", list: "an array", dict: "an object"}
-    return kinds.get(type(cell), "something else")

@@ -72,7 +72,7 @@ def take_apart(
     """Return the fields of a JSON object, and the array of rows by itself, if it is one."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
-        raise InvalidInput("body", "a JSON object", "something else")
+        raise InvalidInput("body", "a JSON object", "another JSON value, or none")
     content: dict[str, Any] = {}
     rows: JsonRows | None = None
     position += 1

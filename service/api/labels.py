@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
-from model_store.errors import InvalidInput
+from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.state.answers import Repeated, keep_answer
 from model_store.state.labels import (
     Accepted,
@@ -169,14 +169,21 @@ def keep_labels(
         NoSpace, StateUnusable: if they cannot be kept.
     """
     manifest, seen = served.model.manifest, set[str]()
-    labels = []
+    labels, wrong = list[Label](), list[InvalidInput]()
     for n, entry in enumerate(entries):
-        checked_id(entry.id, f"labels.{n}.id")
-        if entry.id in seen:
-            raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
-        seen.add(entry.id)
-        row = _row(context, served, entry, n, call, encoded)
-        labels.append(Label(entry.id, label_value(manifest, entry, n), row))
+        try:
+            checked_id(entry.id, f"labels.{n}.id")
+            if entry.id in seen:
+                raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
+            seen.add(entry.id)
+            row = _row(context, served, entry, n, call, encoded)
+            labels.append(Label(entry.id, label_value(manifest, entry, n), row))
+        except InvalidInput as error:
+            wrong.append(error)
+            if len(wrong) == MOST_ERRORS:
+                break
+    if wrong:
+        raise all_of(wrong)
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
     context.metrics.count_labels(served.name, accepted)
     return accepted, counts(context.state, served.name)["labels"]
@@ -196,7 +203,7 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
         left = len(manifest.classes) - len(shown)
         more = f" and {left} more" if left else ""
         expected = f"one of the classes {shown}{more} (a new class needs a new fit)"
-        raise InvalidInput(f"labels.{n}.label", expected, "another")
+        raise InvalidInput(f"labels.{n}.label", expected, kind_of(value))
     return value
 
 

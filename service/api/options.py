@@ -9,15 +9,16 @@ import numpy as np
 import orjson
 from jaxtyping import Int64
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import InvalidInput
+from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
-from service.api.schemas import Envelope, PredictRequest, kind_of, leave_one_unknown
+from service.api.schemas import Envelope, PredictRequest, leave_few_unknown
 from service.errors import TooLarge
 from service.settings import Settings
 
@@ -40,21 +41,25 @@ def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
     """Return a request's envelope."""
     try:
         if len(content) > len(kind.model_fields):
-            content = leave_one_unknown(kind, content)
+            content = leave_few_unknown(kind, content)
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    path = first["loc"][:1] if "priors" in first["loc"] else first["loc"]
-    name, got = ".".join(map(str, path)), kind_of(first["input"])
-    match first["type"]:
+        found = error.errors(include_url=False)[:MOST_ERRORS]
+    raise all_of([_invalid(kind, each) for each in found])
+
+
+def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
+    path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
+    name, got = ".".join(map(str, path)), kind_of(error["input"])
+    match error["type"]:
         case "extra_forbidden":
             name = name if len(name) <= 80 else name[:77] + "..."
-            raise InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
+            return InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
         case "missing":
-            raise InvalidInput(name, "a value", "none")
+            return InvalidInput(name, "a value", "none")
         case "too_short":
-            raise InvalidInput(name, f"at least {first['ctx']['min_length']}", got)
-    raise InvalidInput(name, str(first["msg"]).removeprefix("Input should be "), got)
+            return InvalidInput(name, f"at least {error['ctx']['min_length']}", got)
+    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), got)
 
 
 class Named(Protocol):

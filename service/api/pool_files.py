@@ -19,6 +19,7 @@ from service.api.requests import (
     FILE_ENDINGS,
     NPY,
     PARQUET,
+    came,
     read_body,
     request_media_type,
     text_fields,
@@ -53,7 +54,9 @@ async def post_preview(request: Request) -> Response:
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
-        raise Unsupported(f"Content-Type: expected one of {', '.join(ENDINGS)}, got another")
+        raise Unsupported(
+            f"Content-Type: expected one of {', '.join(ENDINGS)}, got {came(request)}"
+        )
     fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
     asked = validate(PreviewRequest, fields)
     served = await context.served(call, asked)

@@ -67,10 +67,11 @@ def install(app: FastAPI) -> None:
 def domain_error(request: Request, error: Exception) -> Response:
     # They hold the body, in cycles through the future that the error came by
     clear_frames(error.__traceback__)
-    record_of(request.scope).reason = _reason(type(error).__name__)
+    code = record_of(request.scope).reason = _code(type(error).__name__)
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else None
-    return problem(request.scope["path"], status, str(error), headers)
+    errors = [error, *error.others] if isinstance(error, InvalidInput) else []
+    return problem(request.scope, status, code, str(error), headers, errors)
 
 
 async def _domain_error(request: Request, error: Exception) -> Response:
@@ -80,18 +81,18 @@ async def _domain_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     clear_frames(error.__traceback__)
-    record_of(request.scope).reason = _reason(HTTPStatus(error.status_code).phrase)
+    code = record_of(request.scope).reason = _code(HTTPStatus(error.status_code).phrase)
     headers = dict(error.headers or {})
     if error.status_code == 404:
         where = "docs/open-inference.md" if is_of_others(request.scope["path"]) else "GET /docs"
-        detail = f"path: expected one of those that {where} lists, got another"
+        detail = f"path: expected one of those that {where} lists, got one that is not there"
     elif error.status_code == 405:
         allowed = _methods_of(request) or headers.get("Allow", "another")
         headers["Allow"] = allowed
         detail = f"method: expected {allowed}, got {request.method}"
     else:
         detail = str(error.detail)
-    return problem(request.scope["path"], error.status_code, detail, headers)
+    return problem(request.scope, error.status_code, code, detail, headers)
 
 
 def _methods_of(request: Request) -> str:
@@ -102,7 +103,7 @@ def _methods_of(request: Request) -> str:
 
 
 @cache
-def _reason(name: str) -> str:
-    """Return a name in the form of metrics' labels: `TooLarge` is `too_large`, `Not Found` is
+def _code(name: str) -> str:
+    """Return a name as problems and metrics have it: `TooLarge` is `too_large`, `Not Found` is
     `not_found`."""
     return re.sub(r"(?<=[a-z]) ?(?=[A-Z])", "_", name).lower()

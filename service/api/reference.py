@@ -1,12 +1,16 @@
-"""`python -m service.api.reference`: write the tables of fields into docs/api.md."""
+"""`python -m service.api.reference`: write the tables of fields into docs/api.md, and of problems
+into docs/problems.md."""
 
 from pathlib import Path
 
 from service.api.explanations import EXPLANATION
 from service.api.fields import of_task, reference_table
 from service.api.predictions import FIELDS
+from service.api.problem_kinds import problem_table
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = DOCS / "api.md"
+PROBLEMS = DOCS / "problems.md"
 TABLES = {
     "classification": of_task(FIELDS, "classification"),
     "regression": [field for field in FIELDS if field.task == "regression"],
@@ -16,11 +20,16 @@ TABLES = {
 
 def with_tables(text: str) -> str:
     for name, fields in TABLES.items():
-        before, mark, after = text.partition(f"<!-- fields: {name} -->\n")
-        _, end, after = after.partition("\n<!-- end -->")
-        text = before + mark + reference_table(fields) + end + after
+        text = with_table(text, f"fields: {name}", reference_table(fields))
     return text
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    before, mark, after = text.partition(f"<!-- {name} -->\n")
+    _, end, after = after.partition("\n<!-- end -->")
+    return before + mark + table + end + after
 
 
 if __name__ == "__main__":
     REFERENCE.write_text(with_tables(REFERENCE.read_text()))
+    PROBLEMS.write_text(with_table(PROBLEMS.read_text(), "problems", problem_table()))

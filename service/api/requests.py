@@ -1,6 +1,7 @@
 """Reading requests: bodies within limits, strict JSON, npy arrays, and forms (RFC 7578), in memory:
 nothing is written to disk."""
 
+import mimetypes
 import re
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -17,7 +18,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.sources.columns import OddCells, odd_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
@@ -25,7 +26,7 @@ from model_store.types import Pause
 from service.api.json_blocks import JsonRows, not_json, take_apart
 from service.api.options import validate
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
-from service.api.schemas import Envelope, RequestModel, kind_of
+from service.api.schemas import Envelope, RequestModel
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
@@ -79,6 +80,15 @@ def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
+def came(request: Request) -> str:
+    """Say which media type came, if it is one that has a name."""
+    media_type = request_media_type(request)
+    if not media_type:
+        return "none"
+    known = {"application/x-www-form-urlencoded", *FILE_ENDINGS, *mimetypes.types_map.values()}
+    return media_type if media_type in known else "one that is not known"
+
+
 def accepts(accept: str, media_type: str) -> bool:
     """Whether a client with an Accept header, or none, takes a media type."""
     if accept in ("", "*/*", media_type):
@@ -107,7 +117,7 @@ def answer_type(request: Request, *media_types: str) -> str:
 def refuse_but_json(request: Request) -> None:
     """Raise Unsupported where a body is not said to be JSON: pages of others may send such."""
     if request_media_type(request) != JSON:
-        raise Unsupported(f"Content-Type: expected {JSON}, got another")
+        raise Unsupported(f"Content-Type: expected {JSON}, got {came(request)}")
 
 
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
@@ -218,7 +228,7 @@ def _read(
         return envelope, array
     if media_type != FORM:
         known = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported(f"Content-Type: expected {known} or {FORM}, got another")
+        raise Unsupported(f"Content-Type: expected {known} or {FORM}, got {came(call.request)}")
     call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
     max_parts = max_rows + MAX_FORM_FIELDS
     others = request.query_params.multi_items()

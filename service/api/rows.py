@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.sources.columns import from_cells, from_objects, not_by_column
 from model_store.sources.images import (
     decoded_pixels,
@@ -24,7 +24,6 @@ from model_store.sources.images import (
 )
 from model_store.sources.row_file import Part, RowFile, shapes_of
 from service.api.json_blocks import JsonRows
-from service.api.schemas import kind_of
 from service.call import Call
 from service.errors import TooLarge
 

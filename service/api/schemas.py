@@ -5,11 +5,13 @@ longer over their numbers than the model does.
 """
 
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
+from model_store.errors import MOST_ERRORS
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -37,15 +39,12 @@ def _first_wrong(values: Any) -> Any:
 Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 
-def leave_one_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
-    """Return content with the first of its unknown fields alone, so that one error is made of them:
-    pydantic makes an object of each, a kilobyte long, with the interpreter held.
-
-    There are more fields than are known.
-    """
+def leave_few_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
+    """Return content with the first of its unknown fields alone: pydantic makes an object of each,
+    a kilobyte long, with the interpreter held."""
     known = {name: content[name] for name in kind.model_fields if name in content}
-    unknown = next(name for name in content if name not in kind.model_fields)
-    return {**known, unknown: content[unknown]}
+    unknown = (name for name in content if name not in kind.model_fields)
+    return known | {name: content[name] for name in islice(unknown, MOST_ERRORS)}
 
 
 class RequestModel(BaseModel):
@@ -245,9 +244,9 @@ class LabelEntry(RequestModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_one_unknown(cls, content: Any) -> Any:
+    def _leave_few_unknown(cls, content: Any) -> Any:
         has_more = isinstance(content, dict) and len(content) > len(cls.model_fields)
-        return leave_one_unknown(cls, content) if has_more else content
+        return leave_few_unknown(cls, content) if has_more else content
 
     id: str
     """of the row"""
@@ -508,30 +507,21 @@ class JobsAnswer(BaseModel):
     next: int | None = None
 
 
+class FieldProblem(BaseModel):
+    """A field that is not as it should be: `detail` says what was expected and what came."""
+
+    field: str
+    detail: str
+
+
 class Problem(BaseModel):
-    """An error (RFC 9457)."""
+    """An error (RFC 9457). `type` leads to what its `code` means; `field` is null where it is about
+    none, and `errors` are of all fields that were found wrong, at most ten."""
 
     type: str
     title: str
     status: int
     detail: str
-
-
-def kind_of(value: Any) -> str:
-    """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return repr(value)[:40]
-        case bytes():
-            return f"a file of {len(value)} bytes"
-        case str():
-            return f"a string of {len(value)} characters"
-        case list():
-            return f"an array of {len(value)}"
-        case dict():
-            return "an object"
-    return type(value).__name__
+    code: str
+    field: str | None
+    errors: list[FieldProblem]

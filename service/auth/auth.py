@@ -61,7 +61,7 @@ def _check_page(
     if hosts is not None and _OF_NO_PAGE.fullmatch(name) is None and name not in hosts:
         record_of(scope).reason = "forbidden"
         expected = "an address, a name without dots or one of DUBITO_HOSTS"
-        return problem(scope["path"], 421, f"Host: expected {expected}, got another")
+        return problem(scope, 421, "forbidden", f"Host: expected {expected}, got another")
     if scope["method"] in READING:
         return None
     if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:
@@ -72,7 +72,7 @@ def _check_page(
         return None
     record_of(scope).reason = "forbidden"
     detail = "Origin: expected none, or that of the service's own page, got another page's"
-    return problem(scope["path"], 403, detail)
+    return problem(scope, 403, "forbidden", detail)
 
 
 def _check_key(scope: Scope, keys: Keys) -> Response | None:
@@ -94,12 +94,12 @@ def _check_key(scope: Scope, keys: Keys) -> Response | None:
     if valid is None:
         record.reason = "unauthorized" if key is None else "expired_key"
         detail = f"{EXPECTED}, got none, an unknown one or one that has expired"
-        return problem(scope["path"], 401, detail, {"WWW-Authenticate": REALM})
+        return problem(scope, 401, "unauthorized", detail, {"WWW-Authenticate": REALM})
     if needed not in valid.scopes:
         record.reason = "forbidden"
         headers = {"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"'}
         detail = f"key: expected one with the scope {needed}, got one without"
-        return problem(scope["path"], 403, detail, headers)
+        return problem(scope, 403, "forbidden", detail, headers)
     return None
 
 

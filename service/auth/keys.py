@@ -83,7 +83,14 @@ ADMIN_PREFIX = "/admin/"
 LABEL_STUDIO_PREFIX = "/label-studio/"
 OPEN_INFERENCE_PREFIX = "/v2/models/"
 OF_HEALTH = {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
-OPEN_PATHS = OF_HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/version"}
+OPEN_PATHS = OF_HEALTH | {
+    "/",
+    "/docs",
+    "/problems",
+    "/docs/oauth2-redirect",
+    "/openapi.json",
+    "/version",
+}
 OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and of the page
 
 

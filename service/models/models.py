@@ -22,7 +22,7 @@ from model_store.artifacts.store import LATEST
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
-from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable
+from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, kind_of
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
@@ -120,7 +120,7 @@ class Models:
         if name is None:
             raise InvalidInput("model", f"one of {names}, since there are several", "none")
         if name not in names:
-            raise NotFound(f"model: expected one of {names}, got another")
+            raise NotFound(f"model: expected one of {names}, got {kind_of(name)}")
         return name
 
     def peek(self, name: str | None, version: str = LATEST) -> Served | None:
@@ -171,7 +171,7 @@ class Models:
         except NotFound:  # the store's own text repeats what came
             known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
             expected = f"one of {known} of model {name}"
-            raise NotFound(f"version: expected {expected}, got another") from None
+            raise NotFound(f"version: expected {expected}, got {kind_of(version)}") from None
 
     def preflight_of(self, name: str | None, version: str) -> "Future[Failure | None] | None":
         """Return the preflight that must be over before `get` loads what a request means, if any.
@@ -284,7 +284,7 @@ class Models:
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
                 expected = f"one that is published of model {name}"
-                raise NotFound(f"version: expected {expected}, got another") from None
+                raise NotFound(f"version: expected {expected}, got one that is gone") from None
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise

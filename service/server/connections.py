@@ -438,7 +438,7 @@ class HttpConnection(asyncio.Protocol):
             content, media_type = b"", b""
             # clients of others' protocols look for a text
             if exchange is not None and is_of_others(exchange.scope["path"]):
-                _, content, name = error_form(exchange.scope["path"], status, REFUSALS[status])
+                _, content, name = error_form(exchange.scope, status, "", REFUSALS[status])
                 media_type = b"content-type: %s\r\n" % name.encode()
             length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
             self.write(STATUS_LINES[status] + retry + media_type + length + content)

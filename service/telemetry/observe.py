@@ -80,7 +80,7 @@ class Observe:
                     "an error that Dubito did not expect; the service's log has it under this "
                     "X-Request-ID"
                 )
-                await problem(scope["path"], 500, detail)(scope, receive, send_with_id)
+                await problem(scope, 500, "unexpected", detail)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.begun

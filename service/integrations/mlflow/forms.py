@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.options import envelope_of, fields_of
 from service.api.requests import SMALL_JSON_BYTES, parse_json
 from service.api.rows import Cells, Rows
-from service.api.schemas import PredictRequest, kind_of
+from service.api.schemas import PredictRequest
 from service.call import Call
 from service.errors import TooLarge
 

@@ -14,7 +14,7 @@ from service import VERSION
 from service.api.health import refuse_unready
 from service.api.pool_files import open_file
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import read_body, request_media_type
+from service.api.requests import came, read_body, request_media_type
 from service.api.responses import predict_json, response
 from service.call import Call
 from service.context import Context, context_of
@@ -55,7 +55,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
     if media_type == CSV:
         return await _read_csv(context, call)
     if media_type != JSON:
-        raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got another")
+        raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got {came(call.request)}")
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     work = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)

@@ -18,13 +18,12 @@ from model_store.artifacts.manifest import (
     Manifest,
     NumericColumn,
 )
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
 from service.api.options import fields_of
 from service.api.requests import SMALL_JSON_BYTES, parse_json
 from service.api.rows import Cells, Rows
-from service.api.schemas import kind_of
 from service.call import Call
 from service.errors import TooLarge
 from service.integrations.open_inference.tensors import (

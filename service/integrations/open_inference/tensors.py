@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.sources.npy import DIMENSIONS
-from service.api.schemas import kind_of
 from service.call import Call
 
 BYTES, BOOL, FP16 = "BYTES", "BOOL", "FP16"

@@ -9,6 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
+from service.api.problem_kinds import KINDS
+from service.api.problems import STATUS, _code
 from tests.support.files import npy_bytes
 
 ROW = [0.0] * 64
@@ -28,8 +30,13 @@ def assert_problem(answer, status, *words):
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     content = answer.json()
-    assert set(content) == {"type", "title", "status", "detail"}
-    assert (content["type"], content["status"]) == ("about:blank", status)
+    assert content["status"] == status
+    assert content["type"] == f"/problems#{content['code']}"
+    assert content["code"] in KINDS
+    assert content["detail"].startswith(f"{content['field']}: ")
+    if content["errors"]:
+        assert content["errors"][0] == {key: content[key] for key in ("field", "detail")}
+        assert len(content["errors"]) <= 10
     assert content["title"]
     for word in words:
         assert word in content["detail"]
@@ -157,7 +164,7 @@ def test_an_unknown_model_is_not_found(client, name):
 def test_an_unknown_version_is_not_found(client, version):
     answer = client.post("/predict", json={"inputs": [ROW], "version": version})
     assert_problem(
-        answer, 404, "version: expected one of ['1', 'latest'] of model digits, got another"
+        answer, 404, "version: expected one of ['1', 'latest'] of model digits, got a string of"
     )
 
 
@@ -210,6 +217,37 @@ def test_an_unknown_version_is_not_found(client, version):
 def test_a_bad_field_is_refused_by_its_name(client, path, field, value, words):
     request = {"inputs" if path == "/predict" else "pool": [ROW], field: value}
     assert_problem(client.post(path, json=request), 422, f"{field}: expected ", words)
+
+
+def test_all_wrong_fields_are_told_of_at_once(client):
+    wrong = {"num_samples": 0, "seed": "7", "fpr": 2, "sead": 7}
+    problem = client.post("/predict", json={"inputs": [ROW], **wrong}).json()
+    assert [error["field"] for error in problem["errors"]] == list(wrong)
+    assert problem["errors"][1]["detail"].endswith("got a string of 1 characters")
+    many = {f"field{i}": 0 for i in range(100)}
+    assert len(client.post("/predict", json={"inputs": [ROW], **many}).json()["errors"]) == 10
+    labels = [{"id": str(i), "label": "three", "input": ROW} for i in range(20)]
+    problem = client.post("/labels", json={"labels": labels}).json()
+    assert [e["field"] for e in problem["errors"]] == [f"labels.{i}.label" for i in range(10)]
+    assert problem["errors"][0]["detail"].endswith("got a string of 5 characters")
+
+
+def test_the_type_of_a_problem_leads_to_what_it_means(client):
+    problem = client.get("/models/nothing").json()
+    page, _, code = problem["type"].partition("#")
+    answer = client.get(page)
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert f'id="{code}"' in answer.text
+    for kind, status in STATUS.items():
+        assert KINDS[_code(kind.__name__)][0] == status
+
+
+@pytest.mark.parametrize(
+    ("media_type", "got"), [("text/plain", "text/plain"), ("", "none"), ("a/b", "one that is not")]
+)
+def test_a_refusal_names_the_media_type_that_came(client, media_type, got):
+    answer = client.post("/predict", content=b"x", headers={"Content-Type": media_type})
+    assert_problem(answer, 415, f"got {got}")
 
 
 def test_a_flag_is_decided_by_one_rate(client):

@@ -19,6 +19,7 @@ from tests.support.files import npy_bytes
 NOT_DOCUMENTED = {
     "/",
     "/page/{path:path}",
+    "/problems",
     "/docs",
     "/docs/oauth2-redirect",
     "/openapi.json",
