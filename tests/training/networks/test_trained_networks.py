@@ -69,7 +69,8 @@ def rows():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
-    network = DENSE if method == "variational-hypernet" else FACTORY
+    is_chain = method in ("variational-hypernet", "batch-ensemble")
+    network = DENSE if is_chain else FACTORY
     recipe = recipe_with(method=method, network={**network, "start": "trained"})
     model = build(recipe, SHAPE, CLASSES, rows())
     initialise(model, rows(), recipe.network.is_standardised)
