@@ -129,8 +129,8 @@ def fit(
         runs: the folder of checkpoints, metrics and plots, by default DUBITO_RUNS or `runs`.
         quiet: no progress bars.
         callback: called after each epoch with its metrics (docs/training.md), but for the short
-            fits that choose a target's transform, and a second fit. A fit that goes on begins
-            where it was.
+            fits that choose a target's transform. In a second fit epochs count on, and `refit` is
+            1. A fit that goes on begins where it was.
 
     Raises:
         InvalidInput: naming what is wrong with the recipe or the data, or what of `start` does not
@@ -167,7 +167,7 @@ def fit(
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s", provenance.stopped)
         if recipe.training.refit:
-            model, more = fits.refit(run, splits, folder, quiet)
+            model, more = fits.refit(run, splits, folder, quiet, callback)
             provenance = provenance.model_copy(update=more)
     for found in (provenance.convergence, provenance.laplace):
         if found is not None:
@@ -207,7 +207,7 @@ class _Fits:
         )
 
     def refit(
-        self, run: Run, splits: Splits, folder: Path, quiet: bool
+        self, run: Run, splits: Splits, folder: Path, quiet: bool, callback: Callback | None
     ) -> tuple[BayesianModel, dict[str, Any]]:
         """Return a model that was fitted as a run's best one was, but to validation rows as well,
         and what its provenance then says."""
@@ -220,7 +220,13 @@ class _Fits:
         folder.mkdir(exist_ok=True)
         log.info("fitting again, for %s epochs, with validation rows among the others", epochs)
         again = self.begin(replace(splits, train=rows), folder, recipe)
-        model = again.fit(quiet)
+        done = len(run.progress.history)
+
+        def tell(metrics: dict[str, float | int]) -> None:
+            if callback is not None:
+                callback({**metrics, "epoch": done + metrics["epoch"], "refit": 1})
+
+        model = again.fit(quiet, tell)
         model.likelihood.temperature.copy_(run.model.likelihood.temperature)
         more = {
             "stopped": f"{run.stopped()}; fitted again for {epochs}, with them among the others",

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 names=("$@")
-[ "${names[*]}" = all ] && names=(schemathesis label-studio generated examples page buckets ray tritonclient kserve mlserver mlflow)
+[ "${names[*]}" = all ] && names=(schemathesis label-studio generated examples page buckets ray tritonclient kserve mlserver mlflow notebooks)
 
 make_venv() { # NAME PIP-ARGUMENTS...
     "$PYTHON" -m venv ".venv-$1"
@@ -47,6 +47,11 @@ make_environment() {
     examples)
         share_packages "$1"
         .venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt
+        ;;
+    notebooks) # also the two that a fit reports to (docs/python.md)
+        share_packages "$1"
+        .venv-notebooks/bin/python -m pip install --quiet --disable-pip-version-check \
+            nbclient==0.11.0 ipykernel==7.4.0 tensorboard==2.21.0 mlflow-skinny==3.17.2
         ;;
     ray)
         share_packages "$1"

@@ -20,6 +20,7 @@ from torch import nn
 from dubito import Classifier, Client, Regressor
 from model_store.artifacts.store import ModelStore
 from tests.support.environment import environment_with
+from tests.support.texts import Averaged, texts, tokenizer
 from training.versions import fitted_data, open_parent
 
 pytestmark = pytest.mark.usefixtures("fits")
@@ -155,23 +156,50 @@ def test_images_are_taken_as_they_are():
     assert model.predict(images).dtype == bool
 
 
+def train(network, x, y):
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+
+
 @pytest.mark.slow
 def test_a_trained_network_is_made_to_doubt():
     numbers = np.random.default_rng(0).normal(size=(240, 2))
     classes = torch.tensor(numbers[:, 0] > 0).long()
     x = torch.tensor(numbers, dtype=torch.float32)
     network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-    optimizer = torch.optim.Adam(network.parameters(), 0.05)
-    for _ in range(100):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(x), classes).backward()
-        optimizer.step()
+    train(network, x, classes)
     model = Classifier(start=network, device="cpu", **FEW_CLASSES).fit(numbers, classes.numpy())
     assert (model.recipe_.method, model.history_) == ("laplace", [])
     assert (network(x).argmax(1).numpy() == model.predict(numbers)).mean() > 0.95
     assert model.uncertainty(numbers, fpr=0.1).bald.max() > 0
     with pytest.raises(ValueError, match="plot: expected a fit of some epochs"):
         model.plot()
+
+
+@pytest.mark.slow
+def test_texts_are_taken_with_a_network_and_a_tokenizer(tmp_path):
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    found, labels = texts(80)
+    torch.manual_seed(0)
+    network = Averaged((12,), 2)
+    ids = torch.tensor([[*of, *[0] * (12 - len(of))] for of in map(ids_of, found)])
+    train(network, ids, torch.tensor([label == "good" for label in labels]).long())
+    read = {"text": "review", "tokenizer": tmp_path / "tokenizer.json", "max_tokens": 12}
+    few = {"serving": {"draws": 5, "combined": ["entropy"]}}
+    model = Classifier(start=network, data=read, device="cpu", **few)
+    frame = pd.DataFrame({"review": found})
+    model.fit(frame, np.array(labels) == "good")
+    alone = network(ids).argmax(1).bool().numpy()
+    assert (model.predict(frame) == alone).mean() > 0.9
+    with pytest.raises(ValueError, match=r"X\.1: expected a value in column review"):
+        model.predict(pd.DataFrame({"review": ["a day", None]}))
+
+
+def ids_of(text):
+    return tokenizer().encode(text).ids
 
 
 def test_pickles_answer_alike_and_publish(regressor, tmp_path):
@@ -198,6 +226,7 @@ def test_notebooks_see_a_table_and_the_fit(classifier):
         ({"data": {"depth": 3}}, {}, "depth"),
         ({"data": {"target": "city"}}, {}, "data.target: expected none, since X and y say it"),
         ({"random_state": "7"}, {}, "integer"),
+        ({"start": "hf:minilm"}, {}, "start: expected a torch.nn.Module, got 'hf:minilm'"),
         ({}, {"num_samples": 0}, "num_samples: expected 1"),
         ({}, {"fpr": 1e-4}, "fpr: expected at least 0.0"),
         ({}, {"coverage": 1.0}, "coverage: expected a number between 0 and 1"),

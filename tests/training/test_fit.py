@@ -100,11 +100,14 @@ def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_
     wanted = {"method": "batch-ensemble", "posterior": {"members": 2}}
     recipe = recipe_with(**wanted, training={**stopped, "refit": True})
     data = digits()
-    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    seen = []
+    fitted = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True, callback=seen.append)
     alone = recipe_with(**wanted, training=stopped)
     first = fit(alone, data, device="cpu", runs=tmp_path, quiet=True)
     best = first.provenance.best_epoch
     assert fitted.provenance.best_epoch == best
+    assert [metrics["epoch"] for metrics in seen] == [*range(1, len(seen) + 1)]
+    assert ["refit" in metrics for metrics in seen][-best - 1 :] == [False] + [True] * best
     assert fitted.provenance.stopped == (
         f"{first.provenance.stopped}; fitted again for {best}, with them among the others"
     )

@@ -107,6 +107,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             ValueError: naming what of the rows or parameters cannot be used.
             Diverged: if training leaves the range of finite numbers.
         """
+        if not isinstance(self.start, nn.Module | None):
+            raise ValueError(f"start: expected a torch.nn.Module, got {self.start!r:.80}")
         name = getattr(y, "name", None)
         X, y = self._checked(X, y, reset=True)
         y = self._targets(y)
@@ -253,7 +255,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, y: Any = "no_validation", *, reset: bool) -> Any:
         """Return rows as an array or DataFrame, and with targets these as an array."""
-        if not is_frame(X) or self.start is not None:
+        is_text = "text" in (self.data or {})
+        if not is_frame(X) or (self.start is not None and not is_text):
             return validate_data(
                 self,
                 X,
@@ -273,7 +276,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _keep(self, X: Any, y: np.ndarray, name: object, folder: Path) -> DataSection:
         """Write rows to a file in a folder, and return the `[data]` that names it."""
-        told = self.data or {}
+        told = {**(self.data or {})}
+        if "tokenizer" in told:
+            told["tokenizer"] = str(Path(told["tokenizer"]).absolute())
         for key in OF_ROWS:
             if key in told:
                 raise InvalidInput(f"data.{key}", "none, since X and y say it", repr(told[key]))

@@ -15,6 +15,7 @@ from training.recipe import DataSection, Recipe, validate
 NAMES: dict[Task, str] = {"classification": "classifier", "regression": "regressor"}
 SECTIONS = ("posterior", "training", "likelihood", "serving")
 HELD_OUT = ("test_fraction", *SPLITS, *(f"{split}_rows" for split in SPLITS))
+OF_TEXT = ("text", "tokenizer", "max_tokens", "pad_token")
 NAMING_NETWORKS = {"hidden", "kind", "factory"}
 OF_ANY_METHOD = ("batch_rows", "max_epochs")  # of a plan's [training]
 AFTER_TRAINING = "laplace"  # of a network that was trained already
@@ -25,7 +26,8 @@ def recipe_of(
 ) -> Recipe:
     """Return the recipe that follows from rows in a folder, but for what parameters say."""
     seed = operator.index(parameters["random_state"])
-    plain = section.model_copy(update=dict.fromkeys(HELD_OUT))
+    without_text = {key: DataSection.model_fields[key].default for key in OF_TEXT}
+    plain = section.model_copy(update={**dict.fromkeys(HELD_OUT), **without_text})
     plan = plan_of(findings_of(section, folder, task), plain, NAMES[task], seed)
     for warning in plan.warnings:
         log.warning("%s", warning)
@@ -46,6 +48,8 @@ def recipe_of(
         if {split, f"{split}_rows"} & told.keys():
             del content["data"][split]
     content["data"] |= told
+    if section.text is not None:
+        content["data"] |= section.model_dump(include={*OF_TEXT, "columns"})
     for key in SECTIONS:
         joined = {**content.get(key, {}), **(parameters[key] or {})}
         content |= {key: joined} if joined else {}

@@ -28,8 +28,10 @@ DRAWS = 10  # of the bound
 PULL_DRAWS = 40  # each with a minibatch of its own
 SPREAD_DRAWS = 40
 WINDOW = 0.2  # share of the epochs, the last, over which curves must be level
-# a bound's fall over the window, a spread's rise an epoch: shares below which they are level
+HALF_WINDOW = 0.05  # share of the epochs, around half of the path and at its end
+# a bound's fall over half of the path, a spread's rise an epoch: shares below which they are level
 LEVEL = 0.01
+EXPONENT = 0.5  # of the path, to minus which what is left falls, as on digits
 SETTLED_PULL = 0.25
 RATIO_DRAWS = 200  # of importance ratios
 RATIO_CHUNK_ROWS = 2048
@@ -166,6 +168,21 @@ def slope(values: list[float | int], share: float = WINDOW) -> tuple[float, floa
     return fitted, math.sqrt(variance)
 
 
+def later_fall(history: list[dict[str, float | int]]) -> tuple[float, float]:
+    """Return by how much the bound fell while means went the later half of their path, the sum of
+    learning rates, and its error.
+
+    Rates that have decayed hide in an epoch's slope what is left to fall, but not in this: a path
+    twice as long would bring about as much again, less where it slows down.
+    """
+    path = np.cumsum([m["learning_rate"] for m in history])
+    half, window = int(np.searchsorted(path, path[-1] / 2)), _window(len(history), HALF_WINDOW)
+    begin = max(0, half - window // 2)
+    bounds = np.array([m["objective"] for m in history], dtype=np.float64)
+    then, now = bounds[begin : begin + window], bounds[-window:]
+    return float(then.mean() - now.mean()), float(now.std(ddof=1) * math.sqrt(2 / window))
+
+
 def _window(epochs: int, share: float = WINDOW) -> int:
     return max(3, math.ceil(share * epochs))
 
@@ -175,9 +192,12 @@ def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> lis
         return ["too few epochs to tell"]
     faults = []
     size = abs(float(np.mean([m["objective"] for m in history[-_window(len(history)) :]])))
-    fall, error = -facts["objective_slope"], facts["objective_slope_error"]
-    if fall > max(2 * error, LEVEL * size / _window(len(history))):
-        faults.append(f"its bound still fell {100 * fall / size:.2g} % an epoch")
+    fall, error = later_fall(history)
+    if fall > max(2 * error, LEVEL * size):
+        share, times = 100 * fall / size, math.ceil((fall / (LEVEL * size)) ** (1 / EXPONENT))
+        longer = "more than ten" if times > 10 else f"about {times}"
+        fell = f"its bound fell {share:.2g} % over the later half of its means' path"
+        faults.append(f"{fell}, so it wants {longer} times as many epochs")
     rise = facts.get("spread_rise", 0.0)
     if abs(rise) > LEVEL:
         went = "rose" if rise > 0 else "fell"

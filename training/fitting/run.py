@@ -368,6 +368,7 @@ class Run:
             "validation_log_likelihood": log_likelihood.mean().item(),
             f"validation_{likelihood.score}": scores.mean().item(),
             f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
