@@ -313,3 +313,11 @@ def test_an_answer_of_somebody_else_is_no_answer(headers, said):
     assert isinstance(error, ServerError)
     assert said in str(error)
     assert pauses == []
+
+
+def test_a_problem_s_code_and_fields_are_the_exception_s():
+    wrong = [{"field": "seed", "detail": "seed: expected 1, got 2"}]
+    problem = {"detail": wrong[0]["detail"], "code": "invalid_input", "errors": wrong}
+    error = error_of(httpx.Response(422, json=problem))
+    assert (error.code, error.field, error.errors) == ("invalid_input", "seed", tuple(wrong))
+    assert error_of(httpx.Response(502, text="a proxy's page")).code == ""
