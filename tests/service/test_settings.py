@@ -25,11 +25,9 @@ def documented():
 
 def shown(default):
     """A default as the table shows it."""
-    return (
-        "none"
-        if default is None
-        else f"`{str(default).lower() if isinstance(default, bool) else default}`"
-    )
+    if default in (None, ""):
+        return "none" if default is None else "empty"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 def test_every_setting_is_documented_as_it_is():
