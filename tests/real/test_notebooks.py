@@ -24,10 +24,11 @@ y = X[:, 0] > 0
 
 def run(folder, *arguments):
     paths = [str(ROOT), str(ROOT / "client")]
+    of_mlflow = {"MLFLOW_TRACKING_URI": "file:runs-of-mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
     done = subprocess.run(
         [PYTHON, *arguments],
         cwd=folder,
-        env=environment_with(PYTHONPATH=":".join(paths), MLFLOW_TRACKING_URI="file:runs-of-mlflow"),
+        env=environment_with(PYTHONPATH=":".join(paths), **of_mlflow),
         capture_output=True,
         text=True,
         timeout=900,
