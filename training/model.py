@@ -172,6 +172,9 @@ def build(
                 raise InvalidInput("network.bayesian", expected, "some")
             count = getattr(recipe.posterior, "members", 1)
             if method.shares_weights:
+                if wanted.encoder != "frozen" and (wanted.is_trained or wanted.trained):
+                    expected = f"no trained layers with {recipe.method}, whose members start apart"
+                    raise InvalidInput("network", expected, "some")
                 network = BatchEnsemble(make(), count, row_shape, examples)
             else:
                 members = [make() for _ in range(count)]

@@ -67,10 +67,15 @@ def rows():
     return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("method", METHODS)
+def test_members_that_share_their_weights_start_at_random():
+    recipe = recipe_with(method="batch-ensemble", network={**DENSE, "start": "trained"})
+    with pytest.raises(InvalidInput, match="whose members start apart"):
+        build(recipe, SHAPE, CLASSES, rows())
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"batch-ensemble"}))
 def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
-    is_chain = method in ("variational-hypernet", "batch-ensemble")
-    network = DENSE if is_chain else FACTORY
+    network = DENSE if method == "variational-hypernet" else FACTORY
     recipe = recipe_with(method=method, network={**network, "start": "trained"})
     model = build(recipe, SHAPE, CLASSES, rows())
     initialise(model, rows(), recipe.network.is_standardised)
