@@ -97,9 +97,9 @@ def test_the_clients_have_the_same_calls():
 )
 def test_the_options_are_those_of_the_service(url, path, field, options):
     document = httpx.get(f"{url}/openapi.json", timeout=60).json()
-    properties = document["paths"][path]["post"]["requestBody"]["content"]["application/json"][
-        "schema"
-    ]["properties"]
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = body["schema"]["$ref"].rpartition("/")[2]
+    properties = document["components"]["schemas"][name]["properties"]
     of_method = {field, f"{field}_file", "deadline_s", "k", "format"} | (
         {"ids"} if "predict" in path else set()
     )

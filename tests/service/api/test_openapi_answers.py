@@ -109,6 +109,7 @@ def good_requests(client):
     for path in ("/health/live", "/health/ready", "/metrics", "/models"):
         yield ask("GET", path)
     yield ask("POST", "/predict", json={"inputs": [ROW], "return_samples": True, "explain": True})
+    yield ask("GET", "/predict/examples")
     yield ask("POST", "/predict", params={"seed": 7, "fpr": 0.1}, **npy)
     yield ask("POST", "/acquire", json={"pool": [ROW, ROW]})
     yield ask("POST", "/acquire/preview", params={"rows": [0, 1]}, **npy)

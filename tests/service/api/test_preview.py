@@ -68,7 +68,7 @@ def test_the_first_ten_rows_are_shown_unless_others_are_named(client, digits_row
         (npy_bytes(np.zeros((3, 65))), NPY, {}, 422, "pool: expected an array of shape"),
         (b"a,b\n1,2\n", "text/csv", {}, 422, "a CSV file for a model of columns or text"),
         (b"{}", "application/json", {}, 415, "Content-Type"),
-        (npy_bytes(np.zeros((3, 64))), NPY, {"model": "no"}, 404, "no"),
+        (npy_bytes(np.zeros((3, 64))), NPY, {"model": "no"}, 404, "model: "),
         (npy_bytes(np.zeros((3, 64))), NPY, {"rows": [-1]}, 422, "rows.0"),
         (npy_bytes(np.zeros((3, 64))), NPY, {"rows": [0] * 1001}, 422, "rows"),
         (npy_bytes(np.zeros((3, 64))), NPY, {"seed": 7}, 422, "seed: expected one of"),

@@ -63,7 +63,7 @@ def test_without_a_key_nothing_but_health_and_the_documentation_is_answered(lock
                 assert answer.status_code == 401, path
                 assert answer.headers["content-type"] == "application/problem+json"
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-                assert set(answer.json()) == {"type", "title", "status", "detail"}
+                assert {"type", "title", "status", "detail"} <= set(answer.json())
                 tried += 1
     assert tried >= 10
 

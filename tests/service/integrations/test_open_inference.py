@@ -581,7 +581,7 @@ def test_tables_that_are_wrong_are_named(client):
     assert refused(wide, city).startswith("inputs.0.shape: expected (N,) or (N, 1)")
     assert (
         refused(strings(["old"], "age"), city)
-        == "inputs.0.age: expected a number, or null, got a string"
+        == "inputs.0.age: expected a number, or null, got a string of 3 characters"
     )
     packed = {"parameters": {"content_type": "base64"}}
     expected = "parameters.content_type: expected text as it is (str), or none, got base64"
