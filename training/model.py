@@ -171,14 +171,16 @@ def build(
                 expected = f"none for method {recipe.method}, which draws no layer"
                 raise InvalidInput("network.bayesian", expected, "some")
             count = getattr(recipe.posterior, "members", 1)
-            if method.shares_weights:
+            if method.shares_weights or method.is_anchored:
                 if wanted.encoder != "frozen" and (wanted.is_trained or wanted.trained):
                     expected = f"no trained layers with {recipe.method}, whose members start apart"
                     raise InvalidInput("network", expected, "some")
+            if method.shares_weights:
                 network = BatchEnsemble(make(), count, row_shape, examples)
             else:
                 members = [make() for _ in range(count)]
-                network = MemberNetwork(members, row_shape, wanted.trained, examples)
+                prior = recipe.posterior.prior_std if method.is_anchored else None  # type: ignore[attr-defined]
+                network = MemberNetwork(members, row_shape, wanted.trained, examples, prior)
         else:
             made = make()
             layers = _patterns(recipe, made, examples)

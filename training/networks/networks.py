@@ -5,6 +5,7 @@ replaced in a copy by layers that read their part of theta (`training.networks.l
 everything else, the module's own forward included, stays as it is.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -403,10 +404,27 @@ class MemberNetwork(Standardised):
         shape: Sequence[int],
         trained: Sequence[str] | None = None,
         examples: Num[Tensor, "R ..."] | None = None,
+        anchor_std: float | None = None,
     ) -> None:
+        """Make a network of members.
+
+        Args:
+            members: modules alike, whose weights differ.
+            shape: of a row.
+            trained: the layers that a fit changes, by patterns; all without them.
+            examples: some rows.
+            anchor_std: where given, each member has a draw of the prior, at which it starts and
+                towards which it decays in place of 0 (Pearce, Leibfried and Brintrup 2020,
+                "Uncertainty in neural networks: approximately Bayesian ensembling", equation 9).
+                Weights of a unit with I inputs are N(0, 2 anchor_std^2 / I), biases N(0,
+                anchor_std^2).
+        """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         self.members = nn.ModuleList(members)
+        self.anchors: list[tuple[nn.Parameter, str, float]] = []  # its buffer and prior's scale
+        if anchor_std is not None:
+            self._draw_anchors(anchor_std)
         self.frozen = [layer for member in members for layer in freeze(member, trained, [])]
         self.theta_dimension = 1
         self.is_paired = False
@@ -431,10 +449,32 @@ class MemberNetwork(Standardised):
         if standardise:
             self.fit_scale(x)
 
+    @torch.no_grad()
+    def _draw_anchors(self, prior_std: float) -> None:
+        """Move the weights of layers, and their biases, to a draw of their prior."""
+        for layer in self.members.modules():
+            own = dict(layer.named_parameters(recurse=False))
+            if "weight" not in own or own["weight"].ndim < 2:  # what normalises has no prior
+                continue
+            for parameter in own.values():
+                inputs = parameter[0].numel() if parameter.ndim > 1 else 2
+                scale = math.sqrt(2.0 / inputs)
+                parameter.copy_(prior_std * scale * torch.randn(parameter.shape))
+                anchor = f"anchor_{len(self.anchors)}"
+                self.register_buffer(anchor, parameter.detach().clone(), persistent=False)
+                self.anchors.append((parameter, anchor, scale))
+
     def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
         """Return sum |W|^2 / (2 prior_std^2) over the weight matrices of a member, the mean over
-        members, as the likelihood's term is."""
-        squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
+        members, as the likelihood's term is; of anchored members minus the log of their prior
+        around the anchors."""
+        if self.anchors:
+            squares = [
+                ((parameter - getattr(self, anchor)) / scale).square().sum()
+                for parameter, anchor, scale in self.anchors
+            ]
+        else:
+            squares = [p.square().sum() for p in self.parameters() if p.ndim > 1]
         return torch.stack(squares).sum() / (2.0 * prior_std**2 * len(self.members))
 
 

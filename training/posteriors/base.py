@@ -88,6 +88,7 @@ class Method:
     draws_last_layer: bool = False  # alone, unless layers are named
     is_fitted_after: bool = False  # to weights that may be trained already
     shares_weights: bool = False  # between members
+    is_anchored: bool = False  # members decay towards draws of their prior
     is_point: bool = False  # a plain network, at whose weights other methods may begin
     alpha: float = 0.0  # of the objective, and draws of a training step, by default
     samples: int = 1

@@ -46,6 +46,13 @@ class EnsembleSection(PointSection):
     members: Annotated[int, Field(ge=2, le=100)] = 5
 
 
+class AnchoredSection(EnsembleSection):
+    """`[posterior]` of anchored-ensemble."""
+
+    members: Annotated[int, Field(ge=2, le=100)] = 10
+    prior_std: Positive = 1.0
+
+
 class BatchEnsembleSection(EnsembleSection):
     """`[posterior]` of batch-ensemble."""
 
@@ -59,6 +66,9 @@ METHODS["mle"] = Method(
     is_point=True,
 )
 METHODS["ensemble"] = replace(METHODS["mle"], section=EnsembleSection, is_point=False)
+METHODS["anchored-ensemble"] = replace(
+    METHODS["ensemble"], section=AnchoredSection, is_anchored=True
+)
 METHODS["batch-ensemble"] = replace(
     METHODS["ensemble"], section=BatchEnsembleSection, shares_weights=True
 )

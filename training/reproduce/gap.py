@@ -47,6 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "variational-hypernet": {"method": "variational-hypernet", "posterior": {"hidden": 10}},
     "laplace": {"method": "laplace", "posterior": {}},
     "ensemble": {"method": "ensemble", "posterior": {"members": 10, "prior_std": 1.0}},
+    "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
     "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},
 }
 

@@ -324,9 +324,7 @@ def test_dropout_on_the_inputs_of_a_linear_regression_is_ridge_regression():
     torch.testing.assert_close(weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
-    design, y, _, mean, _ = problem()
-    network = MemberNetwork([nn.Linear(3, 1, bias=False) for _ in range(2)], (3,)).double()
+def fit_members(network, design, y):
     optimizer = torch.optim.LBFGS(network.parameters(), max_iter=100, line_search_fn="strong_wolfe")
     members = torch.arange(2.0).double()[:, None, None]
 
@@ -338,5 +336,26 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
         return value
 
     optimizer.step(loss)
+
+
+def test_an_anchored_member_is_the_mode_of_the_posterior_whose_prior_is_around_its_anchor():
+    design, y, _, _, _ = problem()
+    torch.manual_seed(0)
+    members = [nn.Linear(3, 1, bias=False) for _ in range(2)]
+    network = MemberNetwork(members, (3,), anchor_std=PRIOR_STD).double()
+    anchors = [member.weight[0].detach().clone() for member in network.members]
+    fit_members(network, design, y)
+    prior_precision = 3.0 / (2.0 * PRIOR_STD**2)  # of three inputs
+    gram = design.T @ design / NOISE_STD**2 + prior_precision * torch.eye(3).double()
+    for member, anchor in zip(network.members, anchors, strict=True):
+        at = design.T @ y / NOISE_STD**2 + prior_precision * anchor
+        expected = torch.linalg.solve(gram, at)
+        torch.testing.assert_close(member.weight[0].detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
+    design, y, _, mean, _ = problem()
+    network = MemberNetwork([nn.Linear(3, 1, bias=False) for _ in range(2)], (3,)).double()
+    fit_members(network, design, y)
     for member in network.members:
         torch.testing.assert_close(member.weight[0].detach(), mean, rtol=1e-4, atol=1e-6)

@@ -67,13 +67,17 @@ def rows():
     return 3.0 + 2.0 * torch.randn(20, 72, generator=torch.Generator().manual_seed(0))
 
 
-def test_members_that_share_their_weights_start_at_random():
-    recipe = recipe_with(method="batch-ensemble", network={**DENSE, "start": "trained"})
+APART = {"batch-ensemble", "anchored-ensemble"}  # members that cannot start where one network is
+
+
+@pytest.mark.parametrize("method", sorted(APART))
+def test_members_that_start_apart_refuse_trained_weights(method):
+    recipe = recipe_with(method=method, network={**DENSE, "start": "trained"})
     with pytest.raises(InvalidInput, match="whose members start apart"):
         build(recipe, SHAPE, CLASSES, rows())
 
 
-@pytest.mark.parametrize("method", sorted({*METHODS} - {"batch-ensemble"}))
+@pytest.mark.parametrize("method", sorted({*METHODS} - APART))
 def test_the_posteriors_centre_computes_what_the_trained_network_does(method):
     network = DENSE if method == "variational-hypernet" else FACTORY
     recipe = recipe_with(method=method, network={**network, "start": "trained"})
