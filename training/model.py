@@ -171,10 +171,10 @@ def build(
                 expected = f"none for method {recipe.method}, which draws no layer"
                 raise InvalidInput("network.bayesian", expected, "some")
             count = getattr(recipe.posterior, "members", 1)
-            if method.shares_weights or method.is_anchored:
-                if wanted.encoder != "frozen" and (wanted.is_trained or wanted.trained):
-                    expected = f"no trained layers with {recipe.method}, whose members start apart"
-                    raise InvalidInput("network", expected, "some")
+            starts_trained = wanted.encoder != "frozen" and (wanted.is_trained or wanted.trained)
+            if starts_trained and (method.shares_weights or method.is_anchored):
+                expected = f"no trained layers with {recipe.method}, whose members start apart"
+                raise InvalidInput("network", expected, "some")
             if method.shares_weights:
                 network = BatchEnsemble(make(), count, row_shape, examples)
             else:
