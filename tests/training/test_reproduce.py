@@ -10,7 +10,7 @@ from scipy import stats
 
 from training.__main__ import main
 from training.commands.reproduce import known_targets
-from training.reproduce import cells
+from training.reproduce import cells, moons
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
 from training.reproduce.pages import draw_columns, write_pages
@@ -148,3 +148,20 @@ def test_every_claim_is_of_rows_that_there_are():
     targets = known_targets()
     for claim in CLAIMS:
         assert {row for pair in claim.pairs for row in pair} <= {*targets[claim.target].rows}
+
+
+def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
+    rows = np.zeros((1, 2), dtype=np.float32)
+    exact = np.full((2, len(moons.GRID)), 0.5)
+    far = np.linalg.norm(moons.GRID, axis=1) >= moons.FAR
+    exact[:, far] = [[0.0], [1.0]]
+    own = np.full((2, len(moons.GRID)), 0.5)
+    own[:, far] = [[0.25], [0.75]]
+    own[:, ~far] = 0.75
+    values = moons.compare(own, exact, rows)
+    mutual = np.log(2) + 0.25 * np.log(0.25) + 0.75 * np.log(0.75)
+    assert values["ratio_far"] == pytest.approx(mutual / np.log(2))
+    assert values["variation_far"] == 0.0
+    assert values["variation_near"] == pytest.approx(0.25)
+    assert values["bald_near"] == pytest.approx(0.0)
+    assert values["rank_correlation"] == pytest.approx(1.0)

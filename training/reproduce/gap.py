@@ -22,7 +22,7 @@ from training.networks.likelihoods import Gaussian
 from training.posteriors.gaussian import GaussianPosterior
 from training.recipe import Recipe
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
-from training.reproduce.hamiltonian import sample, split_r_hat
+from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, run_chains, split_r_hat
 from training.reproduce.measures import measured_of
 
 ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400
@@ -35,7 +35,7 @@ PLACES = {
 }
 TARGETS_GRID = np.linspace(-6.0, 6.0, 1201)
 HELD_OUT = {"validation_rows": 20, "reference_rows": 1, "ranking_rows": 1}
-CHAINS, WARM_UP, KEPT, EVERY = 16, 1000, 1000, 40
+EVERY = 40  # of the exact posterior's draws that are compared
 EXACT = "hamiltonian"
 METHODS: dict[str, dict[str, Any]] = {
     "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
@@ -101,10 +101,7 @@ def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], 
     def log_density(theta: torch.Tensor) -> torch.Tensor:
         return likelihood.log_likelihood(moments(theta, x), y).sum(1) + posterior.log_prior(theta)
 
-    random = torch.Generator().manual_seed(seed)
-    size = (CHAINS, posterior.theta_dimension)
-    start = 0.5 * torch.randn(size, generator=random, dtype=torch.float64)
-    draws, accepted = sample(log_density, start, WARM_UP, KEPT, random)
+    draws, accepted = run_chains(log_density, posterior.theta_dimension, seed)
     with torch.no_grad():
         chains = torch.stack([moments(some, grid) for some in draws[::10]])
         served = moments(draws.flatten(0, 1)[::EVERY], grid).numpy()

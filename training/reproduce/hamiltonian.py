@@ -13,6 +13,7 @@ LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 ACCEPTED = 0.8  # of proposals, which the step size is adapted to
 ADAPTATION = 0.05  # of the log of the step size, by a step's acceptance
 FIRST_STEP = 0.01
+CHAINS, WARM_UP, KEPT = 16, 1000, 1000
 PATH = 40  # leapfrog steps of a proposal, at most
 
 
@@ -59,6 +60,16 @@ def sample(
             kept.append(theta)
             accepted += chance.mean().item() / draws
     return torch.stack(kept), accepted
+
+
+def run_chains(
+    log_density: LogDensity, dimension: int, seed: int
+) -> tuple[Float[Tensor, "M K D"], float]:
+    """Return draws of `CHAINS` chains of a small network's theta, whose starts are far apart, and
+    the share of proposals that was accepted."""
+    random = torch.Generator().manual_seed(seed)
+    start = 0.5 * torch.randn(CHAINS, dimension, generator=random, dtype=torch.float64)
+    return sample(log_density, start, WARM_UP, KEPT, random)
 
 
 def _with_gradient(
