@@ -152,7 +152,7 @@ def test_every_claim_is_of_rows_that_there_are():
 
 def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
     rows = np.zeros((1, 2), dtype=np.float32)
-    exact = np.full((2, len(moons.GRID)), 0.5)
+    exact = np.tile([[0.4], [0.6]], len(moons.GRID))
     far = np.linalg.norm(moons.GRID, axis=1) >= moons.FAR
     exact[:, far] = [[0.0], [1.0]]
     own = np.full((2, len(moons.GRID)), 0.5)
@@ -164,4 +164,5 @@ def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
     assert values["variation_far"] == 0.0
     assert values["variation_near"] == pytest.approx(0.25)
     assert values["bald_near"] == pytest.approx(0.0)
+    assert values["ratio_near"] == pytest.approx(0.0)
     assert values["rank_correlation"] == pytest.approx(1.0)
