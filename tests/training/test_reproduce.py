@@ -13,7 +13,7 @@ from training.commands.reproduce import known_targets
 from training.reproduce import cells, moons
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
-from training.reproduce.pages import draw_columns, write_pages
+from training.reproduce.pages import OLDER, draw_columns, write_pages
 
 MOVING = "the held-out likelihood still rose"
 
@@ -41,15 +41,19 @@ def target_of(measured, seeds=3):
     )
 
 
-def test_a_cell_is_measured_once_and_again_when_its_code_has_changed(tmp_path):
+def test_a_cell_is_measured_once_and_again_on_request_when_its_code_has_changed(tmp_path):
     measured = []
     target = target_of(measured)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
     assert measured == [(row, seed) for row in "abc" for seed in range(3)]
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
     assert len(measured) == 9
+    assert measure_missing([target], tmp_path, tmp_path, None, quiet=True, again=True) == 0
+    assert len(measured) == 9
     other = replace(target, code=("fit.py",))
-    assert measure_missing([other], tmp_path, tmp_path / "runs", None, quiet=True) == 0
+    assert measure_missing([other], tmp_path, tmp_path, None, quiet=True) == 0
+    assert len(measured) == 9
+    assert measure_missing([other], tmp_path, tmp_path, None, quiet=True, again=True) == 0
     assert len(measured) == 18
     cell = json.loads((tmp_path / "table" / "a-1.json").read_text())
     assert cell["measured"]["values"] == {"accuracy": 91.0}
@@ -74,11 +78,13 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     assert "| b | – | 3 |" in page
     assert f"* b: after 3 seeds, {MOVING}." in page
     assert "* c: 2 of 3 seeds." in page
-    assert "code changed" not in page
+    assert OLDER not in page
     assert (tmp_path / "table.png").stat().st_size > 1000
     assert "| [A table](table.md) | 8 | 9 |" in (tmp_path / "README.md").read_text()
     write_pages([replace(target, code=("fit.py",))], tmp_path)
-    assert "* Measured before the code changed: a, b, c." in (tmp_path / "table.md").read_text()
+    page = (tmp_path / "table.md").read_text()
+    assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
+    assert f"* {OLDER} before the code that it depends on changed" in page
 
 
 def test_what_code_does_is_its_digest_and_not_what_it_says(tmp_path, monkeypatch):
@@ -104,6 +110,15 @@ def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
         assert all({*of} <= {*target.columns} for of in target.papers.values())
     assert main(["reproduce", "table-9", "--out", str(tmp_path)]) == 2
     assert "TARGET: expected one of" in capsys.readouterr().err
+
+
+def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
+    assert main(["reproduce", "uci/yacht-*", "--list", "--out", str(tmp_path)]) == 0
+    target = known_targets()["uci"]
+    rows = [row for row in target.rows if row.startswith("yacht-")]
+    assert f" of {len(rows) * target.seeds:4} " in capsys.readouterr().out
+    assert main(["reproduce", "uci/venus-*", "--list", "--out", str(tmp_path)]) == 2
+    assert "ROWS: expected some of" in capsys.readouterr().err
 
 
 @pytest.mark.fits

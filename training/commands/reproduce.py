@@ -1,8 +1,10 @@
 """`python -m training reproduce [TARGET ...]`: the papers' tables and figures, and ours."""
 
 import argparse
+import fnmatch
 import importlib
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,10 @@ CERTIFYING = ("exact", "gap", "moons")  # targets that hold posteriors against w
 def add_reproduce(commands: Commands) -> None:
     parser = commands.add_parser("reproduce", help=COMMANDS["reproduce"])
     parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="by default all; `--list` names them"
+        "targets",
+        nargs="*",
+        metavar="TARGET[/ROWS]",
+        help="by default all; `--list` names them; ROWS such as 'yacht-*' are some of its rows",
     )
     _add_options(parser)
 
@@ -38,6 +43,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--list", action="store_true", help="say what there is, and how much of it is measured")
     add("--pages", action="store_true", help="measure nothing, write pages of what is there")
+    add("--again", action="store_true", help="also what was measured before its code changed")
     add("--budget", type=float, metavar="MINUTES", help="begin no cell after so many")
     add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
     add("--quiet", action="store_true", help="no progress bar")
@@ -57,20 +63,29 @@ def _reproduce(options: argparse.Namespace) -> None:
     from training.reproduce.pages import write_pages
 
     known = known_targets()
-    unknown = [name for name in options.targets if name not in known]
-    if unknown:
-        raise InvalidInput("TARGET", f"one of {', '.join(known)}", unknown[0])
+    targets = [_chosen(known, name) for name in options.targets or known]
     if options.list:
-        for target in (known[name] for name in options.targets or known):
+        for target in targets:
             cells = len(target.rows) * target.seeds
-            left = len([*target.missing(options.out)])
+            left = len([*target.missing(options.out, options.again)])
             print(f"{target.name:20} {cells - left:4} of {cells:4}  {target.title}")
         return
-    targets = [known[name] for name in options.targets] or [*known.values()]
     left = 0
     if not options.pages:
         runs = runs_folder()
-        left = measure_missing(targets, options.out, runs, options.budget, options.quiet)
+        limits = (options.budget, options.quiet, options.again)
+        left = measure_missing(targets, options.out, runs, *limits)
     write_pages([*known.values()], options.out)
     (options.out / "findings.md").write_text(findings_page(known, options.out))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
+
+
+def _chosen(known: "dict[str, Target]", text: str) -> "Target":
+    name, _, pattern = text.partition("/")
+    if name not in known:
+        raise InvalidInput("TARGET", f"one of {', '.join(known)}", name)
+    target = known[name]
+    rows = {row: target.rows[row] for row in fnmatch.filter(target.rows, pattern or "*")}
+    if not rows:
+        raise InvalidInput("ROWS", f"some of {', '.join(target.rows)}", pattern)
+    return replace(target, rows=rows)

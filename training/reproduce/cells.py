@@ -1,6 +1,7 @@
 """Cells: what one seed of one row of a table measured, a small JSON file each.
 
-A cell that is there is not measured again, unless the code that it depends on has changed.
+A cell that is there is not measured again unless that is asked for: a figure stays one of its
+commit, and pages say which are of older code.
 """
 
 import ast
@@ -26,6 +27,7 @@ from training.progress import Bar
 
 PACKAGE = Path(__file__).parent.parent
 FEWEST_SEEDS = 3  # that a figure counts with
+MEASURES = "reproduce/measures.py"
 OF_FITS = ("networks", "posteriors", "fitting", "calibration", "fit.py", "model.py", "seeds.py")
 
 
@@ -92,11 +94,12 @@ class Target:
         own = Path(self.module.replace(".", "/")).with_suffix(".py").name
         return code_digest((*self.code, f"reproduce/{own}"))
 
-    def missing(self, out: Path) -> Iterator[tuple[str, int]]:
+    def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
+        """Name what is not measured, or `again` with what was before its code changed."""
         for row in self.rows:
             for seed in range(self.seeds):
                 path = self.path(out, row, seed)
-                if not path.exists() or read(path).code != self.digest():
+                if not path.exists() or (again and read(path).code != self.digest()):
                     yield row, seed
 
 
@@ -106,13 +109,21 @@ def read(path: Path) -> Cell:
 
 
 def measure_missing(
-    targets: list[Target], out: Path, runs: Path, minutes: float | None, quiet: bool
+    targets: list[Target],
+    out: Path,
+    runs: Path,
+    minutes: float | None,
+    quiet: bool,
+    again: bool = False,
 ) -> int:
     """Measure what is missing, and begin no cell after so many minutes; return how many are left.
 
-    A cell that was stopped goes on from its fit's checkpoint.
+    A cell that was stopped goes on from its fit's checkpoint. Targets that fit the same recipe to
+    the same rows share the fit.
     """
-    missing = [(target, row, seed) for target in targets for row, seed in target.missing(out)]
+    missing = [
+        (target, row, seed) for target in targets for row, seed in target.missing(out, again)
+    ]
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with Bar(len(missing), "cell", quiet) as bar:
         for done, (target, row, seed) in enumerate(missing):
@@ -120,7 +131,7 @@ def measure_missing(
                 return len(missing) - done
             bar.say(f"{target.name}: {row}, seed {seed}")
             begun = time.process_time()
-            measured = target.rows[row](seed, runs / "reproduce" / target.name)
+            measured = target.rows[row](seed, runs / "reproduce")
             seconds = round(time.process_time() - begun, 1)
             cell = Cell(row, seed, measured, seconds, commit(), target.digest(), versions())
             path = target.path(out, row, seed)
@@ -158,7 +169,8 @@ def _without_docstrings(file: Path) -> ast.AST:
 
 @cache
 def commit() -> str:
-    command = ["git", "-C", str(PACKAGE), "rev-parse", "--short=12", "HEAD"]
+    describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = ["git", "-C", str(PACKAGE), *describe]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 

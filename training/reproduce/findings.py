@@ -94,7 +94,10 @@ AHEAD = {  # in accuracy
     },
 }
 DETECTED = {  # by AUROC
-    ("dropout finds other data better than RealNVP", "notmnist_entropy"): "dropout bhn-realnvp",
+    (
+        "dropout finds other data better than RealNVP",
+        "notmnist_variation_ratio",
+    ): "dropout bhn-realnvp",
     ("IAF finds attacks (FGSM, .1) better than RealNVP", ATTACK): "bhn-iaf bhn-realnvp",
     ("IAF finds attacks (FGSM, .1) better than dropout", ATTACK): "bhn-iaf dropout",
 }

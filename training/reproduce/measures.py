@@ -33,9 +33,7 @@ def recipe_with(base: str, seed: int, /, **changes: Any) -> Recipe:
 
 def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:
     fitted = fit(recipe, data, runs=runs, quiet=True)
-    measured = measured_of(fitted, values_of(fitted, fitted.data.test))
-    fitted.discard_checkpoint()
-    return measured
+    return measured_of(fitted, values_of(fitted, fitted.data.test))
 
 
 def measured_of(fitted: Fitted, values: dict[str, Any]) -> Measured:

@@ -10,7 +10,7 @@ import numpy as np
 from training.data import Dataset, load
 from training.folders import data_root
 from training.recipe import Recipe
-from training.reproduce.cells import Column, Measured, Target
+from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Target
 from training.reproduce.measures import measure_fit, recipe_with
 from training.reproduce.pages import draw_columns
 
@@ -20,8 +20,19 @@ FEW, FEW_HELD_OUT = 5000, {"validation_rows": 1000, "reference_rows": 500, "rank
 FEW_EPOCHS = 100
 
 
+def recipe_of(base: str, seed: int, **changes: Any) -> Recipe:
+    """Return a recipe of MNIST whose fit the tables share."""
+    return recipe_with(
+        base, seed, **{"data": HELD_OUT, "network": {"hidden": [800, 800]}, **changes}
+    )
+
+
+def flow(couplings: int) -> dict[str, Any]:
+    return {"posterior": {"couplings": couplings}}
+
+
 def _fit(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
-    return measure_fit(recipe_with(recipe, seed, data=HELD_OUT, **changes), runs)
+    return measure_fit(recipe_of(recipe, seed, **changes), runs)
 
 
 def _fit_few(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
@@ -40,10 +51,6 @@ def _load(source: str) -> Dataset:
     return load(recipe, data_root())
 
 
-def _flow(couplings: int) -> dict[str, Any]:
-    return {"posterior": {"couplings": couplings}}
-
-
 TABLE_1 = Target(
     name="table-1",
     title="Accuracy on MNIST (Bayesian Hypernetworks, Table 1)",
@@ -54,7 +61,7 @@ TABLE_1 = Target(
     ),
     module=__name__,
     rows={
-        **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", _flow(n)) for n in (0, 2, 4, 6, 8)},
+        **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", flow(n)) for n in (0, 2, 4, 6, 8)},
         "iaf": partial(_fit, "mnist-bhn-iaf", {}),
         "bbb": partial(_fit, "mnist-bbb-gaussian", {}),
         "dropout": partial(_fit, "mnist-dropout", {}),
@@ -71,6 +78,7 @@ TABLE_1 = Target(
         "dropout": {"accuracy": 98.73},
     },
     draw=draw_columns,
+    code=(*OF_FITS, MEASURES),
 )
 
 
@@ -80,7 +88,7 @@ def _few(units: int, couplings: tuple[int, ...]) -> dict[str, Any]:
         "training": {"epochs": FEW_EPOCHS},
     }
     flows = {
-        f"realnvp-{n}": partial(_fit_few, "mnist-bhn-realnvp", common | _flow(n)) for n in couplings
+        f"realnvp-{n}": partial(_fit_few, "mnist-bhn-realnvp", common | flow(n)) for n in couplings
     }
     return flows | {"dropout": partial(_fit_few, "mnist-dropout", common)}
 
@@ -139,6 +147,7 @@ WEIGHT_UNCERTAINTY = Target(
         for units, error in zip(UNITS, errors, strict=True)
     },
     draw=draw_columns,
+    code=(*OF_FITS, MEASURES),
 )
 
 TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY)

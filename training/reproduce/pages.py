@@ -1,5 +1,6 @@
 """A target's page and picture, with ours and the paper's figures, and the index of all."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from training.reproduce.cells import FEWEST_SEEDS, Cell, Results, Target, mean_and_spread
 
 NONE = "–"
+OLDER = "†"
 
 
 def write_pages(targets: Sequence[Target], out: Path) -> None:
@@ -58,7 +60,7 @@ def page(target: Target, results: Results) -> str:
 
 
 def row_line(target: Target, row: str, cells: list[Cell]) -> str:
-    shown = [row]
+    shown = [f"{row} {OLDER}" if is_older(target, cells) else row]
     for key, column in target.columns.items():
         values = values_of(cells, key)
         text = NONE
@@ -73,6 +75,10 @@ def row_line(target: Target, row: str, cells: list[Cell]) -> str:
 
 def counts(cells: list[Cell]) -> bool:
     return len(cells) >= FEWEST_SEEDS and not any(cell.measured.moving for cell in cells)
+
+
+def is_older(target: Target, cells: list[Cell]) -> bool:
+    return any(cell.code != target.digest() for cell in cells)
 
 
 def values_of(cells: list[Cell], key: str) -> list[float]:
@@ -90,12 +96,12 @@ def notes(target: Target, results: Results) -> list[str]:
             said.append(f"* {row}: after {len(cells)} seeds, {'; '.join(moving)}.")
         elif len(cells) < FEWEST_SEEDS:
             said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
-    old = [row for row, cells in results.items() if {c.code for c in cells} - {target.digest()}]
-    if old:
-        said.append(f"* Measured before the code changed: {', '.join(old)}.")
     measured = [cell for cells in results.values() for cell in cells]
-    commits = ", ".join(sorted({cell.commit for cell in measured}))
-    said.append(f"* Commits {commits}; torch {measured[0].versions['torch']}.")
+    if any(is_older(target, cells) for cells in results.values()):
+        said.append(f"* {OLDER} before the code that it depends on changed; `--again` measures it.")
+    by_commit = Counter(cell.commit for cell in measured)
+    commits = ", ".join(f"{commit} ({count})" for commit, count in sorted(by_commit.items()))
+    said.append(f"* Commits of cells: {commits}; torch {measured[0].versions['torch']}.")
     return [*said, ""]
 
 

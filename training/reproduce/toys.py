@@ -14,7 +14,7 @@ from training import recipe as recipes
 from training.data import Dataset, Rows
 from training.fit import fit
 from training.recipe import Recipe
-from training.reproduce.cells import Column, Measured, Results, Target
+from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
 from training.reproduce.measures import measured_of
 
 QUARTILES = (25, 50, 75)
@@ -92,9 +92,7 @@ def measure(
         "curves": [curve.round(4).tolist() for curve in (grid, low, median, high)],
         "rows": [data.train.x[:rows, 0].tolist(), data.train.y[:rows].tolist()],
     }
-    measured = measured_of(fitted, values)
-    fitted.discard_checkpoint()
-    return measured
+    return measured_of(fitted, values)
 
 
 def _draw(target: Target, results: Results) -> Figure:
@@ -137,6 +135,7 @@ def _target(
         rows={method: partial(measure, draw, rows, units, ends, method) for method in METHODS},
         columns={"log_likelihood": Column("log-likelihood", 3), "ratio": Column("off over on", 1)},
         draw=_draw,
+        code=(*OF_FITS, MEASURES),
     )
 
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from training.folders import data_root
-from training.reproduce.cells import Column, Measured, Results, Target
+from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
 from training.reproduce.measures import measure_fit, recipe_with
 from training.reproduce.pages import dots
 
@@ -107,6 +107,7 @@ UCI = Target(
     },
     draw=_draw,
     seeds=5,
+    code=(*OF_FITS, MEASURES),
 )
 
 TARGETS = (UCI,)
