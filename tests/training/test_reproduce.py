@@ -3,6 +3,7 @@ count."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_a_cell_is_measured_once_and_again_on_request_when_its_code_has_changed(
     assert len(measured) == 18
     cell = json.loads((tmp_path / "table" / "a-1.json").read_text())
     assert cell["measured"]["values"] == {"accuracy": 91.0}
-    assert (cell["seed"], cell["code"]) == (1, other.digest())
+    assert (cell["seed"], cell["code"]) == (1, other.digest("a"))
     assert {"torch", "python"} < cell["versions"].keys()
 
 
@@ -99,6 +100,23 @@ def test_what_code_does_is_its_digest_and_not_what_it_says(tmp_path, monkeypatch
     assert digest("def f():  # a comment\n    return 1\n") == was
     assert digest("def f():\n    return 2\n") != was
     code_digest.cache_clear()
+
+
+def test_neither_plots_nor_words_of_a_target_s_module_make_its_cells_older_ones(
+    tmp_path, monkeypatch
+):
+    def digest(name="measure", factor="2", plot="pass", setting=0):
+        text = f'FACTOR = {factor}\ndef measure(a):\n    """Say {plot}."""\n    return near(a)\n'
+        text += f"def near(a):\n    return FACTOR * a\ndef draw():\n    {plot}\n"
+        (tmp_path / "own.py").write_text(text)
+        found = {}
+        exec(text, found)
+        rows = {"a": partial(found[name], setting)}
+        return replace(target_of([]), module="own", rows=rows, code=()).digest("a")
+
+    monkeypatch.setattr(cells, "PACKAGE", tmp_path / "package")
+    assert digest() == digest(plot="return 1")
+    assert len({digest(), digest("near"), digest(factor="3"), digest(setting=1)}) == 4
 
 
 def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):

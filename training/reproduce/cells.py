@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Target:
     """A table or figure of a paper.
 
     `papers` are the paper's own figures, by row and column. `code` is what a cell depends on, below
-    this package's parent; the target's own module is always among it.
+    this package's parent; what a measurement reaches of the target's own module is always among it.
     """
 
     name: str
@@ -90,16 +90,21 @@ class Target:
         }
         return {row: [read(path) for path in of if path.exists()] for row, of in found.items()}
 
-    def digest(self) -> str:
-        own = Path(self.module.replace(".", "/")).with_suffix(".py").name
-        return code_digest((*self.code, f"reproduce/{own}"))
+    def digest(self, row: str) -> str:
+        """Return a digest of what a row's figures depend on: modules of fits, and of the target's
+        own what its measurement reaches, so that neither plots nor words make it an older one."""
+        functions, settings = _parts(self.rows[row])
+        own = PACKAGE.parent / Path(self.module.replace(".", "/")).with_suffix(".py")
+        reached = "".join(_reached(own, functions))
+        text = f"{code_digest(self.code)} {reached} {settings}"
+        return sha256(text.encode()).hexdigest()[:16]
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
         """Name what is not measured, or `again` with what was before its code changed."""
         for row in self.rows:
             for seed in range(self.seeds):
                 path = self.path(out, row, seed)
-                if not path.exists() or (again and read(path).code != self.digest()):
+                if not path.exists() or (again and read(path).code != self.digest(row)):
                     yield row, seed
 
 
@@ -133,7 +138,7 @@ def measure_missing(
             begun = time.process_time()
             measured = target.rows[row](seed, runs / "reproduce")
             seconds = round(time.process_time() - begun, 1)
-            cell = Cell(row, seed, measured, seconds, commit(), target.digest(), versions())
+            cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
             path = target.path(out, row, seed)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
@@ -155,6 +160,33 @@ def code_digest(paths: tuple[str, ...]) -> str:
         for file in [path] if path.suffix else sorted(path.glob("*.py")):
             digest.update(ast.dump(_without_docstrings(file)).encode())
     return digest.hexdigest()[:16]
+
+
+def _parts(measure: Any) -> tuple[list[str], list[Any]]:
+    """Return the names of a measurement's functions, and what else they are given."""
+    if callable(measure) and not isinstance(measure, partial):
+        return [measure.__name__], []
+    if not isinstance(measure, partial):
+        return [], [measure]
+    parts = [_parts(part) for part in (measure.func, *measure.args, *measure.keywords.values())]
+    return [name for of, _ in parts for name in of], [thing for _, of in parts for thing in of]
+
+
+def _reached(file: Path, names: list[str]) -> list[str]:
+    """Return what a module's functions do, and what of the module they name, without words."""
+    tree = _without_docstrings(file)
+    assert isinstance(tree, ast.Module)
+    known: dict[str, ast.AST] = {}
+    for node in tree.body:
+        for named in getattr(node, "targets", [getattr(node, "target", node)]):
+            known[getattr(named, "name", getattr(named, "id", ""))] = node
+    found: dict[str, str] = {}
+    while names:
+        name, *names = names
+        if name in known and name not in found:
+            found[name] = ast.dump(known[name])
+            names += [part.id for part in ast.walk(known[name]) if isinstance(part, ast.Name)]
+    return [found[name] for name in sorted(found)]
 
 
 def _without_docstrings(file: Path) -> ast.AST:

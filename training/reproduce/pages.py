@@ -78,7 +78,7 @@ def counts(cells: list[Cell]) -> bool:
 
 
 def is_older(target: Target, cells: list[Cell]) -> bool:
-    return any(cell.code != target.digest() for cell in cells)
+    return any(cell.code != target.digest(cell.row) for cell in cells)
 
 
 def values_of(cells: list[Cell], key: str) -> list[float]:
