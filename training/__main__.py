@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from model_store.errors import DubitoError, InvalidInput, NotFound
 from training import log
+from training.command_names import COMMANDS
 from training.commands import active, candidate, fit, reproduce, versions
 
 DONE = 0
@@ -54,6 +55,8 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     active.add_active(commands)
     reproduce.add_certify(commands)
     reproduce.add_reproduce(commands)
+    for name, command in commands.choices.items():
+        command.description = COMMANDS[name]
     return parser
 
 

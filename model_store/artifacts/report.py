@@ -108,7 +108,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
                 name,
                 version,
                 REPORT,
-                "is no evaluation report: run `python -m training evaluate` again",
+                "is no evaluation report: run `dubito evaluate` again",
             )
     return None
 

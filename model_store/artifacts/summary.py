@@ -127,7 +127,7 @@ def _signature(store: ModelStore, name: str, version: str) -> str:
 
 def _evidence(store: ModelStore, name: str, version: str) -> str:
     found = evaluation_report(store, name, version)
-    how = f"none; `python -m training evaluate {name}:{version}` makes it"
+    how = f"none; `dubito evaluate {name}:{version}` makes it"
     return how if found is None else f"report of {found.report.get('created', 'a day unknown')}"
 
 

@@ -325,8 +325,8 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
     if has_stages and manifest.detectors.scores_version < 2:
         logger.warning(
             "model %s version %s was calibrated with other standard errors: its rows take all "
-            "draws, whatever settle says, until it is calibrated again (python -m training "
-            "calibrate)",
+            "draws, whatever settle says, until it is calibrated again "
+            "(dubito calibrate)",
             manifest.name,
             manifest.version,
         )

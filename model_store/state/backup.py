@@ -72,7 +72,7 @@ def restore(folder: Path | None, archive: BinaryIO) -> None:
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             tar.extractall(folder, filter="data")
     except tarfile.TarError:
-        expected = "what `python -m service backup` wrote"
+        expected = "what `dubito backup` wrote"
         raise InvalidInput("standard input", expected, "something else") from None
     finally:
         os.umask(before)

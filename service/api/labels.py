@@ -269,7 +269,7 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
     saved = next((row["labels_saved"] for row in tried if row["labels_saved"] is not None), None)
     if saved is None:
         null_because["labels_saved"] = (
-            f"not measured: `python -m training candidate {name} --control-arm` does, from "
+            f"not measured: `dubito candidate {name} --control-arm` does, from "
             f"{FEWEST} control labels on"
         )
     return {

@@ -41,7 +41,7 @@ CANNOT_BE_READ: dict[int | str, dict[str, Any]] = {404: ERRORS[404], 503: ERRORS
 
 @router.get(PATH, responses={200: {"content": A_REPORT}, **CANNOT_BE_READ})
 async def get_evidence(request: Request, name: str, version: str) -> Response:
-    """Give the evaluation report of a version: what `python -m training evaluate` measured of
+    """Give the evaluation report of a version: what `dubito evaluate` measured of
     it."""
     return await _file(request, name, version, REPORT)
 
@@ -98,7 +98,7 @@ def report_file(models: Models, name: str, version: str, file: str) -> tuple[byt
     number = models.resolve(name, version)
     found: EvaluationReport | None = evaluation_report(models.store, name, number)
     if found is None:
-        how = f"run `python -m training evaluate {name}:{number}`"
+        how = f"run `dubito evaluate {name}:{number}`"
         raise NotFound(
             f"evidence: expected a report of model {name} version {number}, got none: {how}"
         )

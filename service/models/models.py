@@ -37,7 +37,7 @@ logger = logging.getLogger("dubito")
 RETRY_BROKEN_S = 30.0
 ENCODER_COPIES = 1.5  # in memory, of an encoder's file, while it is loaded
 HOW_TO_PUBLISH = (
-    "no model is published in the store yet: run `python -m training fit recipes/digits.toml` "
+    "no model is published in the store yet: run `dubito fit recipes/digits.toml` "
     "with the same DUBITO_STORE, and the service picks it up"
 )
 Key = tuple[str, str]  # name and version

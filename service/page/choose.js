@@ -42,7 +42,7 @@ const kept = new Map(); // by model, for when one comes back to the view: its po
 /** Show it. */
 export async function show(view, app) {
   if (!app.model) {
-    fill(view, h("h1", {}, "There is no model to choose with yet"), h("p", {}, "Publish one: ", h("code", {}, "python -m training fit"), "."));
+    fill(view, h("h1", {}, "There is no model to choose with yet"), h("p", {}, "Publish one: ", h("code", {}, "dubito fit"), "."));
     return () => {};
   }
   const description = await app.describe(app.model);

@@ -70,7 +70,7 @@ export async function show(view, app, link) {
   async function build() {
     fill(listPlace, listOf(app.models, name));
     if (name === null) {
-      fill(modelPlace, h("p", {}, "None is published yet: ", h("code", {}, "python -m training fit"), "."));
+      fill(modelPlace, h("p", {}, "None is published yet: ", h("code", {}, "dubito fit"), "."));
       return;
     }
     const description = await app.describe(name, { fresh: true });
@@ -143,7 +143,7 @@ export async function show(view, app, link) {
   }
 
   function evidenceOf(version, report) {
-    if (!version.evidence) return h("p", { class: "quiet" }, "No evaluation report: ", h("code", {}, `python -m training evaluate ${version.name}:${version.version}`), " makes one.");
+    if (!version.evidence) return h("p", { class: "quiet" }, "No evaluation report: ", h("code", {}, `dubito evaluate ${version.name}:${version.version}`), " makes one.");
     const files = Object.entries(version.evidence.files).sort(byPlot);
     const saved = files.filter(([file]) => !file.endsWith(".png"));
     return [

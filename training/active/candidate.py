@@ -56,7 +56,7 @@ CANDIDATE = "candidate"
 NO_WORSE = "no worse"
 UNKNOWN_KEYS = (
     "some labels came without a key, so a person has to promote it: "
-    "`python -m model_store alias {name} latest {version}`"
+    "`dubito store alias {name} latest {version}`"
 )
 # What a candidate must be no worse in, and by how much it may be, where its recipe has no gate.
 GATES: dict[str, dict[str, float]] = {

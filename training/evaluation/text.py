@@ -140,7 +140,7 @@ def blocks(report: evidence.Report, plots: list[str]) -> list[Block]:
     ]
     parts: list[Block] = [
         f"# Evidence: {report.model} version {report.version}",
-        f"Made {report.created} by `python -m training evaluate`, seed {report.seed}: "
+        f"Made {report.created} by `dubito evaluate`, seed {report.seed}: "
         f"`{report.method}`, {test.rows} test rows of `{report.data}`, {report.draws} draws, "
         f"requests of {report.rows_per_request} rows. The flag combines "
         f"{', '.join(report.detectors.combined)}.",

@@ -177,7 +177,9 @@ def run(arguments: list[str], settings: Settings, prog: str) -> None:
 
 
 def parser_of(prog: str, port: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add, here = parser.add_argument, f"http://127.0.0.1:{port}"
     add("model", metavar="NAME", help="a published model")
     add("--project", type=int, required=True, metavar="N", help="the project's number")

@@ -61,7 +61,7 @@ def test_a_folder_in_use_is_not_restored_to_and_rubbish_is_told(state, tmp_path)
     with (tmp_path / "file").open("rb+") as file:
         with pytest.raises(InvalidInput, match="DUBITO_STATE: expected an empty folder"):
             restore(folder, file)
-        with pytest.raises(InvalidInput, match="what `python -m service backup` wrote"):
+        with pytest.raises(InvalidInput, match="what `dubito backup` wrote"):
             restore(tmp_path / "new", file)
         for none in (None, tmp_path / "none"):
             with pytest.raises(InvalidInput, match="the folder of a service's state"):

@@ -54,7 +54,7 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits
         ):
             assert answer.status_code == 503
             assert answer.headers["content-type"] == "application/problem+json"
-            assert "python -m training fit" in answer.json()["detail"]
+            assert "dubito fit" in answer.json()["detail"]
         publish_again(ModelStore(tmp_path / "none yet"), digits_store)
         wait_until(lambda: client.get("/health/ready").status_code == 200)
         assert client.get("/health/ready").json() == {"status": "ready", "models": {"digits": "1"}}

@@ -69,7 +69,7 @@ def test_a_model_without_a_card_says_so(client):
     assert client.get("/models/digits").json()["evidence"] is None
     answer = client.get("/models/digits/versions/1/evidence")
     assert answer.status_code == 404
-    assert "python -m training evaluate digits:1" in answer.json()["detail"]
+    assert "dubito evaluate digits:1" in answer.json()["detail"]
 
 
 def test_a_damaged_card_leaves_the_model_served(serve, evaluated_store, tmp_path):
