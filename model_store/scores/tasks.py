@@ -77,8 +77,8 @@ class Predictive(ABC):
     def race(
         self, scores: AnyScores, name: str
     ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
-        """Return scores in the order of an acquisition, and their standard errors; there must be 3
-        draws or more."""
+        """Return scores in the order of an acquisition, and their standard errors; there must be
+        `FEWEST_FOR_SPREAD` draws or more."""
         shown = scores.in_units if isinstance(scores, MixtureScores) else scores
         assert shown.standard_error is not None
         score = self.acquisition_scores[name]
