@@ -14,21 +14,24 @@ m is the posterior's mean.
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
 from training.fitting.curvature import Curvature, curvature
+from training.fitting.early_stopping import is_as_good
 from training.model import CHUNK_ROWS, BayesianModel
 from training.networks.layers import WeightLayer
 from training.networks.likelihoods import SPEED, Gaussian
 from training.networks.networks import DrawnNetwork
 from training.posteriors import noise
-from training.posteriors.laplace import Eigen, LaplacePosterior, LaplaceSection
+from training.posteriors.laplace import CHOICES, Eigen, LaplacePosterior, LaplaceSection
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent
@@ -36,6 +39,8 @@ from training.versions import Parent
 MOST = 1e4  # of the prior's standard deviation, and 1 / MOST the least
 GRID = [10.0 ** (i / 2) for i in range(-6, 5)]  # standard deviations tried on held-out rows
 FINER = 0.03  # of the logarithm to base 10
+# a held-out row, by which a posterior may be worse than its centre or a narrower one in silence
+LOST_NATS = 0.01
 HELD_NUMBERS = 16_000_000  # of theta at a time
 
 
@@ -96,11 +101,17 @@ def fit_laplace(
     eigens = [Eigen(times * eigen.values, eigen.vectors) for eigen in found.eigens]
     square = posterior.centre().double().square().sum().item()
     facts: dict[str, Any] = {"structure": posterior.structure, "weights": posterior.theta_dimension}
-    if section.prior_std == "marginal-likelihood":
-        precision, how = best_precision(eigens, square), "by marginal likelihood"
-    elif section.prior_std == "held-out":
+    if section.prior_std in CHOICES:
         eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE).to(train[0].device)
-        precision, how = _held_out(model, eigens, validation, eps), "by held-out likelihood"
+        losses = _Losses(model, eigens, validation, eps)
+        precision, how = best_precision(eigens, square), "by marginal likelihood"
+        if section.prior_std == "held-out":
+            precision, how = losses.best_precision(), "by held-out likelihood"
+        elif section.prior_std == "auto":
+            widest = losses.widest_precision(precision)
+            if widest != precision:
+                how = f"by held-out likelihood, which loses by the {precision**-0.5:.3g} of "
+                precision, how = widest, f"{how}marginal likelihood"
     else:
         precision, how = float(section.prior_std) ** -2, "as told"
     posterior.widen(eigens, precision)
@@ -151,27 +162,63 @@ def best_precision(eigens: list[Eigen], square: float) -> float:
     return math.exp(brentq(excess, low, high, xtol=1e-6))
 
 
-def _held_out(
-    model: BayesianModel, eigens: list[Eigen], rows: tuple[Tensor, Tensor], eps: Tensor
-) -> float:
-    """Return the precision under which held-out rows are most likely, by the same noise for all
-    that are tried."""
-    posterior = model.posterior
-    assert isinstance(posterior, LaplacePosterior)
+@dataclass(frozen=True, eq=False)
+class _Losses:
+    """How unlikely held-out rows are under each width of the prior, by the same noise for all; a
+    width is the logarithm of its standard deviation to base 10."""
 
-    def loss(log_std: float) -> float:
-        posterior.widen(eigens, 10.0 ** (-2.0 * log_std))
-        served = predict_rows(model, rows[0], eps)
-        value = -model.likelihood.mixture_log_likelihood(served, rows[1]).mean().item()
+    model: BayesianModel
+    eigens: list[Eigen]
+    rows: tuple[Tensor, Tensor]
+    eps: Tensor
+
+    def __call__(self, width: float) -> Float[Tensor, "N"]:
+        posterior = self.model.eval().posterior
+        assert isinstance(posterior, LaplacePosterior)
+        posterior.widen(self.eigens, 10.0 ** (-2.0 * width))
+        served = predict_rows(self.model, self.rows[0], self.eps)
+        return -self.model.likelihood.mixture_log_likelihood(served, self.rows[1])
+
+    def mean(self, width: float) -> float:
+        value = self(width).mean().item()
         return value if math.isfinite(value) else math.inf
 
-    model.eval()
-    tried = [math.log10(std) for std in GRID]
-    losses = [loss(log_std) for log_std in tried]
-    best = min(range(len(tried)), key=losses.__getitem__)
-    bounds = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": FINER})
-    return 10.0 ** (-2.0 * (found.x if found.fun <= losses[best] else tried[best]))
+    def best_precision(self) -> float:
+        tried = [math.log10(std) for std in GRID]
+        losses = [self.mean(width) for width in tried]
+        best = min(range(len(tried)), key=losses.__getitem__)
+        bounds = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+        found = minimize_scalar(
+            self.mean, bounds=bounds, method="bounded", options={"xatol": FINER}
+        )
+        return 10.0 ** (-2.0 * (float(found.x) if found.fun <= losses[best] else tried[best]))
+
+    def widest_precision(self, precision: float) -> float:
+        """Return a precision, or if rows are less likely under it than under the best of larger
+        ones, beyond a standard error and `LOST_NATS`, the smallest at which they are not.
+
+        The very best would often be infinite: draws that all agree predict a little better, and
+        doubt nothing.
+        """
+        told = -0.5 * math.log10(precision)
+        widths = [*(math.log10(std) for std in GRID if math.log10(std) < told), told]
+        losses = [self(width) for width in widths]
+        lowest = min(losses, key=lambda loss: torch.nan_to_num(loss, torch.inf).mean().item())
+
+        def is_good(loss: Float[Tensor, "N"]) -> bool:
+            if not loss.isfinite().all():
+                return False
+            lost = (loss - lowest).mean().item()
+            return lost <= LOST_NATS or is_as_good(loss, lowest, paired=True)
+
+        good = max((i for i, loss in enumerate(losses) if is_good(loss)), default=0)
+        if good == len(widths) - 1:
+            return precision
+        low, high = widths[good], widths[good + 1]
+        while high - low > FINER:
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_good(self(middle)) else (low, middle)
+        return 10.0 ** (-2.0 * low)
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
 from training.fitting.early_stopping import cooling_epochs, find_moving, is_as_good, patience_of
-from training.fitting.laplace import epochs_told, fit_laplace
+from training.fitting.laplace import LOST_NATS, epochs_told, fit_laplace
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     adam,
@@ -64,8 +64,6 @@ KEPT_BYTES = 1 << 30
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
 PLOT_INTERVAL_S = 20  # at least between two plots of a run, which take half a second each
-# a validation row, by which a Laplace posterior may be worse than its centre without a word
-LOST_NATS = 0.05
 
 
 # Is given the metrics of an epoch, those of a line of metrics.jsonl
@@ -313,7 +311,7 @@ class Run:
         )
         after = self._validate()
         lost = before[:, 1] - after[:, 1]
-        if not lost.mean() > max(LOST_NATS, 3.0 * (lost.std() / math.sqrt(len(lost))).item()):
+        if not lost.mean() > max(LOST_NATS, 2.0 * (lost.std() / math.sqrt(len(lost))).item()):
             return
         likelihood = self.model.likelihood
         was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
@@ -321,7 +319,7 @@ class Run:
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
         self.laplace["says"] += (
             f"; ! its draws say less than the trained network alone: {figures}. Draw fewer layers "
-            "(network.bayesian; by default the last), or take posterior.prior_std = 'held-out'"
+            "(network.bayesian; by default the last), or leave posterior.prior_std at 'auto'"
         )
 
     def _step(self, index: Tensor) -> None:

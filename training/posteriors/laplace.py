@@ -25,6 +25,7 @@ from training.posteriors.base import METHODS, Method, Posterior
 from training.sections import Section
 
 Structure = Literal["full", "kronecker", "diagonal"]
+CHOICES = ("auto", "marginal-likelihood", "held-out")  # of the prior's standard deviation, by data
 # weights: their matrix in float64 takes 1 GB, finding its eigenvectors three times that
 MOST_FULL = 11_000
 
@@ -184,15 +185,15 @@ class LaplaceSection(Section):
     """`[posterior]` of laplace."""
 
     structure: Structure = "kronecker"
-    prior_std: float | Literal["marginal-likelihood", "held-out"] = "marginal-likelihood"
+    prior_std: float | Literal["auto", "marginal-likelihood", "held-out"] = "auto"
 
     @field_validator("prior_std", mode="before")
     @classmethod
     def _is_a_number_or_says_how(cls, value: Any) -> Any:
         is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value in ("marginal-likelihood", "held-out") or (is_number and 0 < value < math.inf):
+        if value in CHOICES or (is_number and 0 < value < math.inf):
             return value
-        raise ValueError("a number above 0, 'marginal-likelihood' or 'held-out'")
+        raise ValueError("a number above 0, 'auto', 'marginal-likelihood' or 'held-out'")
 
 
 def laplace(section: LaplaceSection, network: DrawnNetwork, _: torch.Generator) -> LaplacePosterior:

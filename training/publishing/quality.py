@@ -10,6 +10,7 @@ from model_store.conformal.calibration import Calibration
 from model_store.inference.model import Model, detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
+from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform, to_target
 from training.calibration.calibrate import groups_known
 from training.data import Rows
@@ -21,6 +22,7 @@ from training.seeds import ServedRows, generator, hash_key
 
 MEASURED_ROWS = 16  # rows that share draws when quality is measured
 NOISE_ROWS = 1000
+LEAST_UNCERTAINTY = 1e-300  # so that none of none is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,26 @@ class MeasuredRows:
 
 
 @dataclass(frozen=True, eq=False)
+class Measured:
+    """Figures of quality, and which part of the uncertainty about test rows and about noise draws'
+    disagreement is."""
+
+    figures: dict[str, Figure]
+    disagreement: float
+    disagreement_on_noise: float
+
+
+def disagreement(scores: AnyScores) -> float:
+    """Return mean BALD over mean entropy, or mean epistemic variance over mean variance: 0 where
+    draws agree."""
+    if isinstance(scores, Scores):
+        part, whole = scores.bald, scores.entropy
+    else:
+        part, whole = np.square(scores.epistemic_std), np.square(scores.std)
+    return float(part.mean() / max(whole.mean(), LEAST_UNCERTAINTY))
+
+
+@dataclass(frozen=True, eq=False)
 class Measurable:
     """What of a version is measured: its graphs, its calibration, its densities' names, its
     classes, and by what a regression's target was transformed."""
@@ -88,6 +110,9 @@ class Measurable:
         .05; and how often it fires on uniform noise. Probabilities of a version with other classes
         are those of the rows' classes.
         """
+        return self.measure(rows).figures
+
+    def measure(self, rows: MeasuredRows) -> Measured:
         draws = int(self.calibration.draw_counts[-1])
         share = max(MEASURED_ROWS, rows_per_draw_set(self.runtime, len(rows.test), draws))
         seed = hash_key(rows.seed, ServedRows.TEST)
@@ -116,7 +141,8 @@ class Measurable:
             if self.transform is not None:
                 intervals = to_target(self.transform, intervals)
             measured = regression_figures(scores.in_units, likelihoods, intervals, rows.test.y)
-        return {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
+        figures = {**{f"test_{key}": figure for key, figure in measured.items()}, **flagged}
+        return Measured(figures, disagreement(scores), disagreement(noise_scores))
 
     def _probabilities_of(
         self, probs: Float64[np.ndarray, "N C"], classes: tuple[str, ...]

@@ -47,15 +47,16 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
-from training.posteriors import METHODS
+from training.posteriors import METHODS, Method
 from training.provenance import Provenance
-from training.publishing.quality import Measurable, MeasuredRows
+from training.publishing.quality import Measurable, Measured, MeasuredRows
 from training.scoring import rows_per_draw_set
 
 PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
 ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
 EXACT = 0.02  # by which a posterior's temperature may be off 1 and go unsaid
 SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this
+AGREED = 0.001  # of the uncertainty, up to which draws' disagreement is none
 PREFIX = ".trial-"  # not a model's name: stores pass such folders over
 
 
@@ -159,10 +160,14 @@ def draft_version(
         log.warning("%s", too_few)
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
     log.info("measuring on %d test rows", len(measured.test))
-    figures = Measurable(
+    found = Measurable(
         runtime, calibration, names.density, measured.classes, exported.transform
-    ).figures(measured)
-    warnings = (*_tempering(provenance), *_temperature_warnings(provenance))
+    ).measure(measured)
+    warnings = (
+        *_tempering(provenance),
+        *_temperature_warnings(provenance),
+        *_agreement(found, METHODS[method], exported.noise.max_draws),
+    )
     for warning in warnings:
         log.warning("%s", warning)
     description = Description(
@@ -178,14 +183,14 @@ def draft_version(
         too_few_rows=too_few,
         training=provenance.content(),
         precision=exported.precision,
-        quality=values(figures),
+        quality=values(found.figures),
         warnings=warnings,
         parity=exported.parity,
     )
     tensors = calibration.tensors()
     if rows.shares is not None:
         tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()
-    return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, figures)
+    return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, found.figures)
 
 
 def _tempering(provenance: Provenance) -> Iterator[str]:
@@ -208,6 +213,26 @@ def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:
     why = "training went wrong: " if provenance.recalibrated is None else ""
     value = provenance.temperature.value
     return (f"{why}by itself the network is too sure (temperature {value:.4g})",)
+
+
+def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterator[str]:
+    """Say it of draws that agree about test rows and about noise, so that the model never
+    doubts."""
+    shares = found.disagreement, found.disagreement_on_noise
+    if max_draws == 1 or max(shares) > AGREED:
+        return
+    change = "members that are trained for longer"
+    if method.is_variational:
+        change = "more epochs, or a larger posterior.initial_log_std to start from,"
+    elif method.is_fitted_after:
+        change = "a larger posterior.prior_std, or more drawn layers (network.bayesian),"
+    elif method.groups_rows:
+        change = "a larger posterior.rate"
+    of_rows, of_noise = (f"{100 * share:.2g} %" for share in shares)
+    yield (
+        f"its draws agree, so it never doubts: their disagreement is {of_rows} of its uncertainty "
+        f"about test rows and {of_noise} about noise; {change} may change it"
+    )
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:

@@ -11,6 +11,7 @@ from torch import nn
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
 from training.fitting.laplace import (
+    LOST_NATS,
     best_precision,
     check_trained,
     fit_laplace,
@@ -240,6 +241,42 @@ def test_held_out_rows_are_most_likely_under_the_chosen_prior():
 
     at = likelihood_at(facts["prior_std"])
     assert all(at > likelihood_at(facts["prior_std"] * times) for times in (0.5, 2.0))
+
+
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_marginal_likelihood_chooses_the_prior_unless_held_out_rows_lose_by_it(is_sure):
+    """A sure network that is right loses by draws of weights that few rows determine; one whose
+    labels are as random as it says does not lose by those that many rows do."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 5, generator=generator)
+    rows = 3 if is_sure else 300
+    found = {}
+    for prior_std in ("marginal-likelihood", "auto", "held-out"):
+        settings = recipe_with(
+            method="laplace", network=TRAINED, posterior={"prior_std": prior_std}
+        )
+        model = build(settings, (5,), 3)
+        initialise(model, x, standardise=False)
+        if is_sure:
+            model.posterior.mean.data.mul_(20.0)
+        centre = model.network(x, model.posterior.centre()[None, None])[0][0]
+        y = centre.argmax(1)
+        if not is_sure:
+            y = torch.multinomial(torch.softmax(centre, 1), 1, generator=generator.manual_seed(1))[
+                :, 0
+            ]
+        held_out = x[300:], y[300:]
+        facts = fit_laplace(model, settings.posterior, (x[:rows], y[:rows]), held_out, 0, 20)
+        served = predict_rows(model, held_out[0], noise(model.posterior, 20, 0, 4))
+        likelihood = model.likelihood.mixture_log_likelihood(served, held_out[1]).mean().item()
+        found[prior_std] = facts["prior_std"], likelihood
+    (marginal, least), (auto, kept), (_, most) = found.values()
+    if is_sure:
+        assert auto < marginal
+        assert least < most - 10 * LOST_NATS
+        assert kept > most - 3 * LOST_NATS
+    else:
+        assert auto == marginal
 
 
 def test_a_tempered_likelihood_counts_as_so_many_more_rows(problem):

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
+from model_store.scores.classification import predictive_scores, predictive_sums
+from model_store.scores.regression import mixture_scores, mixture_sums
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
 from training.data import Rows
 from training.evaluation.figures import Mean, Share
+from training.posteriors import METHODS
 from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (
     ACCURACY,
@@ -21,7 +24,8 @@ from training.publishing.baselines import (
     sentences,
     spread,
 )
-from training.publishing.stages import _temperature_warnings, _tempering
+from training.publishing.quality import Measured, disagreement
+from training.publishing.stages import _agreement, _temperature_warnings, _tempering
 
 RANDOM = np.random.default_rng(3)
 
@@ -115,6 +119,36 @@ def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said)
     recipe = recipe_with(method=method, training=training).model_dump(mode="json")
     found = list(_tempering(Provenance(recipe=recipe, rows={"train": 1000})))
     assert found == [f"{one}validation rows choose it" for one in said]
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("bhn-realnvp", "initial_log_std"),
+        ("laplace", "prior_std"),
+        ("dropout-alpha", "rate"),
+        ("ensemble", "members"),
+    ],
+)
+def test_a_posterior_that_never_doubts_says_so_and_what_may_change_it(method, change):
+    def said(of_rows, of_noise, max_draws=None):
+        return list(_agreement(Measured({}, of_rows, of_noise), METHODS[method], max_draws))
+
+    (warning,) = said(1e-5, 2e-4)
+    assert "their disagreement is 0.001 % of its uncertainty about test rows and 0.02 %" in warning
+    assert change in warning
+    assert said(1e-5, 0.1) == said(0.1, 1e-5) == said(0.0, 0.0, max_draws=1) == []
+
+
+def test_draws_disagree_by_the_share_of_the_uncertainty_that_is_theirs():
+    agreed = np.log(np.tile([0.9, 0.1], (2, 3, 1)))
+    assert disagreement(predictive_scores(predictive_sums(agreed))) == pytest.approx(0.0, abs=1e-12)
+    certain = np.log(np.array([[[1.0, 1e-30]] * 3, [[1e-30, 1.0]] * 3]))
+    assert disagreement(predictive_scores(predictive_sums(certain))) == pytest.approx(1.0)
+    means, log_variances = np.array([[[1.0], [-1.0]], np.zeros((2, 1))])
+    outputs = np.stack([means, log_variances], axis=-1)
+    # the variance of the two means is 2, of each draw 1
+    assert disagreement(mixture_scores(mixture_sums(outputs))) == pytest.approx(2 / 3)
 
 
 @pytest.fixture
