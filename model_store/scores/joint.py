@@ -105,9 +105,9 @@ class BatchBald(JointScore):
 
     With m(s) the probability of a configuration s of chosen labels and W[s, k] that of draw k given
     s, a row gains sum_s m(s) H(y_n | s) - mean_k H(y_n | k), where p(c | s) = sum_k W[s, k] p_k(c)
-    is one product of matrices, in float64. Bounds are the same in float32, plus what rounding can
-    make of it; and with far less work, that of configurations merged whose most probable draws are
-    the same, since entropy is concave (Jensen).
+    is one product of matrices, in float64. Bounds are the same by BLAS in float32, plus what
+    rounding can make of it; and with far less work, that of configurations merged whose most
+    probable draws are the same, since entropy is concave (Jensen).
 
     Configurations are counted while there are at most `MOST_CONFIGURATIONS`; then as many are
     sampled, stratified by draw, and from there each is followed: under its own draw it gets a label
@@ -174,8 +174,10 @@ class BatchBald(JointScore):
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
     ) -> Gains:
         said_nC_K = self.candidates.said[rows].reshape(-1, self.num_draws)
-        probs_nC_K = said_nC_K.astype(weights_S_K.dtype, copy=False)
-        probs_nC_S = probs_nC_K @ weights_S_K.T
+        if weights_S_K.dtype == np.float64:
+            probs_nC_S = _products(said_nC_K.astype(np.float64), weights_S_K)
+        else:
+            probs_nC_S = said_nC_K @ weights_S_K.T
         terms_nC_S = np.log(np.maximum(probs_nC_S, weights_S_K.dtype.type(LEAST_LABEL)))
         terms_nC_S *= probs_nC_S
         terms_nC_S *= mass_S
@@ -185,7 +187,7 @@ class BatchBald(JointScore):
     def choose(self, row: int) -> None:
         probs_C_K = self.candidates.said[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
-            mass_S_C = self._weights_S_K @ probs_C_K.T * self._mass_S[:, None]
+            mass_S_C = _products(self._weights_S_K, probs_C_K) * self._mass_S[:, None]
             s, c = np.nonzero(mass_S_C > LEAST_MASS)
             if len(s) <= self._most:
                 self._set(self._weights_S_K[s] * probs_C_K[c], mass_S_C[s, c])
@@ -252,23 +254,23 @@ class MaxDet(JointScore):
         return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
 
     def gains(self, rows: Rows) -> Gains:
-        return _information(self._left(rows)[0], self.candidates.own[rows])
+        vectors = self.candidates.said[rows].astype(np.float64)
+        left = _left(vectors, _products(vectors, self._directions))
+        return _information(left, self.candidates.own[rows])
 
     def bounds(self, rows: Rows, level: int) -> Gains:  # noqa: ARG002
-        """Return the gains, and add what their rounding may be."""
-        return self.gains(rows) + ROUNDING
+        """Return the gains by BLAS, and add what their rounding may be."""
+        vectors = self.candidates.said[rows].astype(np.float64)
+        left = _left(vectors, vectors @ self._directions.T)
+        return _information(left, self.candidates.own[rows]) + ROUNDING
 
     def choose(self, row: int) -> None:
-        (left,), products = self._left(np.array([row]))
-        vector = self.candidates.said[row].astype(np.float64) - products[0] @ self._directions
+        vector = self.candidates.said[row].astype(np.float64)
+        products = _products(vector[None], self._directions)
+        (left,) = _left(vector[None], products)
+        vector -= _products(products, self._directions.T)[0]
         vector /= np.sqrt(left + self.candidates.own[row])
         self._directions = np.vstack([self._directions, vector])
-
-    def _left(self, rows: Rows) -> tuple[Gains, Float64[np.ndarray, "n S"]]:
-        vectors = self.candidates.said[rows].astype(np.float64)
-        products = vectors @ self._directions.T
-        left = np.einsum("nd,nd->n", vectors, vectors) - np.einsum("ns,ns->n", products, products)
-        return np.maximum(left, 0.0), products
 
 
 class ClassMaxDet(MaxDet):
@@ -303,6 +305,21 @@ class TargetMaxDet(MaxDet):
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:  # noqa: ARG004
         return num_draws
+
+
+def _products(
+    a: Float64[np.ndarray, "n k"], b: Float64[np.ndarray, "m k"]
+) -> Float64[np.ndarray, "n m"]:
+    """Return a b'. BLAS rounds otherwise with another number of threads, and gains are replayed bit
+    for bit in processes that have other numbers."""
+    return np.einsum("nk,mk->nm", a, b)
+
+
+def _left(
+    vectors: Float64[np.ndarray, "n D"], products: Float64[np.ndarray, "n S"]
+) -> Float64[np.ndarray, "n"]:
+    left = np.einsum("nd,nd->n", vectors, vectors) - np.einsum("ns,ns->n", products, products)
+    return np.maximum(left, 0.0)
 
 
 def _merge(

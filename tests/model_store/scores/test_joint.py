@@ -1,6 +1,8 @@
 """Joint scores: against all configurations of labels, against determinants, against a search that
 computes all."""
 
+import subprocess
+import sys
 from itertools import product
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from model_store.scores import joint as joint_module
 from model_store.scores.joint import BatchBald, ClassMaxDet, TargetMaxDet, greedy
+from tests.support.environment import ROOT, environment_with
 
 JOINT = {
     "batchbald": BatchBald,
@@ -114,6 +117,23 @@ def test_the_search_with_bounds_chooses_as_one_that_computes_all(name):
         left.remove(best)
         joint.choose(best)
     assert found == expected
+
+
+def test_products_have_the_same_bits_however_many_threads_blas_has():
+    # kernels of this processor round otherwise at the edges of what each thread has
+    script = (
+        "import numpy as np; from model_store.scores.joint import _products;"
+        "rng = np.random.default_rng(0); a, b = rng.random((10, 100)), rng.random((7655, 100));"
+        "print(hash(_products(a, b).tobytes()), hash(_products(b, a).tobytes()))"
+    )
+    outputs = []
+    for threads in ("1", "2"):
+        environment = environment_with(
+            OPENBLAS_CORETYPE="Haswell", OPENBLAS_NUM_THREADS=threads, PYTHONHASHSEED="0"
+        )
+        command = [sys.executable, "-c", script]
+        outputs.append(subprocess.check_output(command, env=environment, cwd=ROOT, timeout=120))
+    assert outputs[0] == outputs[1]
 
 
 def test_sampled_configurations_come_near_all_of_them(monkeypatch):
