@@ -42,7 +42,7 @@ pytestmark = [
 )
 def test_promtool_finds_nothing_wrong(command):
     done = subprocess.run(
-        ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=120
+        ["promtool", *command], cwd=FOLDER, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout

@@ -469,13 +469,13 @@ def test_the_target_is_no_group(tmp_path):
     )
 
 
-def test_a_file_of_the_current_folder_is_told_from_one_that_is_nowhere(tmp_path, monkeypatch):
-    write_csv(tmp_path)
+def test_a_file_is_looked_up_below_the_folder_of_data_and_then_in_the_current_one(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     asked = recipe_of("csv:a.csv", target="label")
-    refused(
-        lambda: load(asked, Path("data")),
-        "data.source: expected a path below 'data'",
-        "(DUBITO_DATA=. looks there)",
-    )
-    assert load(asked, Path()).classes
+    write_csv(tmp_path)
+    assert load(asked, Path("data")).classes == ("no", "yes")
+    (tmp_path / "data").mkdir()
+    write_csv(tmp_path / "data", {**COLUMNS, "label": [f"{label}!" for label in LABEL]})
+    assert load(asked, Path("data")).classes == ("no!", "yes!")
