@@ -28,7 +28,6 @@ from service.api import (
     page,
     pool_files,
     predict,
-    problem_kinds,
     problems,
     report,
 )
@@ -123,13 +122,8 @@ def create_app(
     own = [example_rows, pool_files, jobs, labels, models, report]
     if key_ring.keys.has_administration:
         own.append(admin)
-    others = [
-        label_studio,
-        health,
-        problem_kinds,
-        open_inference,
-        mlflow,
-    ]  # whose callers may add to the query
+    # whose callers may add to the query
+    others = [label_studio, health, problems, open_inference, mlflow]
     if settings.page:
         others.append(page)
     routers = [part.router for part in (predict, acquire, *own, *others)]

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import Manifest
-from service.api.problem_kinds import problem_table
+from service.api.problems import problem_table
 from service.api.reference import PROBLEMS, REFERENCE, TABLES, with_table, with_tables
 from service.app import create_app
 from service.settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 from service.api.explanations import EXPLANATION
 from service.api.fields import of_task, reference_table
 from service.api.predictions import FIELDS
-from service.api.problem_kinds import problem_table
+from service.api.problems import problem_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "api.md"

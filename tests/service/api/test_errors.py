@@ -9,8 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from service.api.problem_kinds import KINDS
-from service.api.problems import STATUS, _code
+import model_store.errors
+import service.errors
+from service.api.problems import KINDS, _code
 from tests.support.files import npy_bytes
 
 ROW = [0.0] * 64
@@ -238,8 +239,18 @@ def test_the_type_of_a_problem_leads_to_what_it_means(client):
     answer = client.get(page)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert f'id="{code}"' in answer.text
-    for kind, status in STATUS.items():
-        assert KINDS[_code(kind.__name__)][0] == status
+
+
+def test_every_error_is_of_a_kind():
+    errors = [
+        kind
+        for module in (model_store.errors, service.errors)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, model_store.errors.DubitoError)
+    ]
+    leaves = [kind for kind in errors if not set(kind.__subclasses__()) & set(errors)]
+    assert len(leaves) > 15
+    assert [kind for kind in leaves if _code(kind.__name__) not in KINDS] == []
 
 
 @pytest.mark.parametrize(
