@@ -13,17 +13,15 @@ from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, keep_acquired, row_format
-from service.api.openapi import ERRORS, request_body
+from service.api.openapi import ERRORS, answers, request_body
 from service.api.options import num_samples_of, priors_of
-from service.api.pool_files import open_file, path_in, with_id
+from service.api.pool_files import open_rows_file, with_id
 from service.api.requests import (
-    FILE_ENDINGS,
     answer_type,
-    envelope_of_query,
-    pool_numbers,
+    count_rows,
     read_body,
     read_rows,
-    request_media_type,
+    refuse_none_or_many,
     row_numbers,
 )
 from service.api.responses import acquire_answer, json_response
@@ -41,8 +39,6 @@ from service.engine.pool_ranking import (
     set_aside,
 )
 from service.error_forms import JSON
-from service.errors import TooLarge
-from service.models.models import Served
 from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
@@ -53,8 +49,8 @@ router = APIRouter(tags=["Acquire"])
 
 @router.post(
     "/acquire",
-    responses={200: {"model": AcquireAnswer}, **ERRORS},
-    openapi_extra=request_body(AcquireRequest, takes_files=True),
+    responses=answers(AcquireAnswer, *ERRORS),
+    openapi_extra=request_body(AcquireRequest),
 )
 async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
@@ -63,7 +59,8 @@ async def post_acquire(request: Request) -> Response:
     call = context.begin(request)
     answer_type(request, JSON)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    envelope, rows = await _read(context, call, body)
+    most = settings.max_pool_rows
+    envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most)
     served = await context.served(call, envelope)
     manifest = served.model.manifest
     asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
@@ -72,19 +69,20 @@ async def post_acquire(request: Request) -> Response:
     num_samples = num_samples_of(envelope, served, settings)
     priors = priors_of(envelope, served)
     encoding = served.model.encoding_draws
-    pool = None if rows is not None else await _open(call, context, envelope, served, body)
-    pool_size = len(rows) if rows is not None else pool.rows if pool is not None else 0
+    pool: Rows | RowFile
+    if rows is None:
+        pool = await open_rows_file(context, call, body, envelope, served, "pool")
+        refuse_none_or_many(pool.field, pool.rows, most, " (/acquire/jobs takes more)")
+    else:
+        pool = rows
+    pool_size = count_rows(pool)
     with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         reservation = call.reservation
-        names = await find_names(context, call, envelope, pool, pool_size)
-        if rows is not None:
-            x = await row_numbers(context, call, rows, served, "pool", envelope.encoded)
-        else:
-            assert pool is not None
-            try:
-                x = await pool_numbers(context, call, pool, served)
-            except InvalidInput as error:
-                raise with_id(error, names) from None
+        names = await find_names(context, call, envelope, pool)
+        try:
+            x = await row_numbers(context, call, pool, served, "pool", envelope.encoded)
+        except InvalidInput as error:
+            raise (with_id(error, names) if rows is None else error) from None
         del body, rows, pool  # which may be many times as large
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
@@ -144,34 +142,6 @@ async def post_acquire(request: Request) -> Response:
     return json_response(answer)
 
 
-async def _read(
-    context: Context, call: Call, body: bytes | bytearray
-) -> tuple[AcquireRequest, Rows | None]:
-    if request_media_type(call.request) in FILE_ENDINGS:
-        return envelope_of_query(call.request, AcquireRequest, "pool", "pool_file"), None
-    most = context.settings.max_pool_rows
-    envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most, "pool_file")
-    return envelope, None if envelope.pool_file is not None else rows
-
-
-async def _open(
-    call: Call, context: Context, envelope: AcquireRequest, served: Served, body: bytes | bytearray
-) -> RowFile:
-    """Open the file that is a request's body, or that it names."""
-    settings, named = context.settings, envelope.pool_file
-    most = settings.max_pool_rows
-    if named is None:
-        ending = FILE_ENDINGS.get(request_media_type(call.request))
-        pool = await open_file(context, call, body, served, "pool", envelope.encoded, ending)
-    else:
-        path = await context.threads.state(partial(path_in, settings.pools, named, "pool_file"))
-        pool = await open_file(context, call, path, served, "pool_file", envelope.encoded)
-    if pool.rows > most:
-        got = f"got {pool.rows} (/acquire/jobs takes more)"
-        raise TooLarge(f"{pool.field}: expected at most {most} rows, {got}")
-    return pool
-
-
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     row = error.field.removeprefix("pool.")
     if not row.isdigit():
@@ -180,12 +150,15 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
 
 
 async def find_names(
-    context: Context, call: Call, envelope: Any, pool: RowFile | None, rows: int
+    context: Context, call: Call, envelope: Any, pool: Rows | RowFile
 ) -> list[str] | None:
     """Return the rows' names, of the request or else of its file, None where they have none."""
+    rows = count_rows(pool)
 
     def work() -> list[str] | None:
-        names = pool.ids() if envelope.ids is None and pool is not None else envelope.ids
+        names = envelope.ids
+        if names is None and isinstance(pool, RowFile):
+            names = pool.ids()
         if names is None:
             return None
         with call.reservation.hold(CHECK_BYTES * rows, "ids"):

@@ -21,7 +21,7 @@ from service.api.answers import (
     UnloadAnswer,
 )
 from service.api.jobs import job_json
-from service.api.openapi import ERRORS, PROBLEM
+from service.api.openapi import answers
 from service.api.responses import json_response
 from service.api.schemas import Envelope
 from service.auth.keys import owner_of
@@ -30,14 +30,10 @@ from service.context import Context, context_of
 from service.errors import NotDone
 
 router = APIRouter(tags=["Administration"])
-OF_CANDIDATES: dict[int | str, dict[str, Any]] = {
-    200: {"model": CandidateJobAnswer},
-    404: ERRORS[404],
-    503: ERRORS[503],
-}
+OF_CANDIDATES = answers(CandidateJobAnswer, 404, 503)
 
 
-@router.post("/admin/refresh", responses={200: {"model": RefreshAnswer}})
+@router.post("/admin/refresh", responses=answers(RefreshAnswer))
 async def post_refresh(request: Request) -> Response:
     """Look at the store at once, broken versions included, and say what is served of each model."""
     context = context_of(request)
@@ -58,7 +54,7 @@ async def _refresh(context: Context) -> None:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/promote",
-    responses={200: {"model": PromoteAnswer}, 404: ERRORS[404], 409: PROBLEM, 503: ERRORS[503]},
+    responses=answers(PromoteAnswer, 404, 409, 503),
 )
 async def post_promote(request: Request, name: str, version: str) -> Response:
     """Have `latest` name a version, once that was loaded: a promotion, or a roll-back."""
@@ -92,13 +88,7 @@ async def get_candidate(request: Request, name: str) -> Response:
 @router.post(
     "/admin/models/{name}/candidate",
     status_code=202,
-    responses={
-        202: {"model": CandidateJobAnswer},
-        404: ERRORS[404],
-        409: PROBLEM,
-        503: ERRORS[503],
-        507: PROBLEM,
-    },
+    responses=answers(CandidateJobAnswer, 404, 409, 503, 507, status=202),
 )
 async def post_candidate(request: Request, name: str) -> Response:
     """Fit a candidate of the labels that there are, as a job; the one that is not over, if there
@@ -161,7 +151,7 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/unload",
-    responses={200: {"model": UnloadAnswer}, 404: ERRORS[404], 409: PROBLEM},
+    responses=answers(UnloadAnswer, 404, 409),
 )
 async def post_unload(request: Request, name: str, version: str) -> Response:
     """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
@@ -173,7 +163,7 @@ async def post_unload(request: Request, name: str, version: str) -> Response:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/drift/reset",
-    responses={200: {"model": DriftResetAnswer}, 404: ERRORS[404]},
+    responses=answers(DriftResetAnswer, 404),
 )
 async def post_drift_reset(request: Request, name: str, version: str) -> Response:
     """Start over watching a version's rows for drift, in all workers: an alarm that was looked into

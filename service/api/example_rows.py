@@ -15,9 +15,8 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.openapi import ERRORS, query_of
-from service.api.options import validate
-from service.api.requests import text_fields
+from service.api.openapi import ERRORS, answers, query_of
+from service.api.requests import query_fields
 from service.api.responses import json_response
 from service.api.schemas import ExamplesAnswer, ModelRequest
 from service.context import context_of
@@ -32,14 +31,13 @@ router = APIRouter(tags=["Predict"])
 
 @router.get(
     "/predict/examples",
-    responses={200: {"model": ExamplesAnswer}, **ERRORS},
+    responses=answers(ExamplesAnswer, *ERRORS),
     openapi_extra={"parameters": query_of(ModelRequest)},
 )
 async def get_examples(request: Request) -> Response:
     """Give some rows of those that were published with a version, as `/predict` takes them."""
     context = context_of(request)
-    pairs = request.query_params.multi_items()
-    asked = validate(ModelRequest, text_fields(pairs, ModelRequest, "", "query"))
+    asked = query_fields(request, ModelRequest)
     served = await context.served(context.begin(request), asked)
     rows = await context.threads.files(lambda: example_rows(served, asked.encoded))
     return json_response({"model": served.name, "version": served.version, "inputs": rows})

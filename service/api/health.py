@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.api.answers import ReadyAnswer, StatusAnswer
-from service.api.openapi import ERRORS
+from service.api.openapi import PROBLEM
 from service.auth import auth
 from service.context import Context, context_of
 from service.errors import NotReady
@@ -27,7 +27,7 @@ async def get_live() -> dict[str, str]:
     "/health/ready",
     response_model=ReadyAnswer,
     response_model_exclude_unset=True,
-    responses={503: ERRORS[503]},
+    responses={503: PROBLEM},
 )
 async def get_ready(request: Request) -> dict[str, Any]:
     """Say whether there is a model to predict with, and whether each alias serves what it names; to

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,17 @@ from model_store.state.database import may_be_damaged, told
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
 from service.api.idempotency import repeatable
-from service.api.openapi import BINARY, ERRORS, PROBLEM, query_of, request_body
+from service.api.openapi import BINARY, ERRORS, answers, query_of, request_body
 from service.api.options import groups_of, num_samples_of
-from service.api.pool_files import ENDINGS, open_file, path_in
+from service.api.pool_files import open_rows_file
 from service.api.requests import (
+    ENDINGS,
     NPZ,
     PARQUET,
-    envelope_of_query,
+    count_rows,
     query_fields,
     read_body,
     read_rows,
-    request_media_type,
     row_numbers,
 )
 from service.api.responses import json_response, moment
@@ -71,26 +71,14 @@ QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has change
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
 router = APIRouter(tags=["Jobs"])
-ACCEPTED = {202: {"model": JobAnswer}, 507: PROBLEM, **ERRORS}
-
-
-@dataclass(frozen=True)
-class _Rows:
-    field: str
-    path: str  # whole, or the name of a file in the job's folder
-    content: bytes | bytearray | np.ndarray | None
-    pool: RowFile | None  # none of an array
-
-    @property
-    def count(self) -> int:
-        return len(self.content) if self.pool is None else self.pool.rows  # type: ignore[arg-type]
+ACCEPTED = answers(JobAnswer, 507, *ERRORS, status=202)
 
 
 @router.post(
     "/acquire/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(AcquireRequest, takes_files=True),
+    openapi_extra=request_body(AcquireRequest),
 )
 async def post_acquire_job(request: Request) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
@@ -101,7 +89,7 @@ async def post_acquire_job(request: Request) -> Response:
     "/predict/jobs",
     status_code=202,
     responses=ACCEPTED,
-    openapi_extra=request_body(PredictJobRequest, takes_files=True),
+    openapi_extra=request_body(PredictJobRequest),
 )
 async def post_predict_job(request: Request) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
@@ -110,7 +98,7 @@ async def post_predict_job(request: Request) -> Response:
 
 @router.get(
     "/jobs",
-    responses={200: {"model": JobsAnswer}, 422: ERRORS[422]},
+    responses=answers(JobsAnswer, 422),
     openapi_extra={"parameters": query_of(JobsQuery)},
 )
 async def get_jobs(request: Request) -> Response:
@@ -126,7 +114,7 @@ async def get_jobs(request: Request) -> Response:
     return json_response(await context.threads.ask(listed))
 
 
-@router.get("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404]})
+@router.get("/jobs/{job}", responses=answers(JobAnswer, 404))
 async def get_job(request: Request, job: str) -> Response:
     """Say how far a job is."""
     return _answer(request, await _find(request, job))
@@ -134,10 +122,7 @@ async def get_job(request: Request, job: str) -> Response:
 
 @router.get(
     "/jobs/{job}/events",
-    responses={
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
-        404: ERRORS[404],
-    },
+    responses=answers(None, 404, content={"text/event-stream": {"schema": {"type": "string"}}}),
     response_class=Response,
 )
 async def get_job_events(request: Request, job: str) -> Response:
@@ -152,18 +137,15 @@ async def get_job_events(request: Request, job: str) -> Response:
 
 @router.get(
     "/jobs/{job}/result",
-    responses={
-        200: {
-            "model": AcquireAnswer,
-            "content": {
-                NPZ: {"schema": BINARY},
-                PARQUET: {"schema": BINARY},
-                "text/plain": {"schema": {"type": "string"}},
-            },
+    responses=answers(
+        AcquireAnswer,
+        *(404, 409),
+        content={
+            NPZ: {"schema": BINARY},
+            PARQUET: {"schema": BINARY},
+            "text/plain": {"schema": {"type": "string"}},
         },
-        404: ERRORS[404],
-        409: PROBLEM,
-    },
+    ),
 )
 async def get_job_result(request: Request, job: str) -> Response:
     """Return a job's result: the answer of /acquire, a table of predictions, or what a fit said."""
@@ -179,7 +161,7 @@ async def get_job_result(request: Request, job: str) -> Response:
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
-@router.post("/jobs/{job}/cancel", responses={200: {"model": JobAnswer}, **ERRORS})
+@router.post("/jobs/{job}/cancel", responses=answers(JobAnswer, *ERRORS))
 async def post_job_cancel(request: Request, job: str) -> Response:
     """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
     context = context_of(request)
@@ -189,7 +171,7 @@ async def post_job_cancel(request: Request, job: str) -> Response:
     return _answer(request, found)
 
 
-@router.delete("/jobs/{job}", responses={200: {"model": JobAnswer}, 404: ERRORS[404], 409: PROBLEM})
+@router.delete("/jobs/{job}", responses=answers(JobAnswer, 404, 409))
 async def delete_job(request: Request, job: str) -> Response:
     """Delete a job that is over, with its result."""
     context = context_of(request)
@@ -228,12 +210,21 @@ async def _queue(
     repeated: Repeatable | None,
 ) -> Job:
     (kind, owner), settings = of, context.settings
-    envelope, served, rows = await _read(context, call, envelope_kind, field, body)
+    most = settings.max_pool_rows
+    envelope, inline = await read_rows(context, call, body, envelope_kind, field, most, ENDINGS)
+    _refuse_options(envelope)
+    served = await context.served(call, envelope)
+    rows: RowFile | np.ndarray
+    if inline is None:
+        rows = await open_rows_file(context, call, body, envelope, served, field)
+    else:
+        rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
     num_samples = num_samples_of(envelope, served, settings)
-    if rows.count * num_samples > settings.max_job_row_draws:
-        most, got = settings.max_job_row_draws, rows.count * num_samples
-        raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {got}")
-    names = await find_names(context, call, envelope, rows.pool, rows.count)
+    work = count_rows(rows) * num_samples
+    if work > settings.max_job_row_draws:
+        most = settings.max_job_row_draws
+        raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {work}")
+    names = await find_names(context, call, envelope, rows)
     client = owner or str(call.client)
 
     def may_wait(queued: Mapping[str, int]) -> bool:
@@ -247,8 +238,9 @@ async def _queue(
         jobs = Jobs(context.state)
         name, folder = jobs.new_folder()
         try:
-            wanted = _job_request(context, envelope, served, rows, names, num_samples, folder)
-            work = wanted.rows * wanted.num_samples
+            wanted = _job_request(
+                context, envelope, served, field, rows, names, num_samples, folder
+            )
             if time.monotonic() > call.deadline:
                 raise PastDeadline
             asked = name, kind, owner, client, asdict(wanted), work
@@ -265,32 +257,6 @@ async def _queue(
     return job
 
 
-async def _read(
-    context: Context, call: Call, kind: type[Any], field: str, body: bytes | bytearray
-) -> tuple[Any, Served, _Rows]:
-    settings, request = context.settings, call.request
-    file_field = f"{field}_file"
-    ending = ENDINGS.get(request_media_type(request))
-    if ending is not None:
-        envelope = envelope_of_query(request, kind, field, file_field)
-        _refuse_options(envelope)
-        served = await context.served(call, envelope)
-        pool = await open_file(context, call, body, served, field, envelope.encoded, ending)
-        return envelope, served, _Rows(field, f"{field}{ending}", body, pool)
-    envelope, inline = await read_rows(
-        context, call, body, kind, field, settings.max_pool_rows, file_field
-    )
-    _refuse_options(envelope)
-    served = await context.served(call, envelope)
-    named = getattr(envelope, file_field)
-    if named is not None:
-        path = await context.threads.state(partial(path_in, settings.pools, named, file_field))
-        pool = await open_file(context, call, path, served, file_field, envelope.encoded)
-        return envelope, served, _Rows(file_field, str(path), None, pool)
-    x = await row_numbers(context, call, inline, served, field, envelope.encoded)
-    return envelope, served, _Rows(field, f"{field}.npy", x, None)
-
-
 def _refuse_options(envelope: Envelope) -> None:
     for name in ("deadline_s", "return_samples", "explain"):
         if getattr(envelope, name, None):
@@ -301,17 +267,23 @@ def _job_request(
     context: Context,
     envelope: Any,
     served: Served,
-    rows: _Rows,
+    field: str,
+    rows: RowFile | np.ndarray,
     names: list[str] | None,
     num_samples: int,
     folder: Path,
 ) -> JobRequest:
     """Return what a job is to do; rows that came with the request are written to its folder."""
-    settings, path = context.settings, folder / rows.path
-    if rows.content is not None:
-        _write(path, rows.content)
-    encoded = envelope.encoded or rows.pool is None  # rows that stood in the request are by now
-    pool = rows.pool or open_rows(path, served.model.manifest.input.encoded, rows.field)
+    settings, stamp = context.settings, None
+    if isinstance(rows, np.ndarray):
+        path = f"{field}.npy"
+        _write(folder / path, rows)
+        pool = open_rows(folder / path, served.model.manifest.input.encoded, field)
+    elif isinstance(rows.source, Path):  # in the operator's folder
+        pool, path, stamp = rows, str(rows.source), stamp_of(rows.source)
+    else:
+        pool, path = rows, f"{field}{rows.ENDING}"
+        _write(folder / path, rows.source)
     if envelope.ids is not None:
         _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
     if getattr(envelope, "groups", None) is not None:
@@ -341,13 +313,13 @@ def _job_request(
         version=served.version,
         num_samples=num_samples,
         seed=seed,
-        field=rows.field,
-        path=rows.path,
-        stamp=stamp_of(path) if rows.content is None else None,
+        field=pool.field,
+        path=path,
+        stamp=stamp,
         rows=pool.rows,
         read_as=pool.read_as,
         ignored=pool.ignored,
-        encoded=encoded,
+        encoded=envelope.encoded or isinstance(rows, np.ndarray),
         **fields,
     )
 

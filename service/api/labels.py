@@ -26,7 +26,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service.api.idempotency import repeatable
-from service.api.openapi import ERRORS, PROBLEM, json_body, query_of
+from service.api.openapi import ERRORS, answers, json_body, query_of
 from service.api.options import validate
 from service.api.requests import parse_json, query_fields, read_body, refuse_but_json
 from service.api.responses import json_response, moment
@@ -58,12 +58,7 @@ router = APIRouter(tags=["Labels"])
 
 @router.post(
     "/labels",
-    responses={
-        200: {"model": LabelsAnswer},
-        409: PROBLEM,
-        507: PROBLEM,
-        **ERRORS,
-    },
+    responses=answers(LabelsAnswer, 409, 507, *ERRORS),
     openapi_extra=json_body(LabelsRequest),
 )
 async def post_labels(request: Request) -> Response:
@@ -105,7 +100,7 @@ async def _body(context: Context, call: Call) -> bytes | bytearray:
 
 @router.get(
     "/labels",
-    responses={200: {"model": LabelListAnswer}, **{n: ERRORS[n] for n in (404, 422, 503)}},
+    responses=answers(LabelListAnswer, 404, 422, 503),
     openapi_extra={"parameters": query_of(LabelsQuery)},
 )
 async def get_labels(request: Request) -> Response:
@@ -130,7 +125,7 @@ async def get_labels(request: Request) -> Response:
 
 @router.post(
     "/labels/delete",
-    responses={200: {"model": LabelsDeletedAnswer}, 507: PROBLEM, **ERRORS},
+    responses=answers(LabelsDeletedAnswer, 507, *ERRORS),
     openapi_extra=json_body(LabelsDeletion),
 )
 async def post_labels_delete(request: Request) -> Response:
@@ -225,7 +220,7 @@ def _row(
 
 @router.get(
     "/models/{name}/labels",
-    responses={200: {"model": LabelFiguresAnswer}, 404: ERRORS[404], 503: ERRORS[503]},
+    responses=answers(LabelFiguresAnswer, 404, 503),
 )
 async def get_label_figures(request: Request, name: str) -> Response:
     """Say how many rows of a model were acquired and labelled, and how good it was on rows that no

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.summary import too_few_rows
 from service.api.answers import ModelAnswer, ModelsAnswer, VersionAnswer
-from service.api.openapi import ERRORS, query_of
+from service.api.openapi import answers, query_of
 from service.api.report import report_links
 from service.api.requests import query_fields
 from service.api.responses import json_response
@@ -29,7 +29,7 @@ router = APIRouter(tags=["Models"])
 
 @router.get(
     "/models",
-    responses={200: {"model": ModelsAnswer}, 422: ERRORS[422]},
+    responses=answers(ModelsAnswer, 422),
     openapi_extra={"parameters": query_of(ModelsQuery)},
 )
 async def get_models(request: Request) -> Response:
@@ -43,7 +43,7 @@ async def get_models(request: Request) -> Response:
     return json_response({"models": overview} | ({} if query.limit is None else more))
 
 
-@router.get("/models/{name}", responses={200: {"model": ModelAnswer}, 404: ERRORS[404]})
+@router.get("/models/{name}", responses=answers(ModelAnswer, 404))
 async def get_model(request: Request, name: str) -> Response:
     """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and
     evidence."""
@@ -56,7 +56,7 @@ async def get_model(request: Request, name: str) -> Response:
 
 @router.get(
     "/models/{name}/versions/{version}",
-    responses={200: {"model": VersionAnswer}, 404: ERRORS[404], 503: ERRORS[503]},
+    responses=answers(VersionAnswer, 404, 503),
 )
 async def get_version(request: Request, name: str, version: str) -> Response:
     """Describe a version: aliases that name it, whether it can be served, its manifest and

@@ -4,6 +4,7 @@ requests may have."""
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
@@ -30,8 +31,8 @@ SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
 IN_QUERY = "with a body that is no JSON"
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
+ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests that bring rows
 Answers = dict[int | str, dict[str, Any]]
-ERRORS: Answers = dict.fromkeys((404, 413, 415, 422, 429, 503, 504), PROBLEM)
 OF_ALL: Answers = {"default": {"description": "Any other error", **PROBLEM}}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
@@ -39,6 +40,19 @@ PURPOSE_PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "enum": [TEST]},
     "description": "with `test` the rows count neither for drift nor for metrics of rows and flags",
 }
+
+
+def answers(
+    kind: type[BaseModel] | None,
+    *errors: int,
+    status: int = 200,
+    content: dict[str, Any] | None = None,
+) -> Answers:
+    """Describe the answers of a route: what it gives, of other media types in `content`, and the
+    statuses of its problems."""
+    given: dict[str, Any] = {} if kind is None else {"model": kind}
+    given |= {} if content is None else {"content": content}
+    return {status: given, **dict.fromkeys(errors, PROBLEM)}
 
 
 def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
@@ -85,15 +99,12 @@ def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str,
     return {"requestBody": {"required": True, "content": content}, "parameters": query_of(kind)}
 
 
-def request_body(kind: type[Envelope], takes_files: bool = False) -> dict[str, Any]:
-    """Describe a request: JSON with examples, an npy array with the rest in the query, or a form;
-    files of pools with the rest in the query where it takes them.
-    """
+def request_body(kind: type[Envelope]) -> dict[str, Any]:
+    """Describe a request: JSON with examples, a form, or a file of rows with the rest in the
+    query."""
     body = json_body(kind)
     content = body["requestBody"]["content"]
-    content |= {
-        media: {"schema": BINARY} for media in (NPY, *(FILE_ENDINGS if takes_files else ()))
-    }
+    content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
     content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{_form_name(kind)}"}}
     parameters = query_of(kind, but=FORMS[kind])
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}

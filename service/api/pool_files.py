@@ -13,26 +13,24 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
-from service.api.openapi import ERRORS, file_body
-from service.api.options import validate
+from service.api.openapi import ERRORS, answers, file_body
 from service.api.requests import (
+    ENDINGS,
     FILE_ENDINGS,
-    NPY,
     PARQUET,
     came,
+    query_fields,
     read_body,
     request_media_type,
-    text_fields,
 )
 from service.api.responses import json_response
-from service.api.schemas import PreviewAnswer, PreviewRequest
+from service.api.schemas import Envelope, PreviewAnswer, PreviewRequest
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
 from service.models.models import Served
 
-ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
 PARQUET_ENDING = FILE_ENDINGS[PARQUET]
 TEXT_LETTERS = 1000  # of a text that are shown
 ROWS_BYTES = 64 << 20  # of all rows that are shown
@@ -43,7 +41,7 @@ router = APIRouter(tags=["Acquire"])
 
 @router.post(
     "/acquire/preview",
-    responses={200: {"model": PreviewAnswer}, **ERRORS},
+    responses=answers(PreviewAnswer, *ERRORS),
     openapi_extra=file_body(PreviewRequest, ENDINGS),
 )
 async def post_preview(request: Request) -> Response:
@@ -57,8 +55,7 @@ async def post_preview(request: Request) -> Response:
         raise Unsupported(
             f"Content-Type: expected one of {', '.join(ENDINGS)}, got {came(request)}"
         )
-    fields = text_fields(request.query_params.multi_items(), PreviewRequest, "pool", "query")
-    asked = validate(PreviewRequest, fields)
+    asked = query_fields(request, PreviewRequest)
     served = await context.served(call, asked)
     pool = await open_file(context, call, body, served, "pool", asked.encoded, ending)
     work = partial(preview_rows, pool, asked.rows)
@@ -72,6 +69,26 @@ async def post_preview(request: Request) -> Response:
         "preview": shown,
     }
     return json_response(answer)
+
+
+async def open_rows_file(
+    context: Context,
+    call: Call,
+    body: bytes | bytearray,
+    envelope: Envelope,
+    served: Served,
+    field: str,
+) -> RowFile:
+    """Open the file of rows that is a request's body, or that its envelope names."""
+    file_field = f"{field}_file"
+    name = getattr(envelope, file_field, None)
+    if name is not None:
+        path = await context.threads.state(
+            partial(path_in, context.settings.pools, name, file_field)
+        )
+        return await open_file(context, call, path, served, file_field, envelope.encoded)
+    ending = ENDINGS[request_media_type(call.request)]
+    return await open_file(context, call, body, served, field, envelope.encoded, ending)
 
 
 async def open_file(

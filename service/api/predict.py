@@ -22,28 +22,26 @@ from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import Explained, explanation_bytes
-from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, request_body
+from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, answers, request_body
 from service.api.options import (
     decision_options,
     groups_of,
     num_samples_of,
     refuse_large_answers,
 )
-from service.api.pool_files import open_file
+from service.api.pool_files import open_rows_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
-    FILE_ENDINGS,
     NPZ,
     SMALL_JSON_BYTES,
     answer_type,
-    envelope_of_query,
+    count_rows,
     find_odd_cells,
     header,
     is_test,
-    pool_numbers,
     read_body,
     read_rows,
-    request_media_type,
+    refuse_none_or_many,
     row_numbers,
 )
 from service.api.responses import (
@@ -62,7 +60,6 @@ from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
 from service.error_forms import JSON
-from service.errors import TooLarge
 from service.models.models import Served
 
 T = TypeVar("T")
@@ -70,7 +67,7 @@ Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
-BODY = request_body(PredictRequest, takes_files=True)
+BODY = request_body(PredictRequest)
 ENCODINGS = b"accept-encoding"
 PACKED_FROM = 64 << 10  # bytes of an answer as JSON
 FEW_ROWS = 8  # of a request whose answer takes no time to write
@@ -90,7 +87,7 @@ class ToPredict:
     @property
     def num_rows(self) -> int:
         assert self.rows is not None
-        return self.rows.rows if isinstance(self.rows, RowFile) else len(self.rows)
+        return count_rows(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +98,7 @@ class ToExplain:
 
 @router.post(
     "/predict",
-    responses={200: {"model": PredictAnswer, "content": {NPZ: {"schema": BINARY}}}, **ERRORS},
+    responses=answers(PredictAnswer, *ERRORS, content={NPZ: {"schema": BINARY}}),
     openapi_extra={**BODY, "parameters": [*BODY["parameters"], PURPOSE_PARAMETER]},
 )
 async def post_predict(request: Request) -> Response:
@@ -111,14 +108,13 @@ async def post_predict(request: Request) -> Response:
     settings, call = context.settings, context.begin(request)
     media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
-    if request_media_type(request) in FILE_ENDINGS:
-        asked = await _read_file(context, call, body)
-    else:
-        most = settings.max_rows
-        envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
-        asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
-        del rows
-    del body  # it goes with its rows
+    most = settings.max_rows
+    envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
+    asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
+    if rows is None:
+        asked.rows = await open_rows_file(context, call, body, envelope, asked.served, INPUTS)
+        refuse_none_or_many(INPUTS, asked.num_rows, most, " (/predict/jobs takes more)")
+    del body, rows  # which may be many times as large as the numbers
     encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
     parts = await predict(context, asked, encode, as_arrays)
     size = sum(map(len, parts))
@@ -127,17 +123,6 @@ async def post_predict(request: Request) -> Response:
     parts = await context.threads.answers.run(call, size, partial(gzip_parts, parts, call.pause))
     packed = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return response(parts, media_type, packed)
-
-
-async def _read_file(context: Context, call: Call, body: bytes | bytearray) -> ToPredict:
-    envelope = envelope_of_query(call.request, PredictRequest, INPUTS)
-    served = await context.served(call, envelope)
-    ending = FILE_ENDINGS[request_media_type(call.request)]
-    rows = await open_file(context, call, body, served, INPUTS, envelope.encoded, ending)
-    if rows.rows > context.settings.max_rows:
-        got = f"got {rows.rows} (/predict/jobs takes more)"
-        raise TooLarge(f"{INPUTS}: expected at most {context.settings.max_rows} rows, {got}")
-    return ToPredict(call, envelope, served, rows)
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
@@ -166,13 +151,10 @@ async def predict(
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
     with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
         cells, counts = None, not is_test(call.request)
-        if isinstance(asked.rows, RowFile):
-            x = await pool_numbers(context, call, asked.rows, served)
-        else:
-            assert asked.rows is not None
-            x = await row_numbers(context, call, asked.rows, served, INPUTS, envelope.encoded)
-            if envelope.explain and manifest.input.columns:
-                cells = await find_odd_cells(context, call, asked.rows, served)
+        assert asked.rows is not None
+        x = await row_numbers(context, call, asked.rows, served, INPUTS, envelope.encoded)
+        if envelope.explain and manifest.input.columns and not isinstance(asked.rows, RowFile):
+            cells = await find_odd_cells(context, call, asked.rows, served)
         asked.rows = None  # which may be many times as large
         reservation.shrink(x.nbytes)
         keep, rule, priors = envelope.return_samples, options.rule, options.priors

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.artifacts.report import EvaluationReport, evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.errors import NotFound, StoreError
-from service.api.openapi import BINARY, ERRORS
+from service.api.openapi import BINARY, answers
 from service.context import context_of
 from service.error_forms import JSON
 from service.models.models import Models
@@ -36,10 +36,9 @@ ANY_FILE: dict[str, Any] = {
 
 router = APIRouter(tags=["Models"])
 PATH = "/models/{name}/versions/{version}/evidence"
-CANNOT_BE_READ: dict[int | str, dict[str, Any]] = {404: ERRORS[404], 503: ERRORS[503]}
 
 
-@router.get(PATH, responses={200: {"content": A_REPORT}, **CANNOT_BE_READ})
+@router.get(PATH, responses=answers(None, 404, 503, content=A_REPORT))
 async def get_evidence(request: Request, name: str, version: str) -> Response:
     """Give the evaluation report of a version: what `dubito evaluate` measured of
     it."""
@@ -48,7 +47,7 @@ async def get_evidence(request: Request, name: str, version: str) -> Response:
 
 @router.get(
     PATH + "/{file}",
-    responses={200: {"content": ANY_FILE}, **CANNOT_BE_READ},
+    responses=answers(None, 404, 503, content=ANY_FILE),
     response_class=Response,
 )
 async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:

@@ -4,7 +4,7 @@ nothing is written to disk."""
 import mimetypes
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -40,6 +40,7 @@ PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
 PURPOSE, TEST = "Dubito-Purpose", "test"  # a header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
+ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
 STEP_BYTES = 1 << 20  # of a form that are parsed at once
 MAX_FORM_FIELDS = 16  # of a form, in addition to its rows
 SMALL_JSON_BYTES = 64 << 10  # read in one step, and not counted: it becomes 2 MB at most
@@ -167,35 +168,47 @@ async def read_rows(
     kind: type[AnyEnvelope],
     rows_field: str,
     max_rows: int,
-    file_field: str | None = None,
-) -> tuple[AnyEnvelope, Rows]:
-    """Return a request's envelope and its rows as they came; forms and long JSON take a thread.
+    endings: Mapping[str, str] = FILE_ENDINGS,
+) -> tuple[AnyEnvelope, Rows | None]:
+    """Return a request's envelope and its rows as they came, None where they stand in a file: a
+    body of a media type of `endings`, or one that the envelope names. Forms and long JSON take a
+    thread.
 
     An npy body holds the rows alone; the envelope's other fields are then query parameters. A form
-    holds a file for each row, and the other fields as its own or in the query. Where JSON names a
-    file, in `file_field`, there are no rows.
+    holds a file for each row, and the other fields as its own or in the query.
 
     Raises:
         Unsupported: if the media type is none of these.
         InvalidInput: naming the field that is wrong.
         TooLarge: if there are more than `max_rows` rows.
     """
-    media_type = request_media_type(call.request)
+    media_type, file_field = request_media_type(call.request), f"{rows_field}_file"
+    if media_type in endings:
+        envelope = query_fields(call.request, kind, rows_field)
+        if getattr(envelope, file_field, None) is not None:
+            raise InvalidInput(file_field, "none with a body that is a file", "both")
+        return envelope, None
     work = partial(_read, call, media_type, body, kind, rows_field, max_rows)
     if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
         envelope, rows = await context.threads.requests.run(call, len(body), work)
     else:
         envelope, rows = work()
     call.record.read = time.perf_counter()
-    if file_field is not None and getattr(envelope, file_field) is not None:
+    if getattr(envelope, file_field, None) is not None:
         if len(rows) > 0:
             raise InvalidInput(file_field, f"none with {rows_field}", "both")
-        return envelope, rows
-    if len(rows) == 0:
-        raise InvalidInput(rows_field, "at least one row", "none")
-    if len(rows) > max_rows:
-        raise TooLarge(f"{rows_field}: expected at most {max_rows} rows, got {len(rows)}")
+        return envelope, None
+    refuse_none_or_many(rows_field, len(rows), max_rows)
     return envelope, rows
+
+
+def refuse_none_or_many(field: str, rows: int, most: int, otherwise: str = "") -> None:
+    """Raise InvalidInput or TooLarge unless there are 1 to `most` rows; `otherwise` says what takes
+    more."""
+    if rows == 0:
+        raise InvalidInput(field, "at least one row", "none")
+    if rows > most:
+        raise TooLarge(f"{field}: expected at most {most} rows, got {rows}{otherwise}")
 
 
 def _read(
@@ -221,8 +234,7 @@ def _read(
             content = {**content, rows_field: []}
         return validate(kind, content), rows
     if media_type == NPY:
-        fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
-        envelope = validate(kind, {rows_field: [], **fields})
+        envelope = query_fields(request, kind, rows_field)
         array = parse_npy(body, rows_field)
         call.reservation.acquire(ARRAY_BYTES * array.size)
         return envelope, array
@@ -242,30 +254,33 @@ def _read(
 
 
 async def row_numbers(
-    context: Context, call: Call, rows: Rows, served: Served, rows_field: str, encoded: bool
+    context: Context,
+    call: Call,
+    rows: Rows | RowFile,
+    served: Served,
+    rows_field: str,
+    encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
-    """Return a request's rows as numbers; images, objects and many numbers take a thread."""
-    model, size = served.model, 4 * len(rows) * served.model.row_size
-    call.reservation.reserve(size, rows_field)
-    spec, most_pixels = model.manifest.input, context.settings.max_image_pixels
-    spec = spec.encoded if encoded else spec
-    work = partial(rows_array, rows, spec, rows_field, most_pixels, call, model.text_encoder)
-    is_dear = isinstance(rows, JsonRows | Cells) or (
-        isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
-    )
+    """Return a request's rows as numbers; files, objects and many numbers take a thread."""
+    model, most_pixels = served.model, context.settings.max_image_pixels
+    size, encoder = 4 * count_rows(rows) * model.row_size, model.text_encoder
+    if isinstance(rows, RowFile):
+        call.reservation.reserve(size, rows.field)
+        work, is_dear = partial(pool_array, rows, most_pixels, call, encoder), True
+    else:
+        call.reservation.reserve(size, rows_field)
+        spec = model.manifest.input.encoded if encoded else model.manifest.input
+        work = partial(rows_array, rows, spec, rows_field, most_pixels, call, encoder)
+        is_dear = isinstance(rows, JsonRows | Cells) or (
+            isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
+        )
     if size > 4 * NUMBERS_AT_ONCE or is_dear:
         return await context.threads.requests.run(call, size, work)
     return work()
 
 
-async def pool_numbers(
-    context: Context, call: Call, pool: RowFile, served: Served
-) -> Float32[np.ndarray, "N I"]:
-    size = 4 * pool.rows * pool.row_size
-    call.reservation.reserve(size, pool.field)
-    most_pixels, encoder = context.settings.max_image_pixels, served.model.text_encoder
-    work = partial(pool_array, pool, most_pixels, call, encoder)
-    return await context.threads.requests.run(call, size, work)
+def count_rows(rows: Rows | RowFile) -> int:
+    return rows.rows if isinstance(rows, RowFile) else len(rows)
 
 
 async def find_odd_cells(
@@ -287,21 +302,10 @@ async def find_odd_cells(
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 
 
-def envelope_of_query(
-    request: Request, kind: type[AnyEnvelope], rows_field: str, file_field: str | None = None
-) -> AnyEnvelope:
-    """Return the envelope of a request whose body is a file of rows: its fields are query
-    parameters."""
+def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
+    """Return the parameters of a query; the rows of `rows_field` are in the body."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
-    envelope = validate(kind, fields if file_field is not None else {rows_field: [], **fields})
-    if file_field is not None and getattr(envelope, file_field) is not None:
-        raise InvalidInput(file_field, "none with a body that is a file", "both")
-    return envelope
-
-
-def query_fields(request: Request, kind: type[AnyQuery]) -> AnyQuery:
-    """Return the parameters of a query that asks for a list."""
-    return validate(kind, text_fields(request.query_params.multi_items(), kind, "", "query"))
+    return validate(kind, {rows_field: [], **fields} if rows_field else fields)
 
 
 def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: Call) -> None:

@@ -24,7 +24,7 @@ from service.api.answers import (
     StudioWebhookAnswer,
 )
 from service.api.labels import OBJECT_BYTES, keep_labels
-from service.api.openapi import ERRORS, PROBLEM
+from service.api.openapi import ERRORS, answers
 from service.api.options import num_samples_of, validate
 from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
@@ -58,7 +58,7 @@ A_JSON_OBJECT: dict[str, Any] = {
 }
 
 
-@router.get("/health", responses={200: {"model": StudioHealthAnswer}, 404: ERRORS[404]})
+@router.get("/health", responses=answers(StudioHealthAnswer, 404))
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Say that the backend is up."""
     context_of(request).models.name(name)
@@ -67,7 +67,7 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
 
 @router.post(
     "/setup",
-    responses={200: {"model": StudioSetupAnswer}, **ERRORS},
+    responses=answers(StudioSetupAnswer, *ERRORS),
     openapi_extra=A_JSON_OBJECT,
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
@@ -82,7 +82,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
 
 @router.post(
     "/predict",
-    responses={200: {"model": StudioPredictAnswer}, **ERRORS},
+    responses=answers(StudioPredictAnswer, *ERRORS),
     openapi_extra=A_JSON_OBJECT,
 )
 async def post_label_studio_predict(request: Request, name: str) -> Response:
@@ -128,12 +128,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
 @router.post(
     "/webhook",
     status_code=201,
-    responses={
-        200: {"model": StudioWebhookAnswer},
-        201: {"model": StudioWebhookAnswer},
-        **ERRORS,
-        507: PROBLEM,
-    },
+    responses=answers(StudioWebhookAnswer) | answers(StudioWebhookAnswer, *ERRORS, 507, status=201),
     openapi_extra=A_JSON_OBJECT,
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:

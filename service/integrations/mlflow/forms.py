@@ -9,11 +9,10 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, kind_of
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.options import envelope_of, fields_of
-from service.api.requests import SMALL_JSON_BYTES, parse_json
+from service.api.requests import SMALL_JSON_BYTES, parse_json, refuse_none_or_many
 from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.call import Call
-from service.errors import TooLarge
 
 FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
@@ -77,10 +76,7 @@ def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
         rows = given
     else:
         raise InvalidInput(form, "an array of rows", kind_of(given))
-    if len(rows) == 0:
-        raise InvalidInput(form, "at least one row", "none")
-    if len(rows) > max_rows:
-        raise TooLarge(f"{form}: expected at most {max_rows} rows, got {len(rows)}")
+    refuse_none_or_many(form, len(rows), max_rows)
     return rows
 
 

@@ -14,12 +14,12 @@ from service import VERSION
 from service.api.health import refuse_unready
 from service.api.pool_files import open_file
 from service.api.predict import ToPredict, predict, run_reading
-from service.api.requests import came, read_body, request_media_type
+from service.api.requests import came, read_body, refuse_none_or_many, request_media_type
 from service.api.responses import predict_json, response
 from service.call import Call
 from service.context import Context, context_of
 from service.error_forms import JSON
-from service.errors import TooLarge, Unsupported
+from service.errors import Unsupported
 from service.integrations.mlflow.forms import envelope_of_params, read_invocation, rows_of
 
 CSV = "text/csv"
@@ -77,6 +77,5 @@ async def _read_csv(context: Context, call: Call) -> ToPredict:
     envelope = envelope_of_params({})
     served = await context.served(call, envelope)
     pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
-    if pool.rows > settings.max_rows:
-        raise TooLarge(f"body: expected at most {settings.max_rows} rows, got {pool.rows}")
+    refuse_none_or_many("body", pool.rows, settings.max_rows)
     return ToPredict(call, envelope, served, pool)

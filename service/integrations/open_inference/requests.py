@@ -22,7 +22,7 @@ from model_store.errors import InvalidInput, kind_of
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
 from service.api.options import fields_of
-from service.api.requests import SMALL_JSON_BYTES, parse_json
+from service.api.requests import SMALL_JSON_BYTES, parse_json, refuse_none_or_many
 from service.api.rows import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
@@ -308,9 +308,7 @@ def _groups(tensor: Tensor, call: Call) -> list[str]:
 
 
 def _check_rows(tensor: Tensor, max_rows: int) -> None:
-    rows = tensor.shape[0]
-    if rows > max_rows:
-        raise TooLarge(f"{tensor.place}.shape: expected at most {max_rows} rows, got {rows}")
+    refuse_none_or_many(f"{tensor.place}.shape", tensor.shape[0], max_rows)
 
 
 def _check_one_each(tensor: Tensor) -> None:
