@@ -11,9 +11,10 @@ from scipy import stats
 
 from training.__main__ import main
 from training.commands.reproduce import known_targets
-from training.reproduce import cells, moons
+from training.reproduce import cells, choice, detection, moons, parameters, pruning
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
+from training.reproduce.measures import recipe_with
 from training.reproduce.pages import OLDER, draw_columns, write_pages
 
 MOVING = "the held-out likelihood still rose"
@@ -73,7 +74,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     target = target_of([])
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     (tmp_path / "table" / "c-2.json").unlink()
-    write_pages([target], tmp_path)
+    write_pages([target], tmp_path, tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| a | 91.00 ± 1.00 (90.5) | 3 |" in page
     assert "| b | – | 3 |" in page
@@ -82,7 +83,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     assert OLDER not in page
     assert (tmp_path / "table.png").stat().st_size > 1000
     assert "| [A table](table.md) | 8 | 9 |" in (tmp_path / "README.md").read_text()
-    write_pages([replace(target, code=("fit.py",))], tmp_path)
+    write_pages([replace(target, code=("fit.py",))], tmp_path, tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
     assert f"* {OLDER} before the code that it depends on changed" in page
@@ -147,7 +148,7 @@ def test_a_toy_is_fitted_and_drawn(tmp_path):
     (cell,) = target.results(tmp_path)["mle"]
     assert cell.measured.values["ratio"] == 0.0
     assert len(cell.measured.values["rows"][0]) == 20
-    write_pages([target], tmp_path)
+    write_pages([target], tmp_path, tmp_path)
     assert "* mle: " in (tmp_path / "toy-cubic.md").read_text()
 
 
@@ -161,7 +162,12 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     claims = [
         Claim(f"{pair}", "paper", "table", "accuracy", [(*pair,)]) for pair in ("ab", "ba", "ac")
     ]
-    assert findings_page({"table": target}, tmp_path, claims).count("| not measured | table |") == 3
+    assert (
+        findings_page({"table": target}, tmp_path, tmp_path, claims).count(
+            "| not measured | table |"
+        )
+        == 3
+    )
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)
     found = [claim.judge(target, tmp_path)[0] for claim in claims]
     assert found == ["holds", "does not hold", "cannot be told"]
@@ -199,3 +205,46 @@ def test_doubt_of_two_classes_is_compared_near_the_rows_and_far_from_them():
     assert values["bald_near"] == pytest.approx(0.0)
     assert values["ratio_near"] == pytest.approx(0.0)
     assert values["rank_correlation"] == pytest.approx(1.0)
+
+
+def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_ones_small_ones():
+    generator = np.random.default_rng(0)
+    theta = generator.normal(size=(500, 60))
+    values = parameters.p_values(theta)
+    assert len(values) == 60 * 59 / 2
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+    expected = stats.pearsonr(theta[:, 0], theta[:, 1]).pvalue
+    assert values[0] == pytest.approx(expected)
+    assert parameters.p_values(np.repeat(theta[:, :1], 2, axis=1)) == pytest.approx(0.0)
+
+
+@pytest.mark.slow
+def test_which_method_is_measured_on_the_digits(tmp_path, monkeypatch):
+    monkeypatch.setitem(choice.SECONDS, "digits", 0.1)
+    for method in ("mle", "dropout"):
+        measured = choice.measure("digits", method, 0, tmp_path)
+        assert {*choice.CHOICE.columns} <= {*measured.values}
+        assert measured.values["seconds"] > 0.0
+    assert 50.0 < measured.values["posterior"] <= 100.0
+
+
+@pytest.mark.slow
+def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_path, monkeypatch):
+    def short(method):
+        return lambda _, seed, **changes: recipe_with(
+            f"digits-{method}",
+            seed,
+            data={"leave_out": changes.get("data", {}).get("leave_out", [])},
+            training={"epochs": 8},
+        )
+
+    monkeypatch.setattr(detection, "recipe_of", short("mle"))
+    digit = detection.TABLE_3.rows["mlp"](3, tmp_path)
+    assert {*digit.values} == {*detection.TABLE_3.columns}
+    assert 50.0 < digit.values["variation_ratio"] < 100.0
+    monkeypatch.setattr(pruning, "recipe_of", short("bbb-mixture"))
+    few = pruning.PRUNING.rows["95"](0, tmp_path).values
+    assert few["kept"] <= 5.0
+    assert few["bytes"] < 100.0
+    assert {*pruning.PRUNING.columns} < {*few}
+    assert sorted(few["decibels"]) == few["decibels"]

@@ -17,7 +17,8 @@ from training.folders import runs_folder
 if TYPE_CHECKING:
     from training.reproduce.cells import Target
 
-OUT = Path("docs/results/reproduce")
+GUIDES = Path("docs")
+OUT = GUIDES / "results" / "reproduce"
 CERTIFYING = ("exact", "gap", "moons")  # targets that hold posteriors against what is known
 
 
@@ -75,8 +76,9 @@ def _reproduce(options: argparse.Namespace) -> None:
         runs = runs_folder()
         limits = (options.budget, options.quiet, options.again)
         left = measure_missing(targets, options.out, runs, *limits)
-    write_pages([*known.values()], options.out)
-    (options.out / "findings.md").write_text(findings_page(known, options.out))
+    guides = GUIDES if options.out == OUT else options.out
+    write_pages([*known.values()], options.out, guides)
+    (guides / "findings.md").write_text(findings_page(known, options.out, guides))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
 
 

@@ -79,6 +79,8 @@ class Target:
     draw: Callable[["Target", Results], Figure]
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     seeds: int = FEWEST_SEEDS
+    remarks: str = ""  # why figures differ from the paper's
+    is_guide: bool = False  # its page is among the guides
     code: tuple[str, ...] = OF_FITS
 
     def path(self, out: Path, row: str, seed: int) -> Path:

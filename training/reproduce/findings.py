@@ -8,7 +8,7 @@ from pathlib import Path
 from scipy import stats
 
 from training.reproduce.cells import FEWEST_SEEDS, Target, mean_and_spread
-from training.reproduce.pages import values_of
+from training.reproduce.pages import link_to, values_of
 from training.reproduce.uci import PUBLISHED
 
 LEVEL = 0.95
@@ -122,7 +122,7 @@ CLAIMS = (
 
 
 def findings_page(
-    targets: Mapping[str, Target], out: Path, claims: Sequence[Claim] = CLAIMS
+    targets: Mapping[str, Target], out: Path, guides: Path, claims: Sequence[Claim] = CLAIMS
 ) -> str:
     lines = [
         "# What the replication found",
@@ -136,6 +136,7 @@ def findings_page(
     ]
     for claim in claims:
         found, rests_on = claim.judge(targets[claim.target], out)
-        link = f"[{claim.target}]({claim.target}.md): {rests_on}" if rests_on else claim.target
+        page = link_to(out / f"{claim.target}.md", guides)
+        link = f"[{claim.target}]({page}): {rests_on}" if rests_on else claim.target
         lines.append(f"| {claim.text} | {claim.source} | {found} | {link} |")
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from training.folders import data_root
 from training.recipe import Recipe
 from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Target
 from training.reproduce.measures import measure_fit, recipe_with
-from training.reproduce.pages import draw_columns
+from training.reproduce.pages import draw_boxes, draw_columns
 
 COLUMNS = {"accuracy": Column("accuracy, %"), "log_likelihood": Column("log-likelihood", 4)}
 HELD_OUT = {"validation_rows": 8000, "reference_rows": 1000, "ranking_rows": 1000}
@@ -100,13 +100,13 @@ def _few_target(units: int, papers: dict[str, float]) -> Target:
         title=f"MNIST's first 5,000 rows, {units} units (Bayesian Hypernetworks, Table 1)",
         protocol=(
             f"784-{units}-{units}-10, batches of 128, {FEW_EPOCHS} epochs. Of the first 7,000 rows "
-            "5,000 train, 1,000 choose the checkpoint and the temperature."
+            "5,000 train, 1,000 choose the checkpoint and the temperature. The plot is Figure 3."
         ),
         module=__name__,
         rows=_few(units, flows),
         columns=COLUMNS,
         papers={row: {"accuracy": accuracy} for row, accuracy in papers.items()},
-        draw=draw_columns,
+        draw=draw_boxes,
         seeds=5,
     )
 

@@ -1,5 +1,6 @@
 """A target's page and picture, with ours and the paper's figures, and the index of all."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ NONE = "–"
 OLDER = "†"
 
 
-def write_pages(targets: Sequence[Target], out: Path) -> None:
+def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     plt.switch_backend("Agg")
     out.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -22,7 +23,7 @@ def write_pages(targets: Sequence[Target], out: Path) -> None:
         "",
         "`make reproduce` measures what is missing, cell by cell, and writes these pages. A cell "
         "is a seed of a row; a figure counts with three seeds and a validation curve that has "
-        "levelled off. [What was found](findings.md), claim by claim.",
+        f"levelled off. [What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
         "",
         "| page | cells measured | of |",
         "|---|---|---|",
@@ -30,17 +31,22 @@ def write_pages(targets: Sequence[Target], out: Path) -> None:
     for target in targets:
         results = target.results(out)
         measured = sum(map(len, results.values()))
+        path = (guides if target.is_guide else out) / f"{target.name}.md"
         if measured:
-            (out / f"{target.name}.md").write_text(page(target, results))
             figure = target.draw(target, results)
             figure.savefig(out / f"{target.name}.png", dpi=100)
             plt.close(figure)
-        link = f"[{target.title}]({target.name}.md)" if measured else f"{target.title}: not run"
-        lines.append(f"| {link} | {measured} | {len(target.rows) * target.seeds} |")
+            path.write_text(page(target, results, link_to(out / f"{target.name}.png", path.parent)))
+        text = f"[{target.title}]({link_to(path, out)})" if measured else f"{target.title}: not run"
+        lines.append(f"| {text} | {measured} | {len(target.rows) * target.seeds} |")
     (out / "README.md").write_text("\n".join(lines) + "\n")
 
 
-def page(target: Target, results: Results) -> str:
+def link_to(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def page(target: Target, results: Results, picture: str) -> str:
     header = ["", *(column.title for column in target.columns.values()), "seeds", "seconds a seed"]
     lines = [
         f"# {target.title}",
@@ -54,7 +60,8 @@ def page(target: Target, results: Results) -> str:
         *(row_line(target, row, cells) for row, cells in results.items()),
         "",
         *notes(target, results),
-        f"![{target.title}]({target.name}.png)",
+        *([target.remarks, ""] if target.remarks else []),
+        f"![{target.title}]({picture})",
     ]
     return "\n".join(lines) + "\n"
 
@@ -134,4 +141,15 @@ def draw_columns(target: Target, results: Results) -> Figure:
     for axis, key in zip(axes[0], target.columns, strict=True):
         dots(axis, target, results, key)
     figure.suptitle(f"{target.title} (× the paper's)")
+    return figure
+
+
+def draw_boxes(target: Target, results: Results) -> Figure:
+    """Draw a box plot over seeds of the first column, a dot a seed, a cross for the paper's."""
+    key = next(iter(target.columns))
+    figure, axis = plt.subplots(figsize=(7, 1.4 + 0.5 * len(results)), layout="constrained")
+    values = [values_of(cells, key) for cells in results.values()]
+    axis.boxplot(values, orientation="horizontal", positions=range(len(values)), widths=0.5)
+    dots(axis, target, results, key)
+    axis.set_title(f"{target.title} (× the paper's)")
     return figure

@@ -20,6 +20,7 @@ from training.reproduce.measures import measured_of
 QUARTILES = (25, 50, 75)
 HELD_OUT = {"validation_rows": 18, "reference_rows": 1, "ranking_rows": 1}  # nothing is calibrated
 GRID = 121
+SINES_ROWS, SINES_UNITS = 200, 100
 METHODS: dict[str, dict[str, Any]] = {
     "mle": {"method": "mle", "posterior": {}},
     "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.1}},
@@ -143,8 +144,8 @@ SINES = _target(
     "toy-sines",
     "A regression with quartiles (Weight Uncertainty, Figure 5)",
     draw_sines,
-    200,
-    100,
+    SINES_ROWS,
+    SINES_UNITS,
     (-0.4, 1.0),
 )
 CUBIC = _target(

@@ -1,0 +1,107 @@
+"""Weights removed by their signal-to-noise ratio: Table 2 and Figure 3 of Blundell et al. 2015,
+"Weight uncertainty in neural networks"."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from model_store.artifacts.store import ModelStore
+from training.fit import fit, publish
+from training.publishing.derive import prune_version
+from training.publishing.pruning import is_weight, signal_to_noise
+from training.reproduce.cells import (
+    MEASURES,
+    OF_FITS,
+    Column,
+    Measured,
+    Results,
+    Target,
+    mean_and_spread,
+)
+from training.reproduce.measures import measured_of
+from training.reproduce.mnist import recipe_of
+from training.reproduce.pages import values_of
+from training.versions import open_parent
+
+UNITS = 1200
+ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weights removed
+QUANTILES = np.linspace(0.0, 1.0, 201)
+DECIBELS = "signal-to-noise ratio, dB"
+
+
+def measure(percent: int, seed: int, runs: Path) -> Measured:
+    """Of the fit that `weight-uncertainty` has as `bbb-mixture-1200`."""
+    recipe = recipe_of("mnist-bbb-mixture", seed, network={"hidden": [UNITS, UNITS]})
+    fitted = fit(recipe, runs=runs, quiet=True)
+    ratio = signal_to_noise(fitted.model)[is_weight(fitted.model)].double().numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(Path(folder) / "models")
+        whole = publish(fitted, store)
+        parent = open_parent(store, f"{whole.name}:{whole.version}", "model")
+        pruned = prune_version(store, parent, fitted.data, percent / 100, "pruned", Path(folder))
+    quality, facts = pruned.manifest.quality, pruned.facts
+    decibels = 20 * np.log10(np.quantile(ratio, QUANTILES).clip(1e-6))
+    values = {
+        "error": 100 * (1 - quality["test_accuracy"]),
+        "log_likelihood": quality["test_log_likelihood"],
+        "kept": 100 * facts.kept_weights / facts.weights,
+        "bytes": 100 * facts.bytes / facts.parent_bytes,
+        "time": 100 * facts.request_ms / facts.parent_request_ms,
+        "decibels": decibels.round(3).tolist(),
+    }
+    return measured_of(fitted, values)
+
+
+def _draw(target: Target, results: Results) -> Figure:
+    """Draw density and CDF of the ratio by seed, and the error against what was removed."""
+    figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    cells = next((cells for cells in results.values() if cells), [])
+    for cell in cells:
+        decibels = np.array(cell.measured.values["decibels"])
+        widths = np.diff(decibels).clip(1e-9)
+        density.stairs(np.diff(QUANTILES) / widths, decibels, label=f"seed {cell.seed}")
+        cdf.plot(decibels, QUANTILES)
+    density.set(xlabel=DECIBELS, ylabel="density", xlim=(-60, None))
+    cdf.set(xlabel=DECIBELS, ylabel="share of weights", xlim=(-60, None))
+    found = {row: values_of(of, "error") for row, of in results.items() if of}
+    known = {float(row): mean_and_spread(values) for row, values in found.items()}
+    means, spreads = zip(*known.values(), strict=True)
+    error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label="ours")
+    error.plot([*ERRORS], [*ERRORS.values()], "x", color="C3", markersize=8, label="the paper's")
+    error.set(xlabel="weights removed, %", ylabel="test error, %")
+    for axis in (density, cdf, error):
+        axis.grid(alpha=0.3)
+    density.legend()
+    error.legend()
+    figure.suptitle(target.title)
+    return figure
+
+
+PRUNING = Target(
+    name="pruning",
+    title="Weights removed by signal-to-noise (Weight Uncertainty, Table 2, Figure 3)",
+    protocol=(
+        f"`bbb-mixture` with two hidden layers of {UNITS:,} units; of each row so many % of the "
+        "weights, those of lowest |mu| / sigma, are 0 in every draw. Bytes of both graphs and the "
+        "weights, and the time of a request of one row under fresh draws, in % of the whole "
+        "model's. Kept weights are fewer than the share says where units lead nowhere."
+    ),
+    module=__name__,
+    rows={str(percent): partial(measure, percent) for percent in ERRORS},
+    columns={
+        "error": Column("test error, %"),
+        "log_likelihood": Column("log-likelihood", 4),
+        "kept": Column("kept weights, %", 1),
+        "bytes": Column("bytes, %", 0),
+        "time": Column("time, %", 0),
+    },
+    papers={str(percent): {"error": error} for percent, error in ERRORS.items()},
+    draw=_draw,
+    code=(*OF_FITS, "export", "publishing", MEASURES, "reproduce/mnist.py"),
+)
+
+TARGETS = (PRUNING,)
