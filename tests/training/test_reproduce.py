@@ -82,7 +82,10 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     assert "* c: 2 of 3 seeds." in page
     assert OLDER not in page
     assert (tmp_path / "table.png").stat().st_size > 1000
-    assert "| [A table](table.md) | 8 | 9 |" in (tmp_path / "README.md").read_text()
+    assert (
+        "| [A table](table.md) | `table` | 1 of 3 | 8 of 9 |"
+        in (tmp_path / "README.md").read_text()
+    )
     write_pages([replace(target, code=("fit.py",))], tmp_path, tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page

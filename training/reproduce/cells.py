@@ -143,7 +143,7 @@ def measure_missing(
             cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
             path = target.path(out, row, seed)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, (json.dumps(asdict(cell), indent=1) + "\n").encode())
+            write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
             bar.update()
     return 0
 

@@ -13,32 +13,45 @@ from training.reproduce.cells import FEWEST_SEEDS, Cell, Results, Target, mean_a
 
 NONE = "–"
 OLDER = "†"
+NO_GPU = (
+    "Not here: CIFAR-10 of Table 1, 600 epochs of Bayes by Backprop, and the convolutional network "
+    "and 3 x 1000 attacks of the alpha-divergence paper. They need a GPU, and there was none."
+)
 
 
 def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     plt.switch_backend("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    lines = [
-        "# The papers' tables and figures",
-        "",
-        "`make reproduce` measures what is missing, cell by cell, and writes these pages. A cell "
-        "is a seed of a row; a figure counts with three seeds and a validation curve that has "
-        f"levelled off. [What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
-        "",
-        "| page | cells measured | of |",
-        "|---|---|---|",
-    ]
+    known, left = [], []
     for target in targets:
         results = target.results(out)
         measured = sum(map(len, results.values()))
         path = (guides if target.is_guide else out) / f"{target.name}.md"
+        counted = sum(map(counts, results.values()))
         if measured:
             figure = target.draw(target, results)
             figure.savefig(out / f"{target.name}.png", dpi=100)
             plt.close(figure)
             path.write_text(page(target, results, link_to(out / f"{target.name}.png", path.parent)))
-        text = f"[{target.title}]({link_to(path, out)})" if measured else f"{target.title}: not run"
-        lines.append(f"| {text} | {measured} | {len(target.rows) * target.seeds} |")
+        text = f"[{target.title}]({link_to(path, out)})" if measured else target.title
+        shares = (f"{counted} of {len(results)}", f"{measured} of {len(results) * target.seeds}")
+        line = f"| {text} | `{target.name}` | {' | '.join(shares)} |"
+        (known if measured else left).append(line)
+    lines = [
+        "# The papers' tables and figures",
+        "",
+        "`make reproduce` measures what is missing, cell by cell, and writes these pages; `dubito "
+        "reproduce TARGET` does one of them. A cell is a seed of a row; a row's figures count, and "
+        "are shown, with three seeds and a validation curve that has levelled off. "
+        f"[What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
+        "",
+        "| page | target | rows shown | cells measured |",
+        "|---|---|---|---|",
+        *known,
+        *left,
+        "",
+        NO_GPU,
+    ]
     (out / "README.md").write_text("\n".join(lines) + "\n")
 
 

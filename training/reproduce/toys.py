@@ -142,7 +142,7 @@ def _target(
 
 SINES = _target(
     "toy-sines",
-    "A regression with quartiles (Weight Uncertainty, Figure 5)",
+    "A regression with quartiles (Weight Uncertainty, Figure 5; Bayesian Hypernetworks, Figure 1)",
     draw_sines,
     SINES_ROWS,
     SINES_UNITS,
