@@ -22,7 +22,8 @@ NO_GPU = (
 def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     plt.switch_backend("Agg")
     out.mkdir(parents=True, exist_ok=True)
-    known, left = [], []
+    known: list[str] = []
+    left: list[str] = []
     for target in targets:
         results = target.results(out)
         measured = sum(map(len, results.values()))
