@@ -143,6 +143,7 @@ class SharedState:
         self._own_metrics = own_metrics
         self._bring_drift = bring_drift
         self._next_metrics = 0.0
+        self._showing = threading.Lock()  # held while own metrics are made and shown
         self._is_reachable = True
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shared-state", daemon=True)
@@ -164,13 +165,20 @@ class SharedState:
                 logger.error("%s reaches no other process: %s", action, error)
 
     def metrics(self) -> bytes:
+        """Return the metrics of all processes, as all of them would now: of two scrapes, whichever
+        processes a balancer hands them to, no counter of the second is below that of the first."""
         if self.backend is None:
             return self._own_metrics()
         try:
+            self._show_metrics(self.backend)
             pages = self.backend.metrics()
         except OSError:
-            pages = {}
-        return merge_metrics({**pages, self.backend.name: self._own_metrics()})
+            pages = {self.backend.name: self._own_metrics()}
+        return merge_metrics(pages)
+
+    def _show_metrics(self, backend: StateBackend) -> None:
+        with self._showing:  # or an older page could take the place of a later one
+            backend.put_metrics(self._own_metrics())
 
     def _run(self) -> None:
         assert self.backend is not None
@@ -195,7 +203,7 @@ class SharedState:
             self._act(notice)
         self._bring_drift()
         if time.monotonic() >= self._next_metrics:
-            backend.put_metrics(self._own_metrics())
+            self._show_metrics(backend)
             self._next_metrics = time.monotonic() + backend.metrics_s
 
     def _act(self, notice: Notice) -> None:

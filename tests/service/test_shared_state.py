@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -153,3 +154,22 @@ def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):
     assert heard == [("1", "hello")]
     expected = b'# HELP a What.\n# TYPE a gauge\na{worker="0"} 1\na{worker="1"} 2\n'
     assert one.metrics() == other.metrics() == expected
+
+
+def test_no_counter_goes_back_from_one_scrape_to_the_next_whichever_process_answers(tmp_path):
+    counted = [0, 0]
+
+    def page(worker):
+        return b"# HELP a_total What.\n# TYPE a_total counter\na_total %d\n" % counted[worker]
+
+    states = [
+        SharedState(backend, {}, partial(page, worker), lambda: None)
+        for worker, backend in enumerate(backends(tmp_path, 2))
+    ]
+    for state in states:
+        state._update(state.backend)  # the next is due in a second
+    for asked in (0, 1, 0, 0, 1, 1):
+        counted[asked] += 1
+        here, there = (states[worker].metrics() for worker in (asked, 1 - asked))
+        assert here == there
+        assert b'a_total{worker="%d"} %d' % (asked, counted[asked]) in there
