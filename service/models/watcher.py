@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 
+from model_store.artifacts.storage import is_version
 from model_store.artifacts.store import LATEST
 from model_store.errors import StoreError, StoreUnreachable, one_line
 from model_store.processes import LOOK_S
@@ -167,12 +168,28 @@ class Watcher:
 
     def _newest_whole(self, name: str, wanted: str) -> str | None:
         """Return the newest version before the one that is wanted that can be served, loaded: not a
-        newer one, which `latest` may have been moved back from."""
+        newer one, which `latest` may have been moved back from, nor a candidate that it does not
+        come of, which may never have been promoted."""
+        line = self._line(name, wanted)
         for version in reversed(self.store.versions(name)):
             if int(version) < int(wanted):
                 with suppress(StoreError):
-                    return version if self._has_loaded(name, LATEST, version) else None
+                    is_candidate = self.store.manifest(name, version).training.get("labels")
+                    if not is_candidate or version in line:
+                        return version if self._has_loaded(name, LATEST, version) else None
         return None
+
+    def _line(self, name: str, version: str) -> set[str]:
+        """Return a version and those that its weights come of, as far as manifests tell."""
+        line: set[str] = set()
+        with suppress(StoreError):
+            while is_version(version) and version not in line:
+                made = self.store.manifest(name, version).training
+                line.add(version)
+                origin = made.get("warm_start")
+                if isinstance(origin, dict) and origin.get("name") == name:
+                    version = str(origin.get("version"))
+        return line
 
     def _has_loaded(self, name: str, alias: str, version: str) -> bool:
         """Load a version that has passed its preflight; return whether that was over."""

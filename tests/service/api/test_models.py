@@ -7,6 +7,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from model_store.artifacts.manifest import Description
 from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
 from tests.support.serving import (
@@ -183,6 +184,30 @@ def test_latest_goes_on_with_the_newest_whole_version_before_it_and_never_with_a
         assert "model digits version 4: network.onnx: " in ready.json()["detail"]
         (own_store.root / "digits" / "4" / "network.onnx").write_bytes(whole)
         assert predict_blank(client, version="5").json()["version"] == "5"
+
+
+def test_a_candidate_that_latest_does_not_come_of_stands_in_for_no_damaged_version(
+    serve, digits_store, own_store
+):
+    def publish_candidate(parent):
+        artifact = own_store.open("digits", "1")
+        made = {"labels": {"rows": 9}, "warm_start": {"name": "digits", "version": parent}}
+        fields = {field: getattr(artifact.manifest, field) for field in Description.model_fields}
+        description = Description(**fields | {"training": fields["training"] | made})
+        return own_store.publish("digits", description, artifact.files, "candidate").version
+
+    promoted, never, wanted = (publish_candidate(parent) for parent in "112")
+    own_store.set_alias("digits", "latest", wanted)
+    damage(own_store.root / "digits" / wanted, "network.onnx", "truncated")
+    for expected, lost in ((promoted, "network.onnx"), ("1", None)):
+        with (
+            serve(own_store.root, **SOON) as (url, _),
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            assert predict_blank(client).json()["version"] == expected
+            assert predict_blank(client, version=never).json()["version"] == never
+        if lost is not None:
+            damage(own_store.root / "digits" / promoted, lost, "truncated")
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(
