@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from model_store.artifacts.disk import make_folder, sync_folder
-from model_store.errors import NotFound, OverQuota
+from model_store.errors import NotFound, OverQuota, StateUnusable
 from model_store.state.database import Database, may_be_damaged, told
 
 Kind = Literal["acquire", "predict", "candidate"]
@@ -33,6 +33,7 @@ SLOTS = "slots"
 MOST_DEATHS = 5  # of a job's process without any progress, before the job has failed
 MOST_ORPHANED = 20  # the same where the service died too, which is rarely because of the job
 MAX_PLACE = (1 << 63) - 1
+OLD = "state IN ('done', 'failed', 'cancelled') AND ended < ?"
 STRAY_S = 3600.0  # after which a folder without a job belongs to none that is about to be added
 
 
@@ -115,10 +116,10 @@ class Jobs:
         with self._database.writing() as connection:
             for folder in (self.folder / name, self.folder):  # its files are on the disk before it
                 sync_folder(folder)
-            queued = connection.execute(
-                "SELECT client, count(*) FROM jobs WHERE state = 'queued' GROUP BY client"
+            queued = connection.execute(  # as bytes, which can be read if one is damaged
+                "SELECT CAST(client AS BLOB), count(*) FROM jobs WHERE state = 'queued' GROUP BY 1"
             )
-            if not may_wait(dict(map(tuple, queued))):
+            if not may_wait({of.decode(errors="replace"): count for of, count in queued}):
                 raise TooManyJobs
             row = connection.execute(
                 """
@@ -192,14 +193,33 @@ class Jobs:
     def claim(self, slot: int) -> Job | None:
         """Take the job whose turn it is, to run it in a slot whose lock the caller holds; None if
         the queue is empty."""
+        while True:
+            with self._database.writing() as connection:
+                row = connection.execute(
+                    "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
+                    "WHERE rowid = (SELECT rowid FROM jobs WHERE state = 'queued' "
+                    "ORDER BY turn, rowid LIMIT 1) RETURNING rowid",
+                    (slot, time.time()),
+                ).fetchone()
+            if row is None:
+                return None
+            try:
+                return self._at(row["rowid"])
+            except StateUnusable as damage:  # no other job waits for it
+                self._fail(row["rowid"], str(damage))
+
+    def _at(self, place: int) -> Job:
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT * FROM jobs WHERE rowid = ?", (place,)).fetchone()
+        return _job(row)
+
+    def _fail(self, place: int, why: str) -> None:
         with self._database.writing() as connection:
-            row = connection.execute(
-                "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
-                "WHERE id = (SELECT id FROM jobs WHERE state = 'queued' ORDER BY turn, rowid "
-                "LIMIT 1) RETURNING *",
-                (slot, time.time()),
-            ).fetchone()
-        return None if row is None else _job(row)
+            connection.execute(
+                "UPDATE jobs SET state = 'failed', said = ?, ended = ?, slot = NULL "
+                "WHERE rowid = ?",
+                (json.dumps(why), time.time(), place),
+            )
 
     def progress(self, name: str, work: int, done: int, worked_s: float, most_bytes: int) -> bool:
         """Record how far a job is; return whether it is to go on.
@@ -237,14 +257,21 @@ class Jobs:
                 the job has failed.
             is_orphan: whether the service had died as well.
         """
+        self._put_back("id = ?", (name,), why, is_orphan)
+
+    def _put_back(
+        self, which: str, values: tuple[Any, ...], why: str | None, is_orphan: bool
+    ) -> None:
         counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
         with self._database.writing() as connection:
-            row = connection.execute(
-                "SELECT * FROM jobs WHERE id = ? AND state = 'running'", (name,)
+            row = connection.execute(  # numbers alone, which can be read whatever is damaged
+                "SELECT rowid, cancel, done, deaths, orphaned FROM jobs "
+                f"WHERE state = 'running' AND {which}",
+                values,
             ).fetchone()
             if row is None:
                 return
-            times = row[counted] + (why is not None)
+            times = min(row[counted], most) + (why is not None)
             state, outcome = ("cancelled", None) if row["cancel"] else ("queued", None)
             if why is not None and times >= most and state == "queued":
                 state = "failed"
@@ -254,8 +281,8 @@ class Jobs:
             ended = None if state == "queued" else time.time()
             connection.execute(
                 f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL "
-                "WHERE id = ?",
-                (state, outcome, ended, times, name),
+                "WHERE rowid = ?",
+                (state, outcome, ended, times, row["rowid"]),
             )
 
     def cancel(self, name: str) -> Job:
@@ -273,24 +300,30 @@ class Jobs:
     def clear_ended(self) -> None:
         """Delete the files of jobs that are over, but for their results."""
         with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT id, state, said FROM jobs WHERE state IN ('done', 'failed', 'cancelled') "
+            places = connection.execute(
+                "SELECT rowid FROM jobs WHERE state IN ('done', 'failed', 'cancelled') "
                 "AND NOT cleared"
             ).fetchall()
-        for row in rows:
-            with may_be_damaged(f"job {row['id']}"):
-                result = json.loads(row["said"]) if row["state"] == "done" else None
-            with told(), suppress(FileNotFoundError):
-                for entry in os.scandir(self.folder / row["id"]):
-                    if entry.is_dir():
-                        shutil.rmtree(entry, ignore_errors=True)
-                    elif entry.name != result:
-                        Path(entry).unlink(missing_ok=True)
-            size = self._bytes(row["id"])
+        for (place,) in places:
+            try:
+                job = self._at(place)
+            except StateUnusable:  # nobody knows which of its files is the result
+                continue
+            size = self._clear(job)
             with self._database.writing() as connection:
                 connection.execute(
-                    "UPDATE jobs SET cleared = 1, bytes = ? WHERE id = ?", (size, row["id"])
+                    "UPDATE jobs SET cleared = 1, bytes = ? WHERE id = ?", (size, job.id)
                 )
+
+    def _clear(self, job: Job) -> int:
+        """Delete the files of a job that is over, but for its result; return what that takes."""
+        with told(), suppress(FileNotFoundError):
+            for entry in os.scandir(self.folder / job.id):
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif job.state != "done" or entry.name != job.outcome:
+                    Path(entry).unlink(missing_ok=True)
+        return self._bytes(job.id)
 
     def _bytes(self, name: str) -> int:
         """Return how many bytes the files of a job take."""
@@ -312,12 +345,18 @@ class Jobs:
         now = time.time()
         with self._database.reading() as connection:
             old = connection.execute(
-                "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
-                (now - kept_s,),
+                f"SELECT rowid FROM jobs WHERE {OLD}", (now - kept_s,)
             ).fetchall()
-        for row in old:
-            with suppress(NotFound):  # another process deletes them too
-                self.forget(row["id"])
+        for (place,) in old:
+            try:
+                self.forget(self._at(place).id)
+            except NotFound:  # another process deletes them too
+                pass
+            except StateUnusable:  # damaged: its folder is then of no job
+                with self._database.writing() as connection:
+                    connection.execute(
+                        f"DELETE FROM jobs WHERE rowid = ? AND {OLD}", (place, now - kept_s)
+                    )
         with told(), suppress(FileNotFoundError):
             entries = os.scandir(self.folder)
             for name in [e.name for e in entries if e.stat().st_mtime < now - STRAY_S]:
@@ -325,18 +364,21 @@ class Jobs:
                     self.get(name)
                 except NotFound:
                     shutil.rmtree(self.folder / name, ignore_errors=True)
+                except StateUnusable:  # it has a job, if a damaged one
+                    pass
         with self._database.writing() as connection:  # where the clock was ahead
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def put_back_orphans(self) -> None:
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT id, slot FROM jobs WHERE state = 'running'"
+                "SELECT rowid, slot FROM jobs WHERE state = 'running'"
             ).fetchall()
-        for row in rows:
-            with self.slot(row["slot"]) as handle:
+        for place, number in rows:
+            with self.slot(number) as handle:
                 if handle is not None:
-                    self.put_back(row["id"], "the service that ran it ended", is_orphan=True)
+                    why, of_it = "the service that ran it ended", "rowid = ? AND slot IS ?"
+                    self._put_back(of_it, (place, number), why, is_orphan=True)
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
