@@ -8,6 +8,7 @@ DubitoError
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
 │   ├── UnsupportedFormat a version written in a format that this reader does not know
 │   └── StoreUnreachable  a bucket that cannot be reached, or refuses
+├── OutOfMemory           a model whose graphs take more memory than they may for these rows
 ├── OverQuota             files of one owner's jobs take more than they may
 └── StateUnusable         jobs and labels cannot be read or written
     └── NoSpace           the disk is full
@@ -66,6 +67,16 @@ class StoreUnreachable(StoreError):
     def __init__(self, text: str, is_refused: bool = False) -> None:
         super().__init__(text)
         self.is_refused = is_refused
+
+
+class OutOfMemory(DubitoError, MemoryError):
+    """A model whose graphs take more memory than they may for these rows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model: expected graphs that predict in the memory that they may take "
+            "(DUBITO_TRIAL_BYTES), got one that wants more for this number of rows"
+        )
 
 
 class OverQuota(DubitoError):

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
 from model_store.inference.preflight_process import PreflightProcess
+from model_store.inference.runtime import bound_memory
 from service import VERSION
 from service.api import (
     acquire,
@@ -71,6 +72,8 @@ def create_app(
     Other processes that serve share state by `backend`, and find the outcomes of each other's
     preflights in a folder. `spare` is a process for the first preflight, started ahead.
     """
+    if settings.trial_s > 0:
+        bound_memory(settings.trial_bytes)
     key_ring = KeyRing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
     tracing = tracing_of(settings)

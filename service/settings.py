@@ -90,7 +90,8 @@ class Settings(BaseSettings):
     is served; 0: versions are served without a preflight, for stores that one trusts"""
 
     trial_bytes: int = Field(WORKING_BYTES, ge=1 << 20)
-    """most memory of that process, in bytes, besides what it begins with and six times the files"""
+    """most memory of that process, in bytes, besides what it begins with and six times the files;
+    and of graphs while they predict, in each process that serves"""
 
     ready_draw_sets: int = Field(64, ge=0)
     """fresh draw sets kept ready for each version with an alias, of 64 MB at most"""

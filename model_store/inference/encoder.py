@@ -20,7 +20,7 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.operators import refusal
-from model_store.inference.runtime import GraphError, providers, session_options
+from model_store.inference.runtime import GraphError, providers, run_graph, session_options
 from model_store.processes import available_processors
 
 INPUT, OUTPUT = "x", "encoded"
@@ -77,8 +77,7 @@ class Encoder:
 
     def run(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         """Return the same of rows that are encoded together, whatever `rows_at_once` says."""
-        encoded: np.ndarray = self._session.run([OUTPUT], {INPUT: x})[0]
-        return encoded
+        return run_graph(self._session, [OUTPUT], {INPUT: x})[0]
 
 
 _shared: WeakValueDictionary[tuple[str, str, int, int], Encoder] = WeakValueDictionary()

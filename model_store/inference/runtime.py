@@ -19,9 +19,10 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
+from model_store.errors import OutOfMemory
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 from model_store.inference.operators import refusal
-from model_store.processes import available_processors
+from model_store.processes import available_processors, is_of_memory
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -147,7 +148,7 @@ class Runtime:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
 
     def sample(self, eps: Float32[np.ndarray, "K E"]) -> Float32[np.ndarray, "K D"]:
-        return self._sampler.run(["theta"], {"eps": eps})[0]
+        return run_graph(self._sampler, ["theta"], {"eps": eps})[0]
 
     def draw_set(self, seed: int, num_draws: int) -> DrawSet:
         held = num_draws * self.draw_bytes <= HELD_BYTES
@@ -237,8 +238,7 @@ class Runtime:
                 self._terms_session = _session("network.onnx", self._terms_graph)
                 self._terms_graph = None  # the session has its weights
             session = self._terms_session
-        terms: np.ndarray = session.run([TERMS], {"x": x})[0]
-        return terms
+        return run_graph(session, [TERMS], {"x": x})[0]
 
     def after_draws(
         self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
@@ -294,7 +294,7 @@ class Runtime:
         # A lone row would be multiplied with weights that are not constants by another kernel, and
         # get other bits.
         rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
-        *features, density = self._before.run(self._given, {"x": rows})
+        *features, density = run_graph(self._before, self._given, {"x": rows})
         return (features[0] if features else rows)[: len(x)], density[: len(x)]
 
     def _after_draws(
@@ -304,7 +304,8 @@ class Runtime:
         rows = np.repeat(known, 2, axis=0) if len(known) == 1 and not self.paired else known
         lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
         theta_part = np.repeat(theta, 2, axis=0) if lone else theta
-        outputs = self._after.run([self.output], {self._rows: rows, "theta": theta_part})[0]
+        taken = {self._rows: rows, "theta": theta_part}
+        outputs = run_graph(self._after, [self.output], taken)[0]
         return outputs[: len(theta), : len(known)]
 
 
@@ -364,6 +365,31 @@ def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int,
     return tuple(int(axis.dim_value) for axis in named.type.tensor_type.shape.dim[1:])
 
 
+def bound_memory(most_bytes: int) -> None:
+    """Let the graphs of sessions that are made from now on take so much memory together while they
+    run, their weights apart: a preflight tries few numbers of rows, and memory may depend on it."""
+    place = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_mem": most_bytes}))
+
+
+def run_graph(
+    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Return the outputs of a graph.
+
+    Raises:
+        OutOfMemory: if it takes more than `bound_memory` lets it.
+    """
+    try:
+        return list(session.run(outputs, values))
+    except Exception as error:
+        if is_of_memory(error):
+            raise OutOfMemory from None
+        raise
+
+
 def session_options(threads: int) -> ort.SessionOptions:
     """Return options of a session whose operators share threads, which wait busily for each other
     in a run, and burn no core after it."""
@@ -373,6 +399,7 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.use_env_allocators", "1")  # of `bound_memory`, if any
     return options
 
 

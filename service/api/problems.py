@@ -60,6 +60,11 @@ KINDS = {
     "unsupported_format": (503, "a version of a newer format", "update the service"),
     "store_unreachable": (503, "the bucket of the store cannot be reached", "try again"),
     "too_large_to_load": (503, "a version takes more memory than there may be", "raise the limit"),
+    "out_of_memory": (
+        503,
+        "the model takes more memory for these rows than it may",
+        "send another number of rows, or raise `DUBITO_TRIAL_BYTES`",
+    ),
     "state_unusable": (503, "jobs and labels cannot be read or written", "see the log"),
     "past_deadline": (504, "no answer by the deadline", "ask for less, or for longer"),
     "no_space": (507, "the disk is full", "make room"),

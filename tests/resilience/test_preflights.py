@@ -19,8 +19,8 @@ from model_store.inference.preflight_process import PreflightProcess
 from service.models.preflights import Preflights
 from service.settings import Settings
 from tests.support.environment import ROOT
-from tests.support.graphs import endless, hungry
-from tests.support.process import children
+from tests.support.graphs import endless, hungry, hungry_at
+from tests.support.process import children, most_bytes
 from tests.support.serving import SOON, predict_blank, wait_until
 from tests.support.stores import publish_again
 
@@ -130,6 +130,25 @@ def test_a_version_that_fails_is_named_and_what_was_served_goes_on(
             True,
         )
         wait_until(lambda: not children(process.pid))
+
+
+def test_a_graph_that_takes_more_memory_at_one_number_of_rows_fails_that_request_alone(
+    serve, own_store, digits_store, graphs
+):
+    publish_again(own_store, digits_store, network=hungry_at(graphs["network"], 3, MANY))
+    settings = {**WITHIN, "DUBITO_TRIAL_BYTES": str(BYTES)}
+    with (
+        serve(own_store.root, **settings) as (url, process),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        for rows in (1, 3, 2, 3, 4):
+            answer = client.post("/predict", json={"inputs": [[0] * 64] * rows, "num_samples": 2})
+            if rows != 3:
+                assert answer.json()["version"] == "2"
+                continue
+            assert (answer.status_code, answer.json()["code"]) == (503, "out_of_memory")
+            assert "DUBITO_TRIAL_BYTES" in answer.json()["detail"]
+        assert most_bytes(process.pid) < 4 * MANY
 
 
 def test_a_graph_that_takes_longer_than_it_may_is_broken_by_name(own_store, digits_store, graphs):

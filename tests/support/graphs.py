@@ -33,6 +33,21 @@ def hungry(graph: bytes, numbers: int, when_loaded: bool) -> bytes:
     return _before_output(graph, nodes, [numbers])
 
 
+def hungry_at(graph: bytes, rows: int, numbers: int) -> bytes:
+    """The graph with a number of float32 numbers before its first output where it is run on just so
+    many rows, and none elsewhere."""
+    taken = onnx.load_model_from_string(graph).graph.input[0].name
+    nodes = [
+        helper.make_node("Shape", [taken], ["odd.rows"], start=0, end=1),
+        helper.make_node("Equal", ["odd.rows", "odd.at"], ["odd.is"]),
+        helper.make_node("Cast", ["odd.is"], ["odd.first"], to=onnx.TensorProto.INT64),
+        helper.make_node("Mul", ["odd.first", "odd.shape"], ["odd.long"]),
+        helper.make_node("ConstantOfShape", ["odd.long"], ["odd.0"]),
+        helper.make_node("ReduceSum", ["odd.0"], ["odd.sum"], keepdims=0),
+    ]
+    return _before_output(graph, nodes, [numbers], rows)
+
+
 def _shape_when_run(graph):
     """Nodes that give the shape as one that depends on what comes in, so that nothing of it is
     computed before."""
@@ -44,7 +59,7 @@ def _shape_when_run(graph):
     ]
 
 
-def _before_output(graph, nodes, shape):
+def _before_output(graph, nodes, shape, at=0):
     """The graph with `odd.sum`, which is 0, added to its first output."""
     model = onnx.load_model_from_string(graph)
     output = model.graph.output[0].name
@@ -54,6 +69,7 @@ def _before_output(graph, nodes, shape):
     constants = {
         "odd.shape": np.array(shape, dtype=np.int64),
         "odd.one": np.array([1], dtype=np.int64),
+        "odd.at": np.array([at], dtype=np.int64),
     }
     model.graph.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in constants.items()

@@ -24,6 +24,14 @@ def own_bytes(pid):
     raise AssertionError("no Anonymous in smaps_rollup")
 
 
+def most_bytes(pid):
+    """The most memory that a process ever had resident, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError("no VmHWM in status")
+
+
 def threads(pid):
     """How many threads a process has."""
     return len([*Path(f"/proc/{pid}/task").iterdir()])
