@@ -152,6 +152,9 @@ class Settings(BaseSettings):
     """jobs that run at a time, on all processes with the same state folder; 0: this service takes
     jobs and runs none"""
 
+    job_turn_s: float = Field(60.0, gt=0, le=86_400)
+    """seconds that a job runs before it gives way to one of another client that waits"""
+
     max_jobs: int = Field(100, ge=1)
     """most jobs that may be queued; a client that has its share or less of them may queue more"""
 

@@ -95,7 +95,8 @@ class Jobs:
         note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
         """Queue a job, in its client's turn: after rows x draws of the client that wait or run, or
-        at once where others have as many before it.
+        at once where others have as many before it. A job's place is `turn + done`, so that what
+        was done of one that gave way counts as well.
 
         Args:
             name: that `new_folder` gave it, once its files are there.
@@ -126,8 +127,8 @@ class Jobs:
                 INSERT INTO jobs (id, kind, state, owner, client, request, created, work, bytes,
                     turn)
                 VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, max(
-                    coalesce((SELECT max(turn) FROM jobs WHERE state = 'running'),
-                        (SELECT min(turn) FROM jobs WHERE state = 'queued'), 0),
+                    coalesce((SELECT max(turn + done) FROM jobs WHERE state = 'running'),
+                        (SELECT min(turn + done) FROM jobs WHERE state = 'queued'), 0),
                     coalesce((SELECT max(turn + work) FROM jobs
                         WHERE state IN ('queued', 'running') AND client = ?), 0)))
                 RETURNING *
@@ -198,7 +199,7 @@ class Jobs:
                 row = connection.execute(
                     "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
                     "WHERE rowid = (SELECT rowid FROM jobs WHERE state = 'queued' "
-                    "ORDER BY turn, rowid LIMIT 1) RETURNING rowid",
+                    "ORDER BY turn + done, rowid LIMIT 1) RETURNING rowid",
                     (slot, time.time()),
                 ).fetchone()
             if row is None:
@@ -220,6 +221,19 @@ class Jobs:
                 "WHERE rowid = ?",
                 (json.dumps(why), time.time(), place),
             )
+
+    def is_due_to_give_way(self, name: str) -> bool:
+        """Return whether a running job has come further than the turn of another client's that
+        waits. Fits of candidates go on: they would lose what they did since their checkpoint."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT EXISTS (SELECT 1 FROM jobs AS one, jobs AS other WHERE one.id = ? "
+                "AND one.state = 'running' AND one.kind != 'candidate' AND NOT one.cancel "
+                "AND other.state = 'queued' AND other.client != one.client "
+                "AND other.turn + other.done < one.turn + one.done)",
+                (name,),
+            ).fetchone()
+        return bool(row[0])
 
     def progress(self, name: str, work: int, done: int, worked_s: float, most_bytes: int) -> bool:
         """Record how far a job is; return whether it is to go on.

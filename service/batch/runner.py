@@ -40,6 +40,8 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     slot: ExitStack  # holds its lock
+    begun: float
+    gives_way: bool = False  # it was told to end, and will be queued again
 
 
 class JobRunner:
@@ -102,6 +104,8 @@ class JobRunner:
             queued, _ = jobs.counts()
         for slot in range(self.settings.jobs_at_once if queued else 0):
             self._fill(jobs, slot)
+        if queued:
+            self._let_others_run(jobs)
         self.metrics.jobs_queued.set(jobs.counts()[0] if queued else 0)
         self.metrics.jobs_running.set(len(self._running))
         if time.monotonic() - self._probed > PROBE_S:
@@ -129,7 +133,18 @@ class JobRunner:
             job.request["model"],
             job.request["version"],
         )
-        self._running.append(_Running(job, process, held))
+        self._running.append(_Running(job, process, held, time.monotonic()))
+
+    def _let_others_run(self, jobs: Jobs) -> None:
+        """Have jobs that have run for long give way to those of other clients whose turn it is;
+        they save their work and go on from there later."""
+        long_ago = time.monotonic() - self.settings.job_turn_s
+        for running in self._running:
+            is_due = not running.gives_way and running.begun < long_ago
+            if is_due and jobs.is_due_to_give_way(running.job.id):
+                logger.info("job %s gives way to another client's", running.job.id)
+                running.gives_way = True
+                running.process.terminate()
 
     def _finish(self, jobs: Jobs, running: _Running) -> None:
         code = running.process.returncode

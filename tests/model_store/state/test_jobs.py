@@ -59,6 +59,24 @@ def test_clients_take_turns_whatever_each_has_queued_and_whatever_the_clock_says
     assert [job.id for job in jobs.of("many")] == many[::-1]
 
 
+def test_a_long_job_gives_way_to_other_clients_whose_turn_it_is_by_what_was_done(jobs):
+    long = added(jobs, "long", work=1000)
+    assert jobs.claim(0).id == long.id
+    own, short, later = added(jobs, "long"), added(jobs, "short"), added(jobs, "later", work=400)
+    assert not jobs.is_due_to_give_way(long.id)  # nothing of it is done
+    jobs.progress(long.id, 1000, 300, 1.0, PLENTY)
+    assert jobs.is_due_to_give_way(long.id)
+    jobs.put_back(long.id)
+    assert [jobs.claim(0).id for _ in range(3)] == [short.id, later.id, long.id]
+    assert not jobs.is_due_to_give_way(long.id)  # its client's own job waits for it
+    newest = added(jobs, "newest")
+    jobs.progress(long.id, 1000, 600, 1.0, PLENTY)
+    assert jobs.is_due_to_give_way(long.id)
+    jobs.cancel(long.id)
+    assert not jobs.is_due_to_give_way(long.id)
+    assert [jobs.claim(0).id for _ in range(2)] == [newest.id, own.id]
+
+
 def test_files_of_an_owner_s_jobs_take_no_more_than_they_may(jobs):
     first = added(jobs, size=600, most_bytes=1000)
     with pytest.raises(OverQuota, match=r"at most 1000 bytes .* got 1200"):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -365,6 +366,38 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
         ] * 5  # the pool has it 100 times
         assert len({row["index"] % 359 for row in ranking}) == 1
     wait_until(lambda: not job_processes(tmp_path / "state"))
+
+
+def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
+    digits_store, pools, digits_rows, tmp_path
+):
+    settings = {
+        "DUBITO_POOLS": str(pools),
+        "DUBITO_STATE": str(tmp_path / "state"),
+        "DUBITO_THREADS": "1",
+        "DUBITO_API_KEYS": "the-key-of-client-one,the-key-of-client-two",
+        "DUBITO_JOB_TURN_S": "0.1",
+    }
+    long = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 40}
+    with serving(digits_store, **settings) as (url, _), ExitStack() as stack:
+        one, two = (
+            stack.enter_context(
+                httpx.Client(
+                    base_url=url, headers={"X-API-Key": f"the-key-of-client-{key}"}, timeout=60
+                )
+            )
+            for key in ("one", "two")
+        )
+        first = asked(one, "/acquire/jobs", long)
+        wait_until(lambda: one.get(f"/jobs/{first['id']}").json()["progress"] > 0)
+        second = over(two, asked(two, "/acquire/jobs", {"pool_file": "rows.npz"}), 120)
+        whole = over(one, first, 120)
+        assert (second["state"], whole["state"]) == ("done", "done")
+        assert second["ended"] < whole["ended"]
+        ranking = one.get(whole["result"]).json()["ranking"]
+        best = {"pool": digits_rows.tolist(), "k": 1, "seed": 1, "num_samples": 40}
+        score = one.post("/acquire", json=best).json()["ranking"][0]["score"]
+        assert [row["score"] for row in ranking] == [score] * 5  # the pool has it 100 times
 
 
 def test_a_service_that_runs_no_jobs_takes_them_until_a_client_has_too_many(
