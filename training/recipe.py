@@ -421,7 +421,7 @@ class Recipe(Section):
 
 def load(path: Path, root: Path | None = None) -> Recipe:
     """Read a recipe. Relative paths in it are of its own folder, else of `root`, by default
-    DUBITO_DATA; of its network's files, else of the current folder.
+    DUBITO_DATA, else of the current folder.
 
     Raises:
         InvalidInput: naming the field or line that is wrong, what was expected and what came.
@@ -438,15 +438,17 @@ def load(path: Path, root: Path | None = None) -> Recipe:
 
 
 def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
-    """Return a recipe whose files are where readers look for them: data below `root`, files of
-    networks below the current folder. What is elsewhere gets an absolute path; other paths stay
-    as they were written, so that a recipe is the same on every machine."""
+    """Return a recipe whose files are where readers look for them: data below `root` and then in
+    the current folder, files of networks in that alone. What is elsewhere gets an absolute path;
+    other paths stay as they were written, so that a recipe is the same on every machine."""
+    here = Path()
 
-    def find(name: str, usual: Path) -> str:
-        for place in (folder, root, usual):
+    def find(name: str, *readers: Path) -> str:
+        read = next((place / name for place in readers if (place / name).exists()), None)
+        for place in (folder, root, here):
             if (place / name).exists():
-                is_usual = (usual / name).exists() and (usual / name).samefile(place / name)
-                return name if is_usual else str((place / name).absolute())
+                is_read = read is not None and read.samefile(place / name)
+                return name if is_read else str((place / name).absolute())
         return name
 
     data, network = recipe.data, recipe.network
@@ -454,14 +456,14 @@ def _find_files(recipe: Recipe, folder: Path, root: Path) -> Recipe:
     for key in ("source", "trained_on"):
         if (source := getattr(data, key)) is not None:
             kind, colon, name = source.partition(":")
-            of_data[key] = f"{kind}:{find(name, root)}" if colon else kind
+            of_data[key] = f"{kind}:{find(name, root, here)}" if colon else kind
     if data.tokenizer is not None:
-        of_data["tokenizer"] = find(data.tokenizer, root)
+        of_data["tokenizer"] = find(data.tokenizer, root, here)
     of_network = {}
     if network.weights is not None:
-        of_network["weights"] = find(network.weights, Path())
+        of_network["weights"] = find(network.weights, here)
     if network.encoder_file is not None:
-        of_network["encoder"] = f"onnx:{find(network.encoder_file, Path())}"
+        of_network["encoder"] = f"onnx:{find(network.encoder_file, here)}"
     return recipe.model_copy(
         update={
             "data": data.model_copy(update=of_data),

@@ -232,7 +232,7 @@ def _accept(
     known_row = known["row"] if known else None
     if known_row is None and row is None:
         expected = "that of a row that was acquired, or an `input` with it"
-        raise InvalidInput(f"{field}.id", expected, "another")
+        raise InvalidInput(f"{field}.id", expected, "one that was not, and no `input`")
     if known_row is not None and row is not None and row != known_row:
         expected = "the row that this id was first used for"
         raise Conflict(f"{field}.input: expected {expected}, got another")

@@ -4,7 +4,7 @@ import re
 from functools import partial
 from hashlib import sha256
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.state.answers import Repeatable, refuse_again
 from service.api.requests import header
 from service.auth.keys import owner_of
@@ -27,7 +27,7 @@ async def repeatable(context: Context, call: Call, body: bytes | bytearray) -> R
         return None
     if _KEY.fullmatch(key) is None:
         expected = "1 to 255 printable ASCII characters without spaces"
-        raise InvalidInput("Idempotency-Key", expected, "another")
+        raise InvalidInput("Idempotency-Key", expected, kind_of(key))
     said = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
     digest = sha256("\n".join(said).encode())
     await context.threads.requests.run(call, len(body), partial(digest.update, body))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
 from service.api.openapi import ERRORS, answers, file_body
@@ -172,7 +172,7 @@ def path_in(folder: Path | None, name: str, field: str) -> Path:
     try:
         path = (root / name).resolve()
     except (OSError, RuntimeError):
-        raise InvalidInput(field, "the name of a file", "another") from None
+        raise InvalidInput(field, "the name of a file", kind_of(name)) from None
     expected = "the name of a file in the folder of pools"
     if Path(name).is_absolute() or not path.is_relative_to(root) or path == root:
         raise InvalidInput(field, expected, "a path that leads out of it")

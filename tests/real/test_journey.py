@@ -53,6 +53,7 @@ def work(tmp_path_factory):
 def dubito(folder, *arguments, **settings):
     """Begin a command, in a folder."""
     environment = environment_in(folder) | settings | {"DUBITO_STATE": str(folder / "state")}
+    del environment["DUBITO_DATA"]  # the table lies in the current folder
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
     command = [sys.executable, "-c", DUBITO, *arguments]
     return subprocess.Popen(command, env=environment | path, cwd=folder)

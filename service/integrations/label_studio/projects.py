@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_store.artifacts.manifest import ClassSpec, Manifest
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 
 MAX_CONFIG_CHARACTERS = 100_000
 INPUT = "dubito_input"  # of a task's data: the row, as one of `inputs` of /predict
@@ -76,7 +76,7 @@ def row_input(manifest: Manifest, config: LabelConfig, data: Any, field: str, fe
     Images are data URIs, or fetched by `fetch`, which raises InvalidInput for what it does not
     fetch."""
     if not isinstance(data, dict):
-        raise InvalidInput(field, "an object", "another")
+        raise InvalidInput(field, "an object", kind_of(data))
     if INPUT in data:
         return data[INPUT]
     spec, value = manifest.input, data.get(config.field)

@@ -14,6 +14,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import print_messages
 from training.data import load, split, split_sizes
+from training.recipe import load as load_recipe
 from training.versions import load_other
 
 ROWS = 40
@@ -475,7 +476,12 @@ def test_a_file_is_looked_up_below_the_folder_of_data_and_then_in_the_current_on
     monkeypatch.chdir(tmp_path)
     asked = recipe_of("csv:a.csv", target="label")
     write_csv(tmp_path)
+    Path("a.toml").write_text(
+        'name = "a"\nmethod = "mle"\ndata = {source = "csv:a.csv"}\nnetwork = {hidden = [8]}\n'
+    )
     assert load(asked, Path("data")).classes == ("no", "yes")
+    assert load_recipe(Path("a.toml"), Path("data")).data.source == "csv:a.csv"
     (tmp_path / "data").mkdir()
     write_csv(tmp_path / "data", {**COLUMNS, "label": [f"{label}!" for label in LABEL]})
     assert load(asked, Path("data")).classes == ("no!", "yes!")
+    assert load_recipe(Path("a.toml"), Path("data")).data.source == f"csv:{tmp_path / 'a.csv'}"
