@@ -2,7 +2,7 @@
 
 import { ask, askJson, Refused } from "./api.js";
 import { badge, shownAnswer, shownVerdict } from "./answer.js";
-import { download, field, fill, h, notice, number, percent, slider } from "./dom.js";
+import { download, field, fill, h, notice, number, percent, slider, unpublished } from "./dom.js";
 import { inputFor } from "./inputs/index.js";
 import * as replay from "./replay.js";
 import { lookForWhy, shownWhy } from "./why.js";
@@ -23,7 +23,7 @@ export async function show(view, app, link) {
   }
   if (question) app.choose(question.model);
   if (!app.model) {
-    fill(view, h("h1", {}, "There is no model to ask yet"), h("p", {}, "Publish one: ", h("code", {}, "dubito fit"), ". The page sees it by itself when it is loaded again."));
+    fill(view, unpublished("Ask", app));
     return () => {};
   }
   const description = await app.describe(app.model);
@@ -111,7 +111,7 @@ export async function show(view, app, link) {
     const nothing = h("p", { class: "quiet" }, "The answer comes here as soon as there is something to ask.");
     if (!isWelcome) return say(nothing);
     const close = h("button", { type: "button", onclick: () => { isWelcome = false; greet(); } }, "Got it");
-    say(h("div", { class: "welcome" }, h("h2", {}, "A model that knows when it doubts"), h("ul", {}, WELCOME.map((text) => h("li", {}, text))), close));
+    say(h("div", { class: "welcome" }, h("h2", {}, "A model that knows when it doubts"), h("ul", {}, WELCOME.map(([sign, text]) => h("li", { class: sign }, text))), close));
   }
 
   async function now() {
@@ -238,9 +238,9 @@ export async function show(view, app, link) {
 }
 
 const WELCOME = [
-  "It answers, and says first how far you can trust the answer.",
-  "Each dot is one of many models that fit the same data as well: where the dots lie together they agree, where they scatter it doubts.",
-  "What is unlike all that it learnt from is flagged, however sure the answer looks.",
+  ["agree", "It answers with many models that fit its data equally well: each is a dot."],
+  ["scatter", "Where the dots lie together the models agree; where they scatter, it doubts, and says so first."],
+  ["strange", "What is unlike all that it learnt from is flagged, however sure the answer looks."],
 ];
 
 /** Nothing is lost where what is only offered is refused. */

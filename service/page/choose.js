@@ -1,7 +1,7 @@
 // The view that chooses: a pool of rows in a file, and which of them to label.
 
 import { askJson, Refused } from "./api.js";
-import { bytes, field, fill, h, notice, number, tabs, whenGiven } from "./dom.js";
+import { bytes, field, fill, h, notice, number, tabs, unpublished, whenGiven } from "./dom.js";
 import { jobsOf } from "./jobs.js";
 import { learningOf } from "./learning.js";
 import { ACCEPTED, poolAtService, poolOf } from "./pools.js";
@@ -9,24 +9,29 @@ import { shownRanking } from "./ranking.js";
 
 const LARGE_ROW_DRAWS = 1_000_000; // of a pool that is better ranked by a job
 const LARGE_BYTES = 8 << 20; // the same, where the number of rows is not known
-/** What to choose by, the first of a task being its default. */
+const STEPS = [
+  "Give it a pool: rows that nobody has labelled. It chooses those whose labels it would learn most from.",
+  "Label them here, one at a time, by buttons or keys.",
+  "Fit a candidate on the labels, compare it with the version that is served, and promote it if it is better.",
+];
+/** What to choose by, the first of a task being its default: the name, why a row is taken, and a hint. */
 export const ACQUISITIONS = {
   classification: [
-    ["bald", "the draws disagree about its label (BALD): the usual choice"],
-    ["bald_corrected", "the same, were there no end of draws"],
-    ["entropy", "it is unsure, for whatever reason"],
-    ["mean_std", "its probabilities differ from draw to draw"],
-    ["variation_ratio", "its label is improbable"],
-    ["power_bald", "by chance, more likely the more the draws disagree: for large batches"],
-    ["batchbald", "it adds most to those before it: for batches of about ten"],
-    ["max_det", "it differs from those before it: for batches of up to 1000"],
-    ["random", "by chance alone, to compare with"],
+    ["bald", "the draws disagree about its label", "BALD: the usual choice"],
+    ["bald_corrected", "they disagree, corrected for their number", "BALD as it were with no end of draws"],
+    ["entropy", "it is unsure, for whatever reason", "entropy of the mean probabilities"],
+    ["mean_std", "its probabilities differ between draws", "their mean standard deviation"],
+    ["variation_ratio", "its label is improbable", "1 - the largest mean probability"],
+    ["power_bald", "chance takes it, led by disagreement", "power BALD: for large batches"],
+    ["batchbald", "it adds most to those before it", "BatchBALD: for batches of about ten"],
+    ["max_det", "it differs from those before it", "MaxDet: for batches of up to 1000"],
+    ["random", "chance takes it", "random, to compare with"],
   ],
   regression: [
-    ["epistemic_variance", "the draws disagree about its target: the usual choice"],
-    ["variance", "it is unsure, for whatever reason"],
-    ["max_det", "it differs from those before it: for batches of up to 1000"],
-    ["random", "by chance alone, to compare with"],
+    ["epistemic_variance", "the draws disagree about its target", "variance of their means: the usual choice"],
+    ["variance", "it is unsure, for whatever reason", "variance of the prediction"],
+    ["max_det", "it differs from those before it", "MaxDet: for batches of up to 1000"],
+    ["random", "chance takes it", "random, to compare with"],
   ],
 };
 
@@ -42,7 +47,7 @@ const kept = new Map(); // by model, for when one comes back to the view: its po
 /** Show it. */
 export async function show(view, app) {
   if (!app.model) {
-    fill(view, h("h1", {}, "There is no model to choose with yet"), h("p", {}, "Publish one: ", h("code", {}, "dubito fit"), "."));
+    fill(view, unpublished("Choose what to label", app));
     return () => {};
   }
   const description = await app.describe(app.model);
@@ -76,8 +81,9 @@ export async function show(view, app) {
   const control = h("input", { type: "number", min: 0, max: 1, step: 0.05, value: 0, disabled: true });
   const start = h("button", { type: "submit", class: "main" }, "Choose");
   const stop = h("button", { type: "button", hidden: true, onclick: () => busy?.abort() }, "Stop");
-  const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("p", { class: "quiet" }, "The rows to label come here."));
+  const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("h2", {}, "The rows that teach the model most"), h("ol", { class: "steps" }, STEPS.map((text) => h("li", {}, text))));
   const acquisitionField = field("Take a row because", acquisition);
+  acquisitionField.classList.add("wide");
   acquisitionField.append(acquisitionSaid);
   const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
   const learning = learningOf(app.model, async () => { await app.refresh(); });
@@ -97,7 +103,7 @@ export async function show(view, app) {
   function acquisitionsOf() {
     const known = ACQUISITIONS[manifest.task];
     const before = acquisition.value;
-    fill(acquisition, known.map(([name]) => h("option", { value: name, selected: name === before }, name.replaceAll("_", " "))));
+    fill(acquisition, known.map(([name, because]) => h("option", { value: name, selected: name === before }, because)));
     shares = sharesOf(manifest);
     fill(sharesPlace, shares?.element);
     explain();
@@ -122,7 +128,7 @@ export async function show(view, app) {
   }
 
   function explain() {
-    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)?.[1] ?? "";
+    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)?.[2] ?? "";
     raceField.hidden = !RACED[manifest.task].includes(acquisition.value);
   }
 

@@ -134,6 +134,18 @@ export function notice(text, kind = "bad") {
   return h("p", { class: `notice ${kind}`, role: kind === "bad" ? "alert" : "status" }, text);
 }
 
+/** What a view shows while there is no model: how one comes, and a look whether it has come. */
+export function unpublished(title, { models }) {
+  return [
+    h("h1", {}, title),
+    h("section", { class: "card" },
+      h("h2", {}, models.length ? "No model can be served" : "No model is published yet"),
+      models.length ? h("p", {}, h("a", { href: "#/models" }, "Models"), " says what is wrong with those that are published.")
+        : [h("p", {}, "Fit one on a table of your own, or on the handwritten digits that come along:"), h("pre", {}, "dubito fit --data csv:FILE --target COLUMN\ndubito fit recipes/digits.toml")],
+      h("p", { class: "actions" }, h("button", { type: "button", class: "main", onclick: () => dispatchEvent(new HashChangeEvent("hashchange")) }, "Look again"))),
+  ];
+}
+
 /** Offer bytes or text as a file. */
 export function download(name, content, type) {
   const link = h("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });

@@ -20,7 +20,7 @@ export function jobsOf({ show, without }) {
   const body = h("tbody");
   const region = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "List of jobs" },
     h("table", { class: "jobs" }, h("caption", {}, "Jobs, the latest first"), h("thead", {}, h("tr", {}, ["state", "asked for", "what", "rows", "progress", "time left", "actions"].map((head) => h("th", { scope: "col" }, head)))), body));
-  const element = h("section", { "aria-label": "Jobs", class: "job-list" }, h("h2", {}, "Jobs"), trouble, said, region, h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh the list")));
+  const element = h("section", { "aria-label": "Jobs", class: "card job-list" }, h("h2", {}, "Jobs"), trouble, said, region, h("p", { class: "actions" }, h("button", { type: "button", onclick: refresh }, "Refresh the list")));
   let timer = null;
   let left = false;
   document.addEventListener("visibilitychange", next);

@@ -1,7 +1,7 @@
 // The view that watches: what the service counts, and the drift of a model, every few seconds while one looks.
 
 import { ask, changeKey, Refused } from "./api.js";
-import { duration, field, fill, h, notice, number, percent } from "./dom.js";
+import { duration, field, fill, h, notice, number, percent, unpublished } from "./dom.js";
 import * as lines from "./liveplots.js";
 import { expectedBand, History, parsed, quantile } from "./metrics.js";
 
@@ -23,7 +23,7 @@ let shownRoute = "";
 /** Show it. */
 export async function show(view, app) {
   if (!app.model) {
-    fill(view, h("h1", {}, "Live"), h("p", {}, "There is no model yet: ", h("code", {}, "dubito fit"), "."));
+    fill(view, unpublished("Live", app));
     return () => {};
   }
   const model = app.model; // another one may be chosen while an answer is on its way

@@ -3,7 +3,7 @@
 
 import { ask, askJson, askPicture, Refused } from "./api.js";
 import { comparison } from "./comparison.js";
-import { bytes, download, field, fill, h, moment, notice, number, table } from "./dom.js";
+import { bytes, download, field, fill, h, moment, notice, number, table, unpublished } from "./dom.js";
 import { figureOf, figuresOf, share } from "./figures.js";
 import { promote } from "./learning.js";
 import { strengthsOf } from "./strengths.js";
@@ -70,7 +70,7 @@ export async function show(view, app, link) {
   async function build() {
     fill(listPlace, listOf(app.models, name));
     if (name === null) {
-      fill(modelPlace, h("p", {}, "None is published yet: ", h("code", {}, "dubito fit"), "."));
+      fill(view, unpublished("Models", app));
       return;
     }
     const description = await app.describe(name, { fresh: true });

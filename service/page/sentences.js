@@ -65,13 +65,15 @@ function ofLabel(row, answer) {
   const name = asWritten(row.label);
   const what = row.flag ? `Its guess is ${name}` : p > 0.99 ? `Almost certainly ${name}` : p > 0.9 && !also ? `Most likely ${name}` : `Perhaps ${name}${also}`;
   const share = row.entropy > 0 ? row.bald / row.entropy : 0;
+  const isSure = others.length === 0 && p > 0.9;
   let why;
   if (answer.num_samples === 1) why = "one draw cannot say how sure it is";
   else if (row.entropy < 0.1) why = "the draws agree, and each is sure";
+  else if (isSure) why = share > 0.15 ? "most draws agree" : "the draws agree";
   else if (share > 0.4) why = "the draws disagree: labels of rows like it would teach the model";
   else if (share > 0.15) why = "the draws disagree somewhat, and each is unsure by itself";
   else why = "the draws agree that it is ambiguous: more labels would not help";
-  return { what: `${what} (${percent(p)})`, why, isSure: others.length === 0 && p > 0.9 };
+  return { what: `${what} (${percent(p)})`, why, isSure };
 }
 
 function ofTarget(row, answer, manifest) {

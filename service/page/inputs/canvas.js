@@ -50,9 +50,13 @@ export function canvasInput(spec, changed) {
       "div",
       { class: "panel" },
       h("p", {}, h("button", { type: "button", onclick: clear }, "Clear")),
+      h("figure", { class: "small" }, preview, h("figcaption", {}, `What the model gets: ${width} × ${height}`)),
+    ),
+    h(
+      "div",
+      { class: "fitting" },
       h("p", {}, fitted, " ", h("label", { for: "fitted" }, "Size and centre it as the data")),
       h("p", {}, inverted, " ", h("label", { for: "inverted" }, "Swap ink and paper")),
-      h("figure", { class: "small" }, preview, h("figcaption", {}, `What the model gets: ${width} x ${height}`)),
       h("p", { class: "quiet" }, "An image can be dropped on the board, or pasted."),
       said,
     ),
@@ -203,6 +207,12 @@ export function canvasInput(spec, changed) {
     const shares = ink();
     if (picture || exact) paint(on, shares, board.width, board.height, style.getPropertyValue("--ink"));
     else if (strokes.length) drawStrokes(on, board.width, board.height, false);
+    else {
+      on.fillStyle = style.getPropertyValue("--quiet");
+      on.font = "18px system-ui, sans-serif";
+      on.textAlign = "center";
+      on.fillText("Draw here", board.width / 2, board.height / 2);
+    }
     if (byKeys && document.activeElement === board) {
       const [x, y] = [cursor[0] * board.width, cursor[1] * board.height];
       on.fillStyle = style.getPropertyValue(pen ? "--bad" : "--accent");
