@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 from training.__main__ import main
+from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
-from training.reproduce import cells, choice, detection, moons, parameters, pruning
+from training.reproduce import cells, choice, detection, labelling, moons, parameters, pruning
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
 from training.reproduce.measures import recipe_with
@@ -251,3 +252,30 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
     assert few["bytes"] < 100.0
     assert {*pruning.PRUNING.columns} < {*few}
     assert sorted(few["decibels"]) == few["decibels"]
+
+
+@pytest.mark.fits
+def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        labelling, "recipe_with", lambda _, seed: recipe_with("digits-dropout", seed)
+    )
+    monkeypatch.setattr(labelling, "PROTOCOL", Protocol(10, 10, 50, 5, 5, 1))
+    monkeypatch.setattr(labelling, "END", End(30, labelling.ACCURACY))
+    for row in ("bhn-warm-bald", "bhn-warm-random"):
+        values = labelling.FIGURE_4.rows[row](0, tmp_path).values
+        assert values["labels_at"] == [10, 20, 30]
+        assert values["labels"] == 40.0
+        assert max(values["accuracies"]) < 100 * labelling.ACCURACY
+
+
+def test_every_figure_of_a_report_is_kept_by_its_set_and_score():
+    scores = {"bald": {"auroc": 0.7}, "flag": {"auroc": 0.9}}
+    report = {
+        "test": {"accuracy": 0.9, "error_detection": {"scores": scores}},
+        "outliers": {"noise": {"scores": scores}},
+        "attacks": {"fgsm": {"accuracy": 0.0, "scores": scores, "error_detection": None}},
+    }
+    values = detection.values_of_report(report)
+    assert values["errors_bald"] == values["noise_bald"] == values["fgsm_bald"] == 70.0
+    assert (values["accuracy"], values["fgsm_accuracy"]) == (90.0, 0.0)
+    assert "fgsm_errors_bald" not in values

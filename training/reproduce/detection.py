@@ -86,22 +86,17 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def values_of_report(report: dict[str, Any]) -> dict[str, float]:
-    """Return AUROCs and accuracies in %."""
+    """Return accuracies and AUROCs in %, of every score, detector and set, and of errors."""
     values = {"accuracy": 100 * report["test"]["accuracy"]}
-    errors = report["test"]["error_detection"]
-    values |= {f"errors_{score}": 100 * errors["scores"][score]["auroc"] for score in SCORES}
-    for name in SETS:
-        scores = report["outliers"][name]["scores"]
-        values |= {f"{name}_{score}": 100 * scores[score]["auroc"] for score in SCORES}
-    for draws in DRAWS:
-        for step in STEPS:
-            attack = f"fgsm-{step:g}-of-{draws}-draws"
-            found = report["attacks"][attack]
-            values[f"{attack}_accuracy"] = 100 * found["accuracy"]
-            for score in SCORES:
-                values[f"{attack}_{score}"] = 100 * found["scores"][score]["auroc"]
-                if (wrong := found["error_detection"]) is not None:
-                    values[f"{attack}_errors_{score}"] = 100 * wrong["scores"][score]["auroc"]
+    found = {"errors": report["test"]["error_detection"], **report["outliers"]}
+    for name, attack in report["attacks"].items():
+        values[f"{name}_accuracy"] = 100 * attack["accuracy"]
+        found |= {name: attack, f"{name}_errors": attack["error_detection"]}
+    for name, of in found.items():
+        if of is not None:  # no errors, or nothing else
+            values |= {
+                f"{name}_{score}": 100 * of["scores"][score]["auroc"] for score in of["scores"]
+            }
     return values
 
 
