@@ -197,7 +197,8 @@ def _faults(facts: dict[str, Any], history: list[dict[str, float | int]]) -> lis
         share, times = 100 * fall / size, math.ceil((fall / (LEVEL * size)) ** (1 / EXPONENT))
         longer = "more than ten" if times > 10 else f"about {times}"
         fell = f"its bound fell {share:.2g} % over the later half of its means' path"
-        faults.append(f"{fell}, so it wants {longer} times as many epochs")
+        wants = f"so it wants {longer} times as many epochs"
+        faults.append(f"{fell}, {wants} (fit --warm-start goes on from its version)")
     rise = facts.get("spread_rise", 0.0)
     if abs(rise) > LEVEL:
         went = "rose" if rise > 0 else "fell"

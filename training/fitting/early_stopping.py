@@ -66,6 +66,8 @@ def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: b
     steps, each its own. Among checkpoints that cannot be told apart the latest has the smallest
     step size behind it (Breiman et al. 1984, the one-standard-error rule).
     """
+    if len(scores) < 2:  # one has no error: take it
+        return True
     difference = scores - lowest
     variance = difference.var() if paired else scores.var() + lowest.var()
-    return not difference.mean() > (variance / len(scores)).sqrt()  # one row has no error: take it
+    return not difference.mean() > (variance / len(scores)).sqrt()
