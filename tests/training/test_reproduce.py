@@ -71,6 +71,11 @@ def test_a_budget_begins_no_further_cell(tmp_path):
     assert left >= 8
 
 
+def test_all_rows_have_the_seeds_they_count_with_before_one_has_more(tmp_path):
+    missing = [*target_of([], seeds=4).missing(tmp_path)]
+    assert [seed for _, seed in missing] == [0, 1, 2] * 3 + [3] * 3
+
+
 def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     target = target_of([])
     measure_missing([target], tmp_path, tmp_path, None, quiet=True)

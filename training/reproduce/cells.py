@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,9 @@ class Target:
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
         """Name what is not measured, or `again` with what was before its code changed."""
-        for row in self.rows:
-            for seed in range(self.seeds):
+        fewest = min(FEWEST_SEEDS, self.seeds)  # of all rows first, which then count
+        for seeds in (range(fewest), range(fewest, self.seeds)):
+            for row, seed in product(self.rows, seeds):
                 path = self.path(out, row, seed)
                 if not path.exists() or (again and read(path).code != self.digest(row)):
                     yield row, seed
