@@ -182,6 +182,21 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     assert found == ["holds", "does not hold", "cannot be told"]
     several = replace(claims[0], pairs=[("a", "b")] * 9)
     assert several.judge(target, tmp_path) == ("holds", "in 9 of 9")
+    more = replace(several, pairs=[*several.pairs, ("a", "d")])
+    assert more.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
+    (tmp_path / "table" / "b-2.json").unlink()
+    assert several.judge(target, tmp_path) == ("not measured", "")
+
+
+def test_a_claim_of_no_loss_has_a_margin(tmp_path):
+    def measure(row):
+        return lambda seed, _: Measured({"accuracy": {"a": 90.0, "b": 90.2}[row] + seed / 100}, "")
+
+    target = replace(target_of([]), rows={row: measure(row) for row in "ab"})
+    measure_missing([target], tmp_path, tmp_path, None, quiet=True)
+    claim = Claim("no loss", "paper", "table", "accuracy", [("a", "b")])
+    assert claim.judge(target, tmp_path)[0] == "does not hold"
+    assert replace(claim, margin=0.3).judge(target, tmp_path)[0] == "holds"
 
 
 def test_the_interval_of_a_difference_is_welch_s():

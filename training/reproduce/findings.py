@@ -7,8 +7,8 @@ from pathlib import Path
 
 from scipy import stats
 
-from training.reproduce.cells import FEWEST_SEEDS, Target, mean_and_spread
-from training.reproduce.pages import link_to, values_of
+from training.reproduce.cells import Target, mean_and_spread
+from training.reproduce.pages import counts, link_to, values_of
 from training.reproduce.uci import PUBLISHED
 
 LEVEL = 0.95
@@ -33,18 +33,19 @@ class Claim:
     def judge(self, target: Target, out: Path) -> tuple[str, str]:
         """Return the outcome and what it rests on."""
         results = target.results(out)
-        values = {row: values_of(results[row], self.column) for pair in self.pairs for row in pair}
-        if any(len(of) < FEWEST_SEEDS for of in values.values()):
+        means = {row: values_of(of, self.column) for row, of in results.items() if counts(of)}
+        known = [pair for pair in self.pairs if {*pair} <= {*means}]
+        if not known:
             return "not measured", ""
         if len(self.pairs) == 1:
-            first, second = (values[row] for row in self.pairs[0])
+            first, second = (means[row] for row in known[0])
             low, high = difference_interval(first, second)
             return outcome(low, high, -self.margin), f"a difference of {low:.4g} to {high:.4g}"
-        larger = sum(
-            sum(values[a]) / len(values[a]) > sum(values[b]) / len(values[b]) for a, b in self.pairs
-        )
-        interval = stats.binomtest(larger, len(self.pairs)).proportion_ci(LEVEL)
-        return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(self.pairs)}"
+        larger = sum(mean_and_spread(means[a])[0] > mean_and_spread(means[b])[0] for a, b in known)
+        interval = stats.binomtest(larger, len(known)).proportion_ci(LEVEL)
+        left = len(self.pairs) - len(known)
+        rest = f", {left} not measured" if left else ""
+        return outcome(interval.low, interval.high, 0.5), f"in {larger} of {len(known)}{rest}"
 
 
 def difference_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -71,13 +71,23 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
 
 
 def _draw(target: Target, results: Results) -> Figure:
-    """Draw a plot of log-likelihoods for each set."""
-    figure, axes = plt.subplots(3, 3, figsize=(11, 8), layout="constrained")
-    for axis, name in zip(axes.flat, PUBLISHED, strict=True):
-        of_set = {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
-        dots(axis, target, of_set, "log_likelihood")
-        axis.set_yticklabels([row.removeprefix(f"{name}-") for row in of_set])
+    """Draw a plot of log-likelihoods for each set that is measured."""
+    by_set = {
+        name: {row: cells for row, cells in results.items() if row.startswith(f"{name}-")}
+        for name in PUBLISHED
+    }
+    measured = {name: rows for name, rows in by_set.items() if any(rows.values())}
+    down = -(-len(measured) // 3)
+    figure, axes = plt.subplots(
+        down, 3, figsize=(12, 0.6 + 2.6 * down), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(measured) :]:
+        axis.set_axis_off()
+    for axis, (name, rows) in zip(axes.flat, measured.items(), strict=False):
+        dots(axis, target, rows, "log_likelihood")
+        axis.set_yticklabels([row.removeprefix(f"{name}-") for row in rows])
         axis.set_title(name)
+    figure.suptitle(f"{target.title} (× MC dropout, Gal and Ghahramani 2016)")
     return figure
 
 
