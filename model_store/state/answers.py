@@ -46,8 +46,11 @@ class Repeatable:
             Repeated, InvalidInput: as `refuse_again` does, if it came twice at a time.
         """
         self.refuse_again(connection)
-        connection.execute("DELETE FROM answers WHERE time <= ?", (time.time() - KEPT_S,))
-        row = (self.owner, self.key, self.digest, answer, time.time())
+        now = time.time()
+        connection.execute("DELETE FROM answers WHERE time <= ?", (now - KEPT_S,))
+        # where the clock was ahead they would be kept for longer, perhaps for years
+        connection.execute("UPDATE answers SET time = ? WHERE time > ?", (now, now))
+        row = (self.owner, self.key, self.digest, answer, now)
         connection.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", row)
 
 

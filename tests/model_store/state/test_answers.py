@@ -1,0 +1,55 @@
+"""Answers that are kept for requests that come again: for a day, whatever the clock does."""
+
+import time
+from contextlib import closing
+
+import pytest
+
+from model_store.errors import InvalidInput
+from model_store.state.answers import KEPT_S, Repeatable, Repeated, keep_answer, refuse_again
+from model_store.state.database import Database
+
+
+@pytest.fixture
+def database(tmp_path):
+    with closing(Database(tmp_path / "state")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which the tests set."""
+    now = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
+
+
+def asked(key, digest="d"):
+    return Repeatable("me", key, digest)
+
+
+def test_an_answer_is_kept_for_a_day(database, clock):
+    keep_answer(database, asked("a"), b"first")
+    clock[0] += KEPT_S - 1
+    with pytest.raises(Repeated) as repeated:
+        refuse_again(database, asked("a"))
+    assert repeated.value.answer == b"first"
+    with pytest.raises(InvalidInput, match="Idempotency-Key"):
+        keep_answer(database, asked("a", "another"), b"second")
+    clock[0] += 2
+    keep_answer(database, asked("a", "another"), b"second")
+
+
+def test_a_clock_that_goes_back_loses_no_answer_and_keeps_none_for_longer(database, clock):
+    clock[0] += 1000 * KEPT_S
+    keep_answer(database, asked("a"), b"ahead")
+    clock[0] -= 1000 * KEPT_S
+    keep_answer(database, asked("b"), b"right")
+    for key in ("a", "b"):
+        with pytest.raises(Repeated):
+            keep_answer(database, asked(key), b"again")
+    clock[0] += KEPT_S + 1
+    keep_answer(database, asked("c"), b"later")
+    with database.reading() as connection:
+        kept = [row["key"] for row in connection.execute("SELECT key FROM answers")]
+    assert kept == ["c"]
