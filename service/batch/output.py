@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.disk import sync_folder
+from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
@@ -32,7 +32,7 @@ class ColumnFiles:
         self.note: dict[str, Any] = {}
         self._layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._files: dict[str, int] = {}
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         if (folder / LAYOUT).exists():
             kept = json.loads((folder / LAYOUT).read_text())
             self.rows, self.note = kept["rows"], kept["note"]

@@ -10,6 +10,7 @@ import pytest
 
 from service.batch.job_process import JobRows
 from service.batch.output import ColumnFiles, write_npz
+from tests.support.disk import LOSSES, stopping
 
 ROWS = {
     "score": np.linspace(0, 1, 7),
@@ -77,6 +78,18 @@ def test_rows_that_were_synced_are_taken_up_and_later_ones_come_again(tmp_path):
     again.sync()
     assert equal(again, 7)
     again.close()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_that_were_synced_are_there_after_a_loss_of_power(tmp_path, loss):
+    with stopping(tmp_path, None, loss):
+        columns = ColumnFiles(tmp_path / "columns")
+        columns.append(some(slice(0, 4)))
+        columns.sync()
+    columns.close()
+    found = ColumnFiles(tmp_path / "columns")
+    assert found.rows == 4
+    assert equal(found, 4)
 
 
 def test_what_was_never_synced_is_begun_anew(tmp_path):
