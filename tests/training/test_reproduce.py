@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from model_store.errors import InvalidInput
 from training.__main__ import main
 from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
@@ -69,6 +70,21 @@ def test_a_budget_begins_no_further_cell(tmp_path):
     left = measure_missing([target_of(measured)], tmp_path, tmp_path, 1e-9, quiet=True)
     assert left == 9 - len(measured)
     assert left >= 8
+
+
+def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, caplog):
+    def fail(_, __):
+        raise InvalidInput("data.source", "a folder", "none")
+
+    target = target_of([])
+    target = replace(target, rows={**target.rows, "b": fail})
+    assert measure_missing([target], tmp_path, tmp_path, None, quiet=True) == 3
+    assert {row: len(of) for row, of in target.results(tmp_path).items()} == {
+        "a": 3,
+        "b": 0,
+        "c": 3,
+    }
+    assert "table: b, seed 2 is not measured: data.source: expected a folder" in caplog.text
 
 
 def test_all_rows_have_the_seeds_they_count_with_before_one_has_more(tmp_path):

@@ -23,6 +23,8 @@ import onnxruntime
 import torch
 from matplotlib.figure import Figure
 
+from model_store.errors import DubitoError
+from training import log
 from training.fitting.checkpoint import write_atomically
 from training.progress import Bar
 
@@ -134,20 +136,26 @@ def measure_missing(
         (target, row, seed) for target in targets for row, seed in target.missing(out, again)
     ]
     until = None if minutes is None else time.monotonic() + 60 * minutes
+    failed = 0
     with Bar(len(missing), "cell", quiet) as bar:
         for done, (target, row, seed) in enumerate(missing):
             if until is not None and time.monotonic() > until:
-                return len(missing) - done
+                return failed + len(missing) - done
             bar.say(f"{target.name}: {row}, seed {seed}")
             begun = time.process_time()
-            measured = target.rows[row](seed, runs / "reproduce")
+            try:
+                measured = target.rows[row](seed, runs / "reproduce")
+            except DubitoError as error:  # such as data that are not there: the others go on
+                log.warning("%s: %s, seed %s is not measured: %s", target.name, row, seed, error)
+                failed += 1
+                continue
             seconds = round(time.process_time() - begun, 1)
             cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
             path = target.path(out, row, seed)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
             bar.update()
-    return 0
+    return failed
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
