@@ -25,7 +25,7 @@ from sklearn.utils import assert_all_finite, check_consistent_length, column_or_
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.manifest import Description, Manifest
 from model_store.artifacts.place import store_of_environment
 from model_store.artifacts.store import LATEST, ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR
@@ -36,14 +36,12 @@ from model_store.inference.model import NEEDED, Model
 from model_store.inference.prediction import Prediction
 from model_store.types import Task
 from training.data import load
-from training.estimators.recipes import recipe_of
-from training.estimators.report import report_of
-from training.estimators.rows import keep_arrays, keep_table
-from training.evaluation.text import Table, markdown
+from training.estimators.recipes import keep_arrays, keep_table, recipe_of
+from training.evaluation.text import Block, Table, markdown
 from training.fit import fit, publish
 from training.fitting.plots import draw_run
 from training.fitting.run import Callback
-from training.publishing.baselines import with_baselines
+from training.publishing.baselines import lines, with_baselines
 from training.publishing.publish import assemble_without_baselines
 from training.publishing.stages import Draft
 from training.recipe import DataSection
@@ -321,6 +319,19 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not self._draft.description.baselines:
             self._draft = with_baselines(self._draft, self._fitted)
         return self._draft
+
+
+def report_of(description: Description) -> list[Block]:
+    rows = description.training["rows"]["test"]
+    quality = [[name, f"{value:.4g}"] for name, value in description.quality.items()]
+    plain = lines(description)
+    return [
+        f"# {description.method}",
+        Table([f"On {rows} test rows", ""], quality),
+        *(["## Plain models", "\n".join(f"* {line}" for line in plain)] if plain else []),
+        *(f"Note: {warning}." for warning in description.warnings),
+        *([] if description.too_few_rows is None else [f"Note: {description.too_few_rows}."]),
+    ]
 
 
 @contextmanager

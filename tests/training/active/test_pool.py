@@ -5,7 +5,7 @@ import pytest
 
 from model_store.acquisition.ranking import Choice
 from model_store.errors import InvalidInput
-from training.active.pool import candidates, choose, initial_labels
+from training.active.simulation import candidates, choose, initial_labels
 
 
 def log_probs(rng, draws, rows, classes=3):
