@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -316,7 +316,7 @@ def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> Temperatur
     draws = recipe.training.validation_draws
     temperature = set_temperature(model.eval(), validation, draws, recipe.seed)
     log.info("temperature %.4g", temperature.value)
-    return TemperatureChoice(**asdict(temperature))
+    return temperature
 
 
 def join(rows: Rows, more: Rows) -> Rows:

@@ -47,9 +47,9 @@ class Recalibration(ParentVersion):
 
 
 class TemperatureChoice(Record):
-    value: float
-    fitted: float
-    gain: float
+    value: float  # that is used: `fitted`, or 1
+    fitted: float  # that the rows ask for
+    gain: float  # in log-likelihood on rows that it was not fitted on, nats a row
     standard_error: float
 
 

@@ -6,7 +6,7 @@ mean over such seeds is given as a bound; no seed is left out.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,15 +68,12 @@ class Record:
             file.flush()
             os.fsync(file.fileno())
         self.rounds.append(done)
-        for path in self._all_weights():
+        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors"):
             if path != self._weights(number):
                 path.unlink()
 
     def _weights(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.stem}-{number:04d}.safetensors")
-
-    def _all_weights(self) -> Iterator[Path]:
-        return self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ error. Else T is 1.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,6 +25,7 @@ from training.data import Rows
 from training.model import BayesianModel
 from training.networks.likelihoods import Likelihood
 from training.posteriors import noise
+from training.provenance import TemperatureChoice
 from training.seeds import Stream
 
 PRIOR_STD = 0.5  # of log T
@@ -34,20 +34,9 @@ PRECISION = 1e-3  # of log T
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 
 
-@dataclass(frozen=True)
-class Temperature:
-    """T, and what it gains in log-likelihood on rows that it was not fitted on, nats a row.
-
-    `fitted` is the T that the rows ask for, `value` the one that is used: that, or 1.
-    """
-
-    value: float
-    fitted: float
-    gain: float
-    standard_error: float
-
-
-def set_temperature(model: BayesianModel, validation: Rows, draws: int, seed: int) -> Temperature:
+def set_temperature(
+    model: BayesianModel, validation: Rows, draws: int, seed: int
+) -> TemperatureChoice:
     likelihood = model.likelihood
     likelihood.temperature.fill_(1.0)
     draws = min(draws, model.posterior.max_draws or draws)
@@ -66,9 +55,9 @@ def most_rows(likelihood: Likelihood, draws: int) -> int:
 
 def choose_temperature(
     likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor
-) -> Temperature:
+) -> TemperatureChoice:
     if len(y) < 2:
-        return Temperature(1.0, 1.0, 0.0, 0.0)
+        return TemperatureChoice(value=1.0, fitted=1.0, gain=0.0, standard_error=0.0)
     before = likelihood.mixture_log_likelihood(served, y)
     gain = torch.empty_like(before)
     halves = torch.arange(len(y), device=y.device) % 2 == 0
@@ -79,7 +68,8 @@ def choose_temperature(
         gain[measured] = after - before[measured]
     mean, error = gain.mean().item(), gain.std().item() / math.sqrt(len(gain))
     fitted_t = fit_temperature(likelihood, served, y)
-    return Temperature(fitted_t if mean > error else 1.0, fitted_t, mean, error)
+    value = fitted_t if mean > error else 1.0
+    return TemperatureChoice(value=value, fitted=fitted_t, gain=mean, standard_error=error)
 
 
 def fit_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor) -> float:

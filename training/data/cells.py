@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -434,14 +435,11 @@ def _date_forms(example: str, date_format: str | None) -> tuple[str | None, ...]
 
 
 def _all_seconds(form: str | None, texts: Collection[str]) -> dict[str, float] | None:
+    read = seconds_of if form is None else partial(seconds_as_written, form)
     try:
-        return {text: _seconds(form, text) for text in texts}
+        return {text: read(text) for text in texts}
     except (ValueError, OverflowError):
         return None
-
-
-def _seconds(form: str | None, text: str) -> float:
-    return seconds_of(text) if form is None else seconds_as_written(form, text)
 
 
 def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[int, str]:

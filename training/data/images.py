@@ -10,11 +10,10 @@ import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import UInt8
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from training.recipe import DataSection
 
 Pixels = UInt8[np.ndarray, "N I"]
+Opened = Callable[[str], IO[bytes]]  # a file by its name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 TRAINING_FORMATS = (*FORMATS, "TIFF")
 SPLIT_NAMES = ("train", "test")
@@ -40,45 +40,17 @@ MAX_DATA_BYTES = 1 << 34
 SHOWN = 10  # endings of files that are left out
 
 
-@dataclass(frozen=True)
-class Folder:
-    path: Path
-
-    def names(self) -> list[str]:
-        found = [path for depth in range(1, 5) for path in self.path.glob("/".join("*" * depth))]
-        return [
-            path.relative_to(self.path).as_posix() + ("/" if path.is_dir() else "")
-            for path in found
-        ]
-
-    def open(self, name: str) -> Any:
-        return (self.path / name).open("rb")
-
-
-@dataclass(frozen=True)
-class Zip:
-    """Members of a zip file, read in place: nothing is written anywhere, whatever their names."""
-
-    file: zipfile.ZipFile
-
-    def names(self) -> list[str]:
-        return self.file.namelist()
-
-    def open(self, name: str) -> Any:
-        return self.file.open(name)
-
-
 def images(path: Path, section: "DataSection") -> Dataset:
     """Read images and their classes; `image_size` (height, width) is what they are stretched or cut
     to, else all must be of one size.
 
     They are grey, of shape (H, W), if all files are, and else colour, of shape (3, H, W).
     """
-    with _files(path) as files:
+    with _files(path) as (files, opened):
         found = _classes_for_training(files, path)
         names = list(found["train"])
-        shape, spec = _shape(files, [*names, *found["test"]], section)
-        x = {part: _pixels(files, list(labels), shape, spec) for part, labels in found.items()}
+        shape, spec = _shape(opened, [*names, *found["test"]], section)
+        x = {part: _pixels(opened, list(labels), shape, spec) for part, labels in found.items()}
     labels, test_labels = (list(found[part].values()) for part in SPLIT_NAMES)
     y, y_test, classes = class_numbers(labels, test_labels, "data.source: folders")
     train, test = Rows(x["train"], y, np.array(names)), Rows(x["test"], y_test)
@@ -93,25 +65,25 @@ def images(path: Path, section: "DataSection") -> Dataset:
 def some_images(
     path: Path, shape: tuple[int, ...], spec: ImageSpec, most: int, seed: int
 ) -> Pixels:
-    with _files(path) as files:
-        found = _image_classes(files.names())
+    with _files(path) as (files, opened):
+        found = _image_classes(files)
         names = [*(found["test"] or found["train"])]
         if not names:
             expected = f"images test/CLASS/*{'|'.join(SUFFIXES)} in {str(path)!r}"
             raise InvalidInput("data.source", expected, "none")
         order = np.random.default_rng(seed).permutation(len(names))[:most]
-        return _pixels(files, [names[i] for i in order], shape, spec)
+        return _pixels(opened, [names[i] for i in order], shape, spec)
 
 
 def survey(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, bool]:
     """Return how many training images each class has, how many images each size (width, height)
     has, whether all are grey, and whether there are test images, by their headers alone."""
-    with _files(path) as files:
+    with _files(path) as (files, opened):
         found = _classes_for_training(files, path)
         sizes: Counter[tuple[int, int]] = Counter()
         is_grey = True
         for name in [*found["train"], *found["test"]]:
-            image = _open(files, name)
+            image = _open(opened, name)
             sizes[image.size] += 1
             is_grey = is_grey and image.mode in GREY_MODES
     classes = dict(Counter(found["train"].values()).most_common())
@@ -119,21 +91,25 @@ def survey(path: Path) -> tuple[dict[str, int], Counter[tuple[int, int]], bool, 
 
 
 @contextmanager
-def _files(path: Path) -> Iterator[Folder | Zip]:
+def _files(path: Path) -> Iterator[tuple[list[str], Opened]]:
+    """Yield the names of a folder's or a zip's files, and what opens one: members are read in
+    place, whatever their names."""
     if path.is_dir():
-        yield Folder(path)
+        found = [each for depth in range(1, 5) for each in path.glob("/".join("*" * depth))]
+        names = (each.relative_to(path).as_posix() + "/" * each.is_dir() for each in found)
+        yield list(names), lambda name: (path / name).open("rb")
         return
     try:
         with zipfile.ZipFile(path) as file:
-            yield Zip(file)
+            yield file.namelist(), file.open
     except (zipfile.BadZipFile, OSError) as error:
         reason = error.strerror or "no such file" if isinstance(error, OSError) else str(error)
         expected = f"a folder or zip file, {str(path)!r}"
         raise InvalidInput("data.source", expected, reason) from None
 
 
-def _classes_for_training(files: Folder | Zip, path: Path) -> dict[str, dict[str, str]]:
-    found = _image_classes(files.names())
+def _classes_for_training(files: list[str], path: Path) -> dict[str, dict[str, str]]:
+    found = _image_classes(files)
     if not found["train"]:
         expected = f"images train/CLASS/* or CLASS/*, {'|'.join(SUFFIXES)}, in {str(path)!r}"
         raise InvalidInput("data.source", expected, "none")
@@ -189,12 +165,12 @@ def _outer(files: Iterable[PurePosixPath]) -> int:
 
 
 def _shape(
-    files: Folder | Zip, names: list[str], section: "DataSection"
+    opened: Opened, names: list[str], section: "DataSection"
 ) -> tuple[tuple[int, ...], ImageSpec]:
     first: tuple[int, int] | None = None
     is_grey = True
     for name in names:
-        image = _open(files, name)
+        image = _open(opened, name)
         is_grey = is_grey and image.mode in GREY_MODES
         first = first or image.size
         if section.image_size is None and image.size != first:
@@ -218,17 +194,17 @@ def _shape(
 
 
 def _pixels(
-    files: Folder | Zip, names: list[str], shape: tuple[int, ...], spec: ImageSpec
+    opened: Opened, names: list[str], shape: tuple[int, ...], spec: ImageSpec
 ) -> UInt8[np.ndarray, "N I"]:
     x = np.empty((len(names), math.prod(shape)), dtype=np.uint8)
     for n, name in enumerate(names):
-        x[n] = pixels(_open(files, name), shape, spec, _field(name))
+        x[n] = pixels(_open(opened, name), shape, spec, _field(name))
     return x
 
 
-def _open(files: Folder | Zip, name: str) -> ImageFile:
+def _open(opened: Opened, name: str) -> ImageFile:
     try:
-        with files.open(name) as file:
+        with opened(name) as file:
             content = file.read(MAX_IMAGE_BYTES + 1)
     except UNREADABLE as error:
         reason = (str(error) or "its end").splitlines()[0][:200]

@@ -11,10 +11,9 @@ ones too.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from training.detectors.gaussian import ClassGaussian
 from training.detectors.neighbours import FEW_NEIGHBOUR, FEW_ROWS, CosineNeighbours, Neighbours
@@ -22,13 +21,6 @@ from training.detectors.roughness import Roughness
 from training.detectors.spectrum import Mahalanobis, Residual
 
 Space = Literal["input", "spectrum", "embedding"]
-
-
-class Detector(Protocol):
-    """What every detector gives. All are `torch.nn.Module`s, made of training rows and a generator
-    by `fit`."""
-
-    def __call__(self, rows: Float[Tensor, "N I"]) -> Float[Tensor, "N"]: ...
 
 
 @dataclass(frozen=True)

@@ -207,11 +207,8 @@ def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, Tem
     weights = load_arrays(parent.files[WEIGHTS])
     before = float(weights[TEMPERATURE])
     log.info("temperature %.4g, before %.4g", before * found.value, before)
-    choice = TemperatureChoice(
-        value=before * found.value,
-        fitted=before * found.fitted,
-        gain=found.gain,
-        standard_error=found.standard_error,
+    choice = found.model_copy(
+        update={"value": before * found.value, "fitted": before * found.fitted}
     )
     if found.value == 1.0:
         return parent, choice
