@@ -49,12 +49,8 @@ PARAMS = {
 
 
 def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
-    """Write a version (a number) as a model of MLflow's: the folder is there whole, or not at all.
-
-    Raises:
-        InvalidInput: if the folder is there already.
-        StoreError: if the version is broken.
-    """
+    """Write a version (a number) as a model of MLflow's: the folder is there whole, or not at
+    all."""
     if folder.exists():
         raise InvalidInput("folder", "one that is not there yet", str(folder))
     artifact = store.open(name, version, wanted=())

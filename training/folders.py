@@ -20,11 +20,8 @@ def data_root() -> Path:
 
 @contextmanager
 def hold(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Hold a run's folder, so that two processes never write one run.
-
-    Raises:
-        InvalidInput: if another process holds it, unless told to `wait`.
-    """
+    """Hold a run's folder, so that two processes never write one run; where another holds it,
+    `wait` or refuse."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

@@ -124,9 +124,6 @@ def build(
         weights: the network's `state_dict`, if it was trained already, in place of what the recipe
             says of its start.
         largest_id: of rows of ids; a module that does not take it is refused.
-
-    Raises:
-        InvalidInput: if the network cannot be made Bayesian; it names the layer.
     """
     seed = hash_key(recipe.seed, Stream.INITIALISATION)
     wanted, method, of = recipe.network, recipe.inference, likelihood(recipe, classes)
@@ -204,11 +201,7 @@ def with_knots(
     recipe: Recipe, data: Dataset, x: Num[np.ndarray, "N I"], start: "Parent | None" = None
 ) -> Recipe:
     """Return a recipe that says between which knots its network encodes columns: those of `start`,
-    else quantiles of rows x.
-
-    Raises:
-        InvalidInput: if it has bins, and the data no columns.
-    """
+    else quantiles of rows x."""
     network = recipe.network
     if network.bins is None or network.knots is not None:
         return recipe
@@ -244,12 +237,7 @@ def split_network(
     recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool
 ) -> SplitNetwork | None:
     """Return a recipe's network for rows of a shape, cut before its first layer that is drawn or
-    trained; None where nothing with weights comes before.
-
-    Raises:
-        NotSplit: if it cannot be cut.
-        InvalidInput: if the network is not one that can be fitted.
-    """
+    trained; None where nothing with weights comes before."""
     wanted, of, row_shape = recipe.network, likelihood(recipe, classes), _row_shape(recipe, shape)
     made = module(wanted, row_shape, of.outputs)
     if wanted.weights is not None and with_weights:
@@ -264,11 +252,7 @@ def split_network(
 def require_split(
     recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool
 ) -> SplitNetwork:
-    """Return the split network of a recipe that names its frozen layers an encoder.
-
-    Raises:
-        InvalidInput: if it cannot be cut, or not where an encoder has weights.
-    """
+    """Return the split network of a recipe that names its frozen layers an encoder."""
     try:
         parts = split_network(recipe, shape, classes, with_weights)
     except NotSplit as error:

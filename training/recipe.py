@@ -421,11 +421,7 @@ class Recipe(Section):
 
 def load(path: Path, root: Path | None = None) -> Recipe:
     """Read a recipe. Relative paths in it are of its own folder, else of `root`, by default
-    DUBITO_DATA, else of the current folder.
-
-    Raises:
-        InvalidInput: naming the field or line that is wrong, what was expected and what came.
-    """
+    DUBITO_DATA, else of the current folder."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

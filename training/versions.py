@@ -67,13 +67,7 @@ class Parent:
 
 def open_parent(store: ModelStore, text: str, field: str) -> Parent:
     """Return the version that NAME[:VERSION] names; VERSION is a number or an alias, by default
-    `latest`.
-
-    Raises:
-        NotFound: if there is none.
-        BrokenArtifact: if it is damaged.
-        InvalidInput: if it is pruned, or by a recipe that is not understood any more.
-    """
+    `latest`."""
     artifact = open_version(store, text, (WEIGHTS, TOKENIZER))
     refuse_made_by(artifact.manifest, "pruned", field)
     return parent_of(artifact, field)

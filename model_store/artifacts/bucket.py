@@ -189,12 +189,7 @@ class Bucket(Storage):
 
     def check_writable(self) -> None:
         """Create an object twice, and replace it with a wrong tag: the server must refuse the
-        second and the third.
-
-        Raises:
-            InvalidInput: if it does not.
-            StoreUnreachable: if there is no such bucket.
-        """
+        second and the third."""
         if self._is_writable:
             return
         path = f"{PROBE}{uuid.uuid4().hex}"

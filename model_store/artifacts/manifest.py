@@ -353,7 +353,6 @@ class FileSpec(Record):
     size: Annotated[int, Field(ge=0)]
 
     def difference(self, size: int, sha256: str) -> str | None:
-        """Say how a file differs from this, None if it does not."""
         if size != self.size:
             return f"expected {self.size} bytes as in the manifest, got {size}"
         return None if sha256 == self.sha256 else "its SHA-256 is not the manifest's"

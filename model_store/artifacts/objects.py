@@ -70,11 +70,7 @@ class Objects:
     @classmethod
     def of(cls, url: str, field: str = "DUBITO_STORE") -> "Objects":
         """Return the objects of a URL, with credentials and endpoint as obstore finds them in the
-        environment; `field` is the setting or option that gave it.
-
-        Raises:
-            InvalidInput: if it is no such URL, or the extra `bucket` is not installed.
-        """
+        environment; `field` is the setting or option that gave it."""
         check_url(url, field)
         try:
             from obstore.exceptions import BaseError

@@ -30,12 +30,7 @@ def open_store(
     verify_key_file: str | Path | None = None,
 ) -> ModelStore:
     """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing of it is
-    read yet.
-
-    Raises:
-        InvalidInput: if a URL is none of a bucket, the extra `bucket` is not installed, or the key
-            that versions must be signed by is none.
-    """
+    read yet."""
     trusted = None
     if verify_key_file is not None:
         trusted = read_public_key(Path(verify_key_file), VERIFY_KEY_VARIABLE)

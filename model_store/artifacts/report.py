@@ -42,12 +42,6 @@ class EvaluationReport:
         return self.store.storage.place(f"{self.path}/{file}")
 
     def read(self, file: str) -> bytes:
-        """Return a file's content.
-
-        Raises:
-            NotFound: if the report does not list it, or a newer report has just taken this one's
-                place.
-        """
         if file not in self.files:
             raise NotFound(f"file: expected one of {list(self.files)}, got another")
         return _read(self.store, self.path, file)
@@ -57,12 +51,7 @@ def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
     """Write the report of a version (a number) and its files, in place of an earlier one, as a
-    whole.
-
-    Raises:
-        NotFound: if there is no such version.
-        InvalidInput: if a file's name is not one.
-    """
+    whole."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
@@ -85,12 +74,7 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the report of a version (a number), or None where there is none.
-
-    Raises:
-        NotFound: if there is no such version.
-        BrokenArtifact: if the report is damaged.
-    """
+    """Return the report of a version (a number), or None where there is none."""
     if version not in store.versions(name):
         known = store.versions(name)
         raise NotFound(f"version: expected one of {known} of model {name}, got another")

@@ -44,14 +44,7 @@ def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") ->
 
 def write_key_pair(path: Path) -> Path:
     """Write a new private key to `path`, readable by its owner alone, and next to it the public
-    one, as PEM.
-
-    Returns:
-        The public key's path, `<path>.pub`.
-
-    Raises:
-        InvalidInput: if either is there already, or cannot be written.
-    """
+    one, as PEM; return the public key's path, `<path>.pub`."""
     _need_cryptography("keygen")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (

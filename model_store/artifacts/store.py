@@ -272,12 +272,7 @@ class ModelStore:
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Sign a version (a number) that is whole, in place of an earlier signature.
-
-        Raises:
-            NotFound: if there is no such model or version.
-            BrokenArtifact, UnsupportedFormat: as `open` does.
-        """
+        """Sign a version (a number) that is whole, in place of an earlier signature."""
         self.resolve(name, version)
         with self.writing(name):
             manifest = ModelStore(self.storage).open(name, version, wanted=()).manifest
@@ -285,12 +280,7 @@ class ModelStore:
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias
-        names.
-
-        Raises:
-            InvalidInput: if the alias is not a name, or looks like a version number.
-            NotFound: if there is no such model or version.
-        """
+        names."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
@@ -300,12 +290,7 @@ class ModelStore:
             self.resolve(name, alias)  # which another writer may have deleted meanwhile
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; the version that it names stays.
-
-        Raises:
-            InvalidInput: if it is `latest`, which always names a version.
-            NotFound: if there is no such model or alias.
-        """
+        """Remove an alias; the version that it names stays."""
         if alias == LATEST:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
@@ -324,10 +309,6 @@ class ModelStore:
         What an alias names is deleted with `force` alone. Such an alias is removed, but `latest`
         moves: to the newest version before the one that is gone, else to the newest that is left.
         No later version gets a deleted number.
-
-        Raises:
-            InvalidInput: if an alias names it and `force` is not given.
-            NotFound: if there is no such model or version.
         """
         self.resolve(name, version or LATEST)
         with self.writing(name):
@@ -360,12 +341,7 @@ class ModelStore:
 
     def keep(self, name: str, newest: int) -> list[str]:
         """Delete all versions but the newest ones and those that an alias names; return what was
-        deleted.
-
-        Raises:
-            InvalidInput: if `newest` is less than 1.
-            NotFound: if there is no such model.
-        """
+        deleted."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self.resolve(name)

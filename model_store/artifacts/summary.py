@@ -23,11 +23,7 @@ LEFT_OUT = ("recipe", "convergence")  # records whose words are shown instead
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
     """Return what the manifest of a version (a number) says, and what lies next to it; files are
-    not verified.
-
-    Raises:
-        StoreError: as `ModelStore.manifest` does.
-    """
+    not verified."""
     manifest = store.manifest(name, version)
     sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, of in store.aliases(name).items() if of == version)

@@ -138,18 +138,7 @@ class Calibration:
         categories: Categories | None = None,
     ) -> "Calibration":
         """Fit detectors on the reference split's scores, and keep what ranks rows of the
-        calibration split's.
-
-        Args:
-            draw_counts: the J numbers of draws that the scores were made with, rising.
-            reference: the detectors' scores of the reference split.
-            ranking: the same of the calibration split.
-            nonconformity: how far each calibration row's label or target is from its prediction.
-            names: which detectors are combined, and which are densities.
-            num_labels: C, 1 in a regression.
-            answers: of a classification, the rows' uncertainty and which labels are wrong.
-            categories: of the calibration rows, where guarantees are to hold of each.
-        """
+        calibration split's."""
         counts, labels = range(len(draw_counts)), reference.labels
         standards: dict[str, list[Standard]] = {}
         sorted_reference = {}

@@ -80,13 +80,8 @@ class Scores:
 def predictive_sums(
     log_probs: Float[np.ndarray, "K N C"], first_draw: int = 0, groups: int = GROUPS
 ) -> DrawSums:
-    """Sum draws `first_draw`, `first_draw + 1`, ... given by their log class probabilities.
-
-    Args:
-        log_probs: natural logarithms, -inf allowed for a probability of 0.
-        first_draw: index of the first draw within its seed, which decides the groups.
-        groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
-    """
+    """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`, given by their
+    log class probabilities, -inf of a probability of 0."""
     log_probs_N_C_K = log_probs.transpose(1, 2, 0).astype(np.float64, order="C")
     probs_N_C_K = np.exp(log_probs_N_C_K)
     np.maximum(log_probs_N_C_K, LEAST_LOG, out=log_probs_N_C_K)  # so that 0 log 0 is 0

@@ -93,16 +93,11 @@ def mixture_sums(
     groups: int = GROUPS,
     transform: Transform | None = None,
 ) -> DrawSums:
-    """Sum draws `first_draw`, `first_draw + 1`, ... given by mean and log variance of each draw and
-    row.
+    """Sum draws `first_draw`, `first_draw + 1`, ... of a seed into G `groups`, given by mean and
+    log variance of each draw and row.
 
-    Args:
-        outputs: the mean in the target's units, and the natural logarithm of the variance in their
-            square.
-        first_draw: index of the first draw within its seed, which decides the groups.
-        groups: G, into how many groups draws are sorted; sums merge only with sums of the same G.
-        transform: of the target, if it was transformed: `outputs` are then of the transformed one,
-            and the sums have an axis of two, the target as it was fitted and in its units.
+    Of a transformed target `outputs` are those of the transformed one, and the sums have an axis of
+    two: the target as it was fitted, and in its units.
     """
     mean_N_K, log_variance_N_K = outputs.transpose(2, 1, 0).astype(np.float64, order="C")
     variance_N_K = np.exp(log_variance_N_K)

@@ -108,11 +108,7 @@ def is_number(text: str) -> bool:
 
 
 def number_of(text: str, writing: NumberWriting) -> float:
-    """Return the number of a text; the sign may be left out.
-
-    Raises:
-        ValueError: if it is not so written.
-    """
+    """Return the number of a text; the sign may be left out. ValueError if it is not so written."""
     trimmed = "" if len(text) > LONGEST else text.translate(_TO_SPACE).strip()
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
@@ -146,23 +142,15 @@ def _pattern(writing: NumberWriting) -> re.Pattern[str]:
 
 
 def seconds_of(text: str) -> float:
-    """Return a time's number.
-
-    Raises:
-        ValueError: if the text is not a time in ISO 8601.
-    """
+    """Return the number of a time in ISO 8601; ValueError of another text."""
     if not ISO.fullmatch(text):
         raise ValueError(text)
     return seconds_since(datetime.fromisoformat(text))
 
 
 def seconds_as_written(date_format: str, text: str) -> float:
-    """Return the number of a time that is written in a format of strptime's; one of dates takes a
-    time of day too.
-
-    Raises:
-        ValueError: if the text is not so written.
-    """
+    """Return the number of a time that is written in a format of strptime's, else ValueError;
+    one of dates takes a time of day too."""
     stripped = "" if len(text) > LONGEST else text.strip()
     is_of_dates = HAS_CLOCK.search(date_format) is None
     if is_of_dates:

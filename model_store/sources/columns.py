@@ -91,11 +91,7 @@ def from_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
     """Encode objects keyed by column, as JSON gives them; null is a missing value. Errors count
-    from `first_row`.
-
-    Raises:
-        InvalidInput: naming the row and column that is absent, unknown or of a wrong type.
-    """
+    from `first_row`."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
@@ -115,12 +111,7 @@ def from_cells(
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
     """Encode the cells of each column, as JSON gives them; of a number also an array, in which NaN
-    is missing.
-
-    Raises:
-        InvalidInput: naming the row and column that is of a wrong type, or missing where no
-            training row misses it.
-    """
+    is missing."""
     values: dict[str, Numbers | Categories] = {}
     wrong: list[InvalidInput] = []  # the first of each column
     for column in columns:

@@ -75,11 +75,6 @@ class CsvTable:
         self.names = [name.strip() for name in _within(next(self._lines(), []), 1)]
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield each row's cells, as many as there are names.
-
-        Raises:
-            InvalidInput: naming a row of another length, or if the file is not whole.
-        """
         for n, line in enumerate(islice(self._lines(), 1, None)):
             row = _within(line, len(self.names))
             if len(row) != len(self.names):

@@ -110,11 +110,7 @@ def open_rows(
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
     """Open a file of rows for a model; the ending of a content is given, that of a path its own
-    if none is.
-
-    Raises:
-        InvalidInput: if it is none, is not whole, or has rows of another width; names `field`.
-    """
+    if none is."""
     if ending is None and isinstance(source, Path):
         ending = source.suffix
     read = READERS.get((ending or "").lower())

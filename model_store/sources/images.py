@@ -54,12 +54,7 @@ PNG_CHUNKS = 20_000  # at most: encoders write pieces of 8 kB and more
 def open_image(
     content: bytes, field: str, formats: tuple[str, ...] = FORMATS
 ) -> ImageFile.ImageFile:
-    """Read an image's header; its pixels are decoded by `pixels`.
-
-    Raises:
-        InvalidInput: if it is not a file of one of the formats, of 8 bits a channel, has more than
-            `MAX_PIXELS`, or is cut into too many parts to be read quickly.
-    """
+    """Read an image's header; its pixels are decoded by `pixels`."""
     expected = f"a {', '.join(formats[:-1])} or {formats[-1]} file"
     scans = 1
     if content.startswith(JPEG_START):
@@ -102,12 +97,7 @@ def decoded_pixels(image: ImageFile.ImageFile) -> int:
 
 
 def resized_pixels(image: Image.Image, shape: tuple[int, ...], spec: ImageSpec, field: str) -> int:
-    """Return how many pixels resizing makes, of rows and then of columns; 0 where there is none.
-
-    Raises:
-        InvalidInput: if an image is so long and narrow that it has more than `MAX_PIXELS` once it
-            is resized.
-    """
+    """Return how many pixels resizing makes, of rows and then of columns; 0 where there is none."""
     width, height = size = _size(image, shape, spec)
     if size == image.size:
         return 0
@@ -144,13 +134,7 @@ def in_proportion(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 def pixels(
     image: ImageFile.ImageFile, shape: tuple[int, ...], spec: ImageSpec, field: str
 ) -> UInt8[np.ndarray, "I"]:
-    """Decode an image into a flat row of a model's mode and shape, (H, W) or (3, H, W).
-
-    Raises:
-        InvalidInput: if the image is broken, has too few pixels, is of another size and the spec
-            does not resize, or is so long and narrow that it would have more than `MAX_PIXELS` once
-            resized.
-    """
+    """Decode an image into a flat row of a model's mode and shape, (H, W) or (3, H, W)."""
     size = (shape[-1], shape[-2])
     if image.size != size and not spec.resize:
         expected = f"an image of {size[0]} x {size[1]} pixels (width x height)"

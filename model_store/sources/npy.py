@@ -52,11 +52,7 @@ def read_header(file: Any) -> Header:
 
 
 def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """Return the array of numbers that an npy file's content is, without a copy.
-
-    Raises:
-        InvalidInput: if it is not one, or its data are longer or shorter than its header says.
-    """
+    """Return the array of numbers that an npy file's content is, without a copy."""
     stream = io.BytesIO(memoryview(body)[:HEADER_BYTES])
     try:
         shape, fortran, dtype = read_header(stream)
@@ -76,11 +72,6 @@ def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read all arrays of an npz file.
-
-    Raises:
-        InvalidInput: if it is not such a file, or an array is too large.
-    """
     try:
         with zipfile.ZipFile(path) as file:
             largest = max((member.file_size for member in file.infolist()), default=0)
@@ -221,11 +212,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array's member, read up to its numbers; yield it and what its header says.
-
-        Raises:
-            InvalidInput: if it cannot hold the numbers that its header announces.
-        """
+        """Open an array's member, read up to its numbers; yield it and what its header says."""
         member = self._archive.getinfo(f"{name}.npy")
         with whole(self.WHOLE, self.field), self._archive.open(member) as file:
             try:

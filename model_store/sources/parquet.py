@@ -38,11 +38,6 @@ SPARE_NUMBERS = 1 << 22  # of lists that are too long, for which a row is named
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
-    """Read a file whole.
-
-    Raises:
-        InvalidInput: if it is no whole Parquet file, with pyarrow's reason.
-    """
     try:
         with parquet.ParquetFile(opened(source)) as file:
             return file.read(columns)
@@ -145,11 +140,7 @@ class ParquetFile(RowFile):
             start += batch.num_rows
 
     def ids_of(self, batch: pa.RecordBatch, first: int) -> list[str]:
-        """Return the ids of a batch, whose last column they are; its first row is row `first`.
-
-        Raises:
-            InvalidInput: naming a row that has none.
-        """
+        """Return the ids of a batch, whose last column they are; its first row is row `first`."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
         if _is_text(column.type):
@@ -166,11 +157,7 @@ class ParquetFile(RowFile):
         return ids_as_text(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
-        """Return a batch's rows, the first of which is row `first` of the file.
-
-        Raises:
-            InvalidInput: naming a row that cannot be read.
-        """
+        """Return a batch's rows, the first of which is row `first` of the file."""
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}

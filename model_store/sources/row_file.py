@@ -115,11 +115,7 @@ class RowFile(ABC):
         self.has_ids = self.id_column is not None
 
     def _use(self, wanted: list[str], names: list[str]) -> None:
-        """Take these columns, and that of ids, of a table's.
-
-        Raises:
-            InvalidInput: if one of them is there more than once.
-        """
+        """Take these columns, and that of ids, of a table's; each must be there once."""
         used, counts = {*wanted, *self._id_columns}, Counter(names)
         repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
@@ -179,12 +175,6 @@ def binary(source: Source) -> io.BufferedReader | io.BytesIO:
 
 
 def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfile.ZipFile:
-    """Open a zip.
-
-    Raises:
-        InvalidInput: if it is not a whole one, or a member is neither stored nor deflated, or needs
-            a password.
-    """
     with whole(expected, field):
         bounds.reserve(MEMBER_BYTES * _count_members(source), field)
         archive = zipfile.ZipFile(opened(source))
@@ -235,12 +225,6 @@ def text_bytes(texts: Sequence[str]) -> int:
 
 
 def ids_as_text(values: list[Any], column: str, first: int) -> list[str]:
-    """Return ids as text.
-
-    Raises:
-        InvalidInput: naming a row, counted from `first`, whose id is missing, or no text in Unicode
-            or number.
-    """
     ids = []
     for row, value in enumerate(values, start=first):
         if value is None or value != value:

@@ -39,12 +39,6 @@ class TextEncoder:
     """Text to rows of ids. Several threads may ask at once."""
 
     def __init__(self, content: bytes, spec: TextSpec) -> None:
-        """Read a tokenizer's file.
-
-        Raises:
-            ValueError: if it is none, gives text different ids by chance, has no room for text
-                besides its special tokens, or fails on words that it does not know.
-        """
         self.spec = spec
         self.tokenizer = _read(content)
         self.vocabulary = 1 + max(
@@ -66,11 +60,7 @@ class TextEncoder:
             self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
-        """Return how many bytes of memory tokenising a text takes, at most.
-
-        Raises:
-            InvalidInput: if it is no Unicode text, or longer than `MAX_TEXT_BYTES`.
-        """
+        """Return how many bytes of memory tokenising a text takes, at most."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -94,11 +84,7 @@ class TextEncoder:
             raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
-        """Return a text, that `bytes_for` lets pass, as a row of ids.
-
-        Raises:
-            ValueError: if the tokenizer fails on it.
-        """
+        """Return a text, that `bytes_for` lets pass, as a row of ids."""
         return self.encoded(text)[0]
 
     def encoded(self, text: str) -> tuple[Float32[np.ndarray, "I"], bool]:
@@ -109,11 +95,7 @@ class TextEncoder:
 
 
 def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | None) -> TextSpec:
-    """Return how a tokenizer pads and truncates: as its file says, else at the right.
-
-    Raises:
-        ValueError: if it is none, or by what it pads is not known.
-    """
+    """Return how a tokenizer pads and truncates: as its file says, else at the right."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     if pad_token is not None:
@@ -140,11 +122,6 @@ def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | Non
 
 
 def _read(content: bytes) -> "Tokenizer":
-    """Return a tokenizer.
-
-    Raises:
-        ValueError: if the file is none, or gives text different ids by chance.
-    """
     if len(content) > MAX_TOKENIZER_BYTES:
         raise ValueError(
             f"expected {EXPECTED} of at most {MAX_TOKENIZER_BYTES} bytes, got {len(content)}"

@@ -40,11 +40,8 @@ class Repeatable:
             raise Repeated(row["answer"])
 
     def keep(self, connection: sqlite3.Connection, answer: bytes) -> None:
-        """Keep the answer, in the transaction in which the request is carried out.
-
-        Raises:
-            Repeated, InvalidInput: as `refuse_again` does, if it came twice at a time.
-        """
+        """Keep the answer, in the transaction in which the request is carried out; raises as
+        `refuse_again` does, if it came twice at a time."""
         self.refuse_again(connection)
         now = time.time()
         connection.execute("DELETE FROM answers WHERE time <= ?", (now - KEPT_S,))

@@ -20,12 +20,7 @@ from model_store.state.labels import has_state
 
 
 def back_up(folder: Path | None, archive: BinaryIO) -> None:
-    """Write a state folder to a tar file.
-
-    Raises:
-        InvalidInput: if there is none.
-        StateUnusable: if it cannot be read.
-    """
+    """Write a state folder to a tar file."""
     if folder is None or not has_state(folder):
         raise InvalidInput("DUBITO_STATE", "the folder of a service's state", "none, or another")
     with (

@@ -111,13 +111,7 @@ class Database:
     """A connection that the threads of a process share."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, made in `folder` if there is none.
-
-        Raises:
-            NoSpace: if the disk is full.
-            StateUnusable: if the folder cannot be written to, or what is there is of another
-                format.
-        """
+        """Open the database, made in `folder` if there is none."""
         self.folder = folder
         self._lock = threading.Lock()
         with told():
@@ -150,34 +144,20 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection, to read.
-
-        Raises:
-            StateUnusable: if it cannot be read.
-        """
+        """Hold the connection, to read."""
         with self._lock, told():
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the connection in a transaction, in which no other process writes: all of it is
-        kept, or nothing.
-
-        Raises:
-            NoSpace: if the disk is full.
-            StateUnusable: if it cannot be written.
-        """
+        kept, or nothing."""
         with self._lock, told(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
         """Write a file and delete it, as on a full disk nobody can; small changes to the database
-        may go on there for long.
-
-        Raises:
-            NoSpace: if the disk is full.
-            StateUnusable: if nothing can be written.
-        """
+        may go on there for long."""
         path = self.folder / PROBE
         with told():
             try:
@@ -203,11 +183,7 @@ class Database:
 
 @contextmanager
 def may_be_damaged(what: str) -> Iterator[None]:
-    """Take what is read of the database, and is not what was written, for damage to it.
-
-    Raises:
-        StateUnusable: naming what is damaged.
-    """
+    """Take what is read of the database, and is not what was written, for damage to it."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -100,18 +100,12 @@ class Jobs:
 
         Args:
             name: that `new_folder` gave it, once its files are there.
-            kind: what it does.
-            owner: who may see it.
-            client: whose share of the queue it takes.
-            request: all that was asked.
-            work: rows x draws.
             may_wait: whether the client may queue one more, given how many jobs of each wait.
             most_bytes: of the files of all jobs of the owner.
-            note: what is kept with it, or not at all.
+            note: keeps something with it, or not at all.
 
         Raises:
             TooManyJobs: if it may not wait.
-            OverQuota: if the owner's files would take more bytes.
         """
         size = self._bytes(name)
         with self._database.writing() as connection:
@@ -157,12 +151,8 @@ class Jobs:
     def part_of(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
-        """Return the jobs of an owner, the latest first, and the place after which there are more.
-
-        Args:
-            limit: how many, at most.
-            after: the place of the last one before.
-        """
+        """Return the jobs of an owner, the latest first, and the place after which there are
+        more."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
@@ -236,11 +226,7 @@ class Jobs:
         return bool(row[0])
 
     def progress(self, name: str, work: int, done: int, worked_s: float, most_bytes: int) -> bool:
-        """Record how far a job is; return whether it is to go on.
-
-        Raises:
-            OverQuota: if its owner's files take more than `most_bytes` by now.
-        """
+        """Record how far a job is; return whether it is to go on."""
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
@@ -340,7 +326,6 @@ class Jobs:
         return self._bytes(job.id)
 
     def _bytes(self, name: str) -> int:
-        """Return how many bytes the files of a job take."""
         size = 0
         for path in (self.folder / name).rglob("*"):
             with suppress(FileNotFoundError):  # another process deletes them too

@@ -120,11 +120,7 @@ def checked_id(name: str, field: str) -> None:
 
 def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredRow]) -> None:
     """Keep rows that were acquired. One that is labelled, or was set aside before, stays as it is
-    kept.
-
-    Raises:
-        NoSpace, StateUnusable: as `Database.writing` does; then none is kept.
-    """
+    kept."""
     now = time.time()
     columns = [
         {
@@ -184,21 +180,9 @@ def accept(
     replace: bool = False,
     key: str | None = None,
 ) -> Accepted:
-    """Keep labels, all or none; they are on the disk when this returns.
+    """Keep labels of different ids, all or none; they are on the disk when this returns.
 
-    Args:
-        database: where they are kept.
-        model: of the rows.
-        row_format: of rows that come with labels.
-        labels: of different ids.
-        replace: whether a label may take the place of another.
-        key: the name of the key that they came with.
-
-    Raises:
-        InvalidInput: naming the label whose id was not acquired and that has no row.
-        Conflict: naming the one whose row is another than the one acquired, or that has another
-            label already.
-        NoSpace, StateUnusable: as `Database.writing` does.
+    `key` is the name of the key that they came with. What they contradict is a Conflict.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:
@@ -284,13 +268,8 @@ def counts(database: Database, model: str) -> dict[str, int]:
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return labels of a model in the order in which they first came, each with its `place` in it.
-
-    Args:
-        key: of labels that came with this key alone, by its name; None: of all.
-        after: the place of the last one before.
-        limit: how many, at most.
-    """
+    """Return labels of a model in the order in which they first came, each with its `place` in
+    it, from the place `after` on; with a `key`, by its name, those that came with it."""
     with database.reading() as connection:
         found = connection.execute(
             """

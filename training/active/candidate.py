@@ -102,12 +102,7 @@ def find_labels(
     store: ModelStore, database: Database, name: str, root: Path, source: str | None = None
 ) -> Known:
     """Return what there is to make a candidate of; `source` is where the data are, if not where
-    they were.
-
-    Raises:
-        NotFound: if there is no such model.
-        InvalidInput: if its data are not there, or are others.
-    """
+    they were."""
     parent = open_parent(store, f"{name}:{LATEST}", "NAME")
     data = fitted_data(parent, root, source)
     splits = split(data, split_sizes(parent.recipe))

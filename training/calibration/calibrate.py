@@ -62,11 +62,7 @@ def calibrate(
     wanted: CategoriesWanted | None = None,
 ) -> Calibration:
     """Fit and rank the detectors on two splits that the model was not fitted on, by category where
-    that is wanted.
-
-    Raises:
-        InvalidInput: naming a target that the transform cannot take.
-    """
+    that is wanted."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (of_reference, reference_density, reference_spreads), (scores, density, spreads) = (
         scores_and_spreads(runtime, rows, counts, key, share, transform)

@@ -11,12 +11,6 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def open_store(writes: bool = True) -> ModelStore:
-    """Return the model store, of DUBITO_STORE.
-
-    Raises:
-        InvalidInput: if it is no bucket, or, for a command that `writes`, one that writers cannot
-            share.
-    """
     store = store_of_environment()
     if writes:
         store.storage.check_writable()  # now, rather than when hours have gone by

@@ -65,10 +65,6 @@ def load(
     Columns of tables are encoded by the recipe's training split alone, so nothing of the other
     splits is in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are
     encoded by these; text is, by a version's `tokenizer` (the file's content) if there is one.
-
-    Raises:
-        InvalidInput: if there is no such source, its files are not as they should be, it is not of
-            the recipe's task, or its rows are not what a detector of the flag looks at.
     """
     section = recipe.data
     kind, _, rest = section.source.partition(":")

@@ -82,16 +82,7 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
 
     Its input may have other numbers than float32, channels after places, and a first axis of length
     1, which is then encoded a row at a time; of text encoders, mask and token types follow from the
-    ids.
-
-    Args:
-        path: of the file.
-        rows: what it is given.
-        output: the value that is taken, an output of the graph or an inner one; by default its only
-            output.
-
-    Raises:
-        InvalidInput: naming what of the file cannot be an encoder of such rows.
+    ids. `output` is an output of the graph or an inner value, by default its only output.
     """
     model = onnx.compose.add_prefix(_read(path), THEIRS)
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -122,7 +113,6 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
 
 
 def write_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a graph's file."""
     try:
         path.write_bytes(model.SerializeToString())
     except ValueError:  # protobuf's bound

@@ -128,9 +128,6 @@ def check_exports(model: BayesianModel, x: Float[Tensor, "N I"] | None = None) -
     before its fit.
 
     `x` are rows that it takes, by default noise.
-
-    Raises:
-        InvalidInput: if it cannot be exported, or its graph computes something else.
     """
     trial = copy.deepcopy(model).cpu().eval()
     if x is None:
@@ -310,9 +307,6 @@ def parity(
     or to the mean size of that number of it, where that is more than 1, of density scores relative
     to the score or, where that is larger, to the detector's mean, of their terms relative to the
     row's sum of them, and of a regression's means to the target's standard deviation.
-
-    Raises:
-        ParityError: if one is more than `PARITY_TOLERANCE`.
     """
     x = rows.x[:PARITY_ROWS].astype(np.float32)
     posterior = model.posterior

@@ -60,11 +60,7 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
     """Return what the user's own `package.module:factory` makes of a row's shape and the number of
-    outputs.
-
-    Raises:
-        InvalidInput: if it is not there, fails, or returns something else than a module.
-    """
+    outputs."""
     module_name, _, name = path.partition(":")
     try:
         factory: Callable[..., object] = getattr(importlib.import_module(module_name), name)
@@ -84,12 +80,6 @@ def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Load a state_dict into a module.
-
-    Raises:
-        InvalidInput: if the file is no safetensors file, or a tensor is missing, left over or of
-            another shape.
-    """
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

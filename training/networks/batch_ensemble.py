@@ -55,11 +55,6 @@ class BatchEnsemble(Standardised):
         shape: Sequence[int],
         examples: Num[Tensor, "R ..."] | None = None,
     ) -> None:
-        """Make the members of a module's layers, with weights of their own.
-
-        Raises:
-            InvalidInput: if the module is anything but a chain.
-        """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         layers = list(module) if isinstance(module, nn.Sequential) else [module]

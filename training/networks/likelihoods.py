@@ -22,8 +22,6 @@ SPEED = 10.0  # a lone parameter has to go as far as the outputs of many
 
 
 class Likelihood(nn.Module):
-    """What every task gives."""
-
     task: Task
     metric: str  # the name of what `errors` comes to
     score: str  # the name of the proper score that chooses a checkpoint

@@ -155,10 +155,6 @@ class DrawnNetwork(Standardised):
             examples: rows that the module takes, to find out what it does; by default normal noise.
                 Where they are integers, it takes ids.
             is_trained: whether theta starts where the network computes what the module does.
-
-        Raises:
-            InvalidInput: naming the layer that is not supported, or what fails when the module runs
-                on several draws.
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
@@ -406,18 +402,12 @@ class MemberNetwork(Standardised):
         examples: Num[Tensor, "R ..."] | None = None,
         anchor_std: float | None = None,
     ) -> None:
-        """Make a network of members.
+        """Make a network of modules that are alike, whose weights differ.
 
-        Args:
-            members: modules alike, whose weights differ.
-            shape: of a row.
-            trained: the layers that a fit changes, by patterns; all without them.
-            examples: some rows.
-            anchor_std: where given, each member has a draw of the prior, at which it starts and
-                towards which it decays in place of 0 (Pearce, Leibfried and Brintrup 2020,
-                "Uncertainty in neural networks: approximately Bayesian ensembling", equation 9).
-                Weights of a unit with I inputs are N(0, 2 anchor_std^2 / I), biases N(0,
-                anchor_std^2).
+        With `anchor_std` each member has a draw of the prior, at which it starts and towards which
+        it decays in place of 0 (Pearce, Leibfried and Brintrup 2020, "Uncertainty in neural
+        networks: approximately Bayesian ensembling", equation 9). Weights of a unit with I inputs
+        are N(0, 2 anchor_std^2 / I), biases N(0, anchor_std^2).
         """
         examples = noise_rows(shape) if examples is None else examples
         super().__init__(shape, takes_ids=not examples.is_floating_point())
@@ -451,7 +441,6 @@ class MemberNetwork(Standardised):
 
     @torch.no_grad()
     def _draw_anchors(self, prior_std: float) -> None:
-        """Move the weights of layers, and their biases, to a draw of their prior."""
         for layer in self.members.modules():
             own = dict(layer.named_parameters(recurse=False))
             if "weight" not in own or own["weight"].ndim < 2:  # what normalises has no prior

@@ -32,7 +32,6 @@ Layers = Mapping[str, nn.Module]
 
 
 def run_on_rows(run: Callable[..., Any], *rows: Tensor) -> Any:
-    """Return what a module says of rows."""
     training = run.training if isinstance(run, nn.Module) else False
     try:
         with torch.no_grad():
@@ -162,7 +161,6 @@ def _run_with_seed(
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Return a copy of a module."""
     try:
         return copy.deepcopy(module)
     except Exception as error:

@@ -81,10 +81,6 @@ def split(
         module: what is cut; it is left as it is.
         stays: names of the layers that are drawn or trained, at least one.
         examples: at least three rows that it takes.
-
-    Raises:
-        NotSplit: if its forward cannot be traced, or the head needs something that is no row of
-            numbers.
     """
     module = copy.deepcopy(module).eval()
     try:

@@ -193,10 +193,7 @@ def with_baselines(draft: Draft, fitted: "Fitted") -> Draft:
 
 
 def check_constant(name: str, draft: Draft) -> None:
-    """
-    Raises:
-        GateError: of a model that is worse than the constant.
-    """
+    """Refuse a model that is worse than the constant."""
     if "constant" not in draft.baselines:
         return
     mine, its = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]

@@ -63,11 +63,6 @@ def prune_version(
 
     `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the
     ratios is in a folder of `runs`.
-
-    Raises:
-        InvalidInput: if the model has no such ratios, the fraction cannot be removed, or the
-            version is recalibrated: calibrating on the rows of its fit would undo that.
-        ParityError, GateError, PreflightError: as of `publish`.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
@@ -235,11 +230,6 @@ def recalibrate(
     again on them first.
 
     `origin` says where the rows are from: `source`, and `target` if one is named.
-
-    Raises:
-        InvalidInput: if the name is not fit for a model.
-        BrokenArtifact: if the version cannot be run.
-        PreflightError: as of `publish`.
     """
     manifest, categories = parent.manifest, parent.manifest.categories
     kind, column = (

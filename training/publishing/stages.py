@@ -236,12 +236,8 @@ def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterat
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
-    """Publish a version as the next of `name`, if a fresh process can load it and predict with it.
-
-    Raises:
-        PreflightError: if it cannot; nothing is published.
-        InvalidInput: if the name is not fit for a model.
-    """
+    """Publish a version as the next of `name`, if a fresh process can load it and predict with
+    it."""
     scratch = store.storage.scratch  # where there is room for the version, as in no /tmp
     scratch.mkdir(parents=True, exist_ok=True)
     for left in scratch.glob(f"{PREFIX}*"):
