@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from model_store.artifacts.manifest import TOKENIZER, ClassSpec, Manifest
+from model_store.artifacts.manifest import TOKENIZER, Manifest
 from model_store.artifacts.store import LATEST, Artifact, ModelStore
 from model_store.errors import InvalidInput, StoreError, one_line
 from model_store.sources.columns import Columns
-from training.data import Dataset, load, with_classes_of
+from training.data import Dataset, load, renumber, with_classes_of
 from training.provenance import ParentVersion, Provenance
 from training.recipe import Recipe, override
 
@@ -32,7 +32,7 @@ class Parent:
 
     @property
     def label(self) -> str:
-        return f"{self.manifest.name} version {self.manifest.version}"
+        return self.manifest.label
 
     @property
     def provenance(self) -> ParentVersion:
@@ -40,8 +40,7 @@ class Parent:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        output = self.manifest.output
-        return output.classes if isinstance(output, ClassSpec) else ()
+        return self.manifest.classes or ()
 
     def model(self) -> "BayesianModel":
         from safetensors.torch import load
@@ -87,8 +86,8 @@ def recipe_of(manifest: Manifest, field: str) -> Recipe:
     try:
         return Recipe.model_validate(Provenance.of(manifest).recipe)
     except ValidationError:
-        label = f"{manifest.name} version {manifest.version}"
-        raise InvalidInput(field, "a version with a recipe of today's keys", label) from None
+        expected = "a version with a recipe of today's keys"
+        raise InvalidInput(field, expected, manifest.label) from None
 
 
 def refuse_made_by(
@@ -97,16 +96,21 @@ def refuse_made_by(
     facts = Provenance.of(manifest)
     parent = facts.pruned if derivation == "pruned" else facts.recalibrated
     if parent is not None:
-        label, made_of = (f"{of.name} version {of.version}" for of in (manifest, parent))
         expected = f"a version that is not {derivation}"
-        raise InvalidInput(field, expected, f"{label}, which is, from {made_of}")
+        got = f"{manifest.label}, which is, from {parent.name} version {parent.version}"
+        raise InvalidInput(field, expected, got)
 
 
-def check_ids_of(data: Dataset, manifest: Manifest, field: str) -> None:
-    if manifest.input.takes_ids and data.maximum > manifest.input.maximum:
-        label = f"{manifest.name} version {manifest.version}"
-        expected = f"ids up to {manifest.input.maximum:.0f}, as {label} takes them"
+def as_taken_by(data: Dataset, manifest: Manifest, field: str) -> Dataset:
+    """Return data with the classes of a version, which must take such rows."""
+    data, spec = renumber(data, manifest.classes or ()), manifest.input
+    if data.shape != spec.shape:
+        expected = f"rows of shape {spec.shape}, as {manifest.label} takes them"
+        raise InvalidInput(field, expected, f"{data.shape}")
+    if spec.takes_ids and data.maximum > spec.maximum:
+        expected = f"ids up to {spec.maximum:.0f}, as {manifest.label} takes them"
         raise InvalidInput(field, expected, f"{data.maximum:.0f}")
+    return data
 
 
 def load_for(recipe: Recipe, root: Path, start: Parent | None) -> Dataset:

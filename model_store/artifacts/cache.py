@@ -89,9 +89,9 @@ class Cache:
                     lease = lease or self._made(folder, manifest, objects, named or {})
             os.utime(folder)
         except OSError as error:
-            what = f"a folder with room for {manifest.name} version {manifest.version}"
-            reason = error.strerror or "an error"
-            raise StoreError(f"DUBITO_CACHE: expected {what}, got: {reason}") from None
+            expected = f"a folder with room for {manifest.label}"
+            got = error.strerror or "an error"
+            raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {got}") from None
         return lease
 
     def _made(self, folder: Path, manifest: Manifest, objects: Objects, named: Named) -> Lease:

@@ -439,6 +439,10 @@ class Manifest(Description):
             raise ValueError(f"encoder: expected it if and only if there is a file {ENCODER}")
         return self
 
+    @cached_property
+    def label(self) -> str:
+        return f"{self.name} version {self.version}"
+
     def broken(self, file: str, reason: str) -> BrokenArtifact:
         return BrokenArtifact(self.name, self.version, file, reason)
 

@@ -59,7 +59,7 @@ def publish_report(
     content = {**report, "files": sorted(files)}
     seal = json.dumps(content, indent=1, allow_nan=False).encode()
     parent = _parent(name, version)
-    with store.writing(name):
+    with store.storage.writing(name):
         if version not in store.versions(name):
             known = store.versions(name)
             raise NotFound(f"version: expected one of {known} of model {name}, got {version!r}")

@@ -5,6 +5,8 @@ The package `cryptography`, of the extra `sign`, is imported only where keys are
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,14 +76,10 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
     """Read a private key; raises InvalidInput, naming `field`, if the file holds none without a
     passphrase."""
     _need_cryptography(field)
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    try:
-        key = load_pem_private_key(_content(path, field), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # whose texts may repeat the file's
-        key = None
+    key = _read_key(path, field, partial(load_pem_private_key, password=None))
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput(
             field, "a private Ed25519 key in PEM, without a passphrase", "another file"
@@ -92,25 +90,26 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
     """Read a public key; raises InvalidInput, naming `field`, if the file holds none."""
     _need_cryptography(field)
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    try:
-        key = load_pem_public_key(_content(path, field))
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
+    key = _read_key(path, field, load_pem_public_key)
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput(field, "a public Ed25519 key in PEM", "another file")
     return key
 
 
-def _content(path: Path, field: str) -> bytes:
+def _read_key(path: Path, field: str, load: Callable[[bytes], object]) -> object:
+    """Return a file's key, None where it holds none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
     try:
         with path.open("rb") as file:
-            return file.read(MAX_KEY_BYTES)
+            return load(file.read(MAX_KEY_BYTES))
     except OSError as error:
         raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # whose texts may repeat the file's
+        return None
 
 
 def _need_cryptography(field: str) -> None:

@@ -8,7 +8,7 @@ the files lie is a matter of `model_store.artifacts.storage`.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,7 +154,7 @@ class ModelStore:
         except ValidationError as error:
             raise broken(first_error(error)) from None
         if (manifest.name, manifest.version) != (name, version):
-            raise broken(f"it describes {manifest.name} version {manifest.version}")
+            raise broken(f"it describes {manifest.label}")
         if manifest_digest(text, manifest.digest) != manifest.digest:
             raise broken("its SHA-256 is not its digest")
         if self.trusted is not None:
@@ -216,7 +216,7 @@ class ModelStore:
         contents = {
             file: self._original(file, content, specs[file]) for file, content in files.items()
         }
-        with self.writing(name):
+        with self.storage.writing(name):
             while True:  # until no other writer has the number
                 version = str(self.storage.last_number(name) + 1)
                 unsigned = Manifest(
@@ -274,7 +274,7 @@ class ModelStore:
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
         """Sign a version (a number) that is whole, in place of an earlier signature."""
         self.resolve(name, version)
-        with self.writing(name):
+        with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, wanted=()).manifest
             self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
 
@@ -285,7 +285,7 @@ class ModelStore:
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
         self.resolve(name, version)
-        with self.writing(name):
+        with self.storage.writing(name):
             self._move(name, alias, lambda _: self.resolve(name, version))
             self.resolve(name, alias)  # which another writer may have deleted meanwhile
 
@@ -295,7 +295,7 @@ class ModelStore:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
         self.resolve(name)
-        with self.writing(name):
+        with self.storage.writing(name):
             aliases = self.aliases(name)
             if alias not in aliases:
                 known = sorted(aliases)
@@ -311,7 +311,7 @@ class ModelStore:
         No later version gets a deleted number.
         """
         self.resolve(name, version or LATEST)
-        with self.writing(name):
+        with self.storage.writing(name):
             versions, aliases = self.versions(name), self.aliases(name)
             gone = [found for found in versions if version in (None, found)]
             left = [found for found in versions if found not in gone]
@@ -345,16 +345,13 @@ class ModelStore:
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self.resolve(name)
-        with self.writing(name):
+        with self.storage.writing(name):
             versions = self.versions(name)
             kept = {*versions[-newest:], *self.aliases(name).values()}
             deleted = [version for version in versions if version not in kept]
             for version in deleted:
                 self.storage.delete(f"{name}/{version}")
         return deleted
-
-    def writing(self, name: str) -> AbstractContextManager[None]:
-        return self.storage.writing(name)
 
 
 def first_error(error: ValidationError) -> str:

@@ -53,12 +53,6 @@ class Categories:
     true: Int64[np.ndarray, "m"]
 
     @classmethod
-    def by_class(
-        cls, names: tuple[str, ...], predicted: Int64[np.ndarray, "J m"], y: Int64[np.ndarray, "m"]
-    ) -> "Categories":
-        return cls("class", names, predicted, y)
-
-    @classmethod
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":

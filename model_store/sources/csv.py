@@ -9,13 +9,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from model_store.artifacts.manifest import InputSpec, NumericColumn
+from model_store.artifacts.manifest import NumericColumn
 from model_store.errors import InvalidInput
 from model_store.sources.cells import COMMA_NUMBER, cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
-    UNBOUNDED,
-    Bounds,
     Part,
     RowFile,
     Source,
@@ -183,18 +181,16 @@ class CsvFile(RowFile):
 
     ENDING = ".csv"
 
-    def __init__(
-        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
-    ) -> None:
-        super().__init__(source, spec, field, bounds)
+    def _open(self) -> None:
+        source, spec, field = self.source, self.spec, self.field
         if not spec.columns and spec.text is None:
             expected = "a CSV file for a model of columns or text alone"
             raise self._refuse(expected, "one for another model")
         text = [] if spec.text is None else [spec.text.column]
         self._wanted = [column.name for column in spec.columns] or text
         size = source.stat().st_size if isinstance(source, Path) else len(source)
-        bounds.reserve(LETTER_BYTES * min(size, MOST_LETTERS), field)
-        self._table = table = CsvTable(source, field, pause=bounds.pause)
+        self.bounds.reserve(LETTER_BYTES * min(size, MOST_LETTERS), field)
+        self._table = table = CsvTable(source, field, pause=self.bounds.pause)
         if not table.names:
             return
         self._find_ids(table.names)

@@ -38,14 +38,11 @@ class ZipOfFiles(RowFile):
     ENDING = ".zip"
     WHOLE = "a whole zip file"
 
-    def __init__(
-        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
-    ) -> None:
-        super().__init__(source, spec, field, bounds)
-        if spec.image is None and spec.text is None:
+    def _open(self) -> None:
+        if self.spec.image is None and self.spec.text is None:
             expected = "a zip for a model of images or text alone"
             raise self._refuse(expected, "one for another model")
-        self._archive = open_zip(source, self.WHOLE, field, bounds)
+        self._archive = open_zip(self.source, self.WHOLE, self.field, self.bounds)
         named = [(_path(info), info) for info in self._archive.infolist()]
         members = [(path, info) for path, info in named if not _is_of_system(path)]
         self._members = sorted(members, key=lambda member: member[0])

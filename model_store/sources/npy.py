@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.sources.row_file import (
     ID,
@@ -20,8 +19,6 @@ from model_store.sources.row_file import (
     IGNORED,
     IGNORED_LETTERS,
     ROWS,
-    UNBOUNDED,
-    Bounds,
     Part,
     RowFile,
     Source,
@@ -97,12 +94,9 @@ class NpyFile(RowFile):
     ENDING = ".npy"
     WHOLE = "a whole npy file of numbers"
 
-    def __init__(
-        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
-    ) -> None:
-        super().__init__(source, spec, field, bounds)
+    def _open(self) -> None:
         try:
-            self._array = _array_of(source)
+            self._array = _array_of(self.source)
         except Exception as error:
             raise self._refuse(self.WHOLE, "something else") from error
         self._check_array(self._array.shape, self._array.dtype)
@@ -145,11 +139,8 @@ class NpzFile(RowFile):
     ENDING = ".npz"
     WHOLE = "a whole npz file"
 
-    def __init__(
-        self, source: Source, spec: InputSpec, field: str, bounds: Bounds = UNBOUNDED
-    ) -> None:
-        super().__init__(source, spec, field, bounds)
-        self._archive = open_zip(source, self.WHOLE, field, bounds)
+    def _open(self) -> None:
+        self._archive = open_zip(self.source, self.WHOLE, self.field, self.bounds)
         files = self._archive.namelist()
         names = [name.removesuffix(".npy") for name in files if name.endswith(".npy")]
         self._ids = next((name for name in (IDS, ID) if name in names), "")

@@ -76,8 +76,10 @@ class ParquetFile(RowFile):
         of_all: Mapping[str, str | None] | None = None,
         bounds: Bounds = UNBOUNDED,
     ) -> None:
-        super().__init__(source, spec, field, bounds)
         self.of_all = of_all or {}
+        super().__init__(source, spec, field, bounds)
+
+    def _open(self) -> None:
         with self._file() as file:
             metadata, schema = file.metadata, file.schema_arrow
             names = schema.names  # which may be no UTF-8

@@ -87,6 +87,11 @@ class RowFile(ABC):
         self.ignored: list[str] = []
         self.has_ids = False
         self.id_column: str | None = None
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Look at the file: how many rows it has, what they are taken from, and its ids."""
 
     @abstractmethod
     def ids(self) -> list[str] | None:

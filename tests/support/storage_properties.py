@@ -138,7 +138,7 @@ def one_of_many_replacements_of_the_same_alias_wins(make):
         def race(racer, alias=alias, before=before, begin=begin):
             store = make()
             begin.wait()
-            with store.writing("m"):
+            with store.storage.writing("m"):
                 return store.storage.replace("m", alias, f"{100 + racer}", before)
 
         with ThreadPoolExecutor(RACERS) as pool:
@@ -156,7 +156,7 @@ def no_move_is_lost(make):
         store = make()
         begin.wait()
         for _ in range(5):
-            with store.writing("m"):
+            with store.storage.writing("m"):
                 store._move("m", "count", lambda written: str(int(written or 0) + 1))
 
     with ThreadPoolExecutor(4) as pool:
@@ -196,7 +196,7 @@ def a_reader_in_the_middle_sees_whole_versions(make):
 def damage_is_found_and_named(make):
     for file in (*FILES, MANIFEST):
         version = publish(make())
-        with make().writing("m"):
+        with make().storage.writing("m"):
             make().storage.overwrite(f"m/{version}/{file}", b"other")
         with pytest.raises(BrokenArtifact) as raised:
             make().open("m", version)
@@ -213,7 +213,7 @@ def signatures_are_checked(make):
     assert trusting.open("m", "1").manifest.version == "1"
     with pytest.raises(BrokenArtifact, match="there is none: the version is not signed"):
         trusting.open("m", "2")
-    with make().writing("m"):
+    with make().storage.writing("m"):
         make().storage.overwrite("m/2/manifest.sig", bytes(64))
     with pytest.raises(BrokenArtifact, match="no signature of this version"):
         ModelStore(make().storage, key.public_key()).open("m", "2")

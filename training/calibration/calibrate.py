@@ -44,7 +44,7 @@ class CategoriesWanted:
 
     def of_rows(self, scores: list[AnyScores], rows: Rows) -> Categories:
         if self.kind == "class":
-            return Categories.by_class(self.names, np.stack([s.labels for s in scores]), rows.y)
+            return Categories("class", self.names, np.stack([s.labels for s in scores]), rows.y)
         if rows.groups is None:
             raise ValueError("expected rows whose groups are known, got others")
         return Categories.by_group(self.names, rows.groups, len(scores))

@@ -142,7 +142,7 @@ def _fit(options: argparse.Namespace) -> None:
         _keep(plan, options.recipe_out or Path(f"{recipe.name}.toml"))
     there = None if options.again else find_fitted(store, recipe, data, start)
     if there and not (run_folder(runs, recipe, data, device, start) / CHECKPOINT).exists():
-        what = f"{there.name} version {there.version} was fitted by this recipe on these data"
+        what = f"{there.label} was fitted by this recipe on these data"
         said = f"{what}, so there is nothing to do; --again fits it again"
         print(_as_json(there, is_new=False) if options.json else said)
         return
@@ -157,7 +157,7 @@ def _fit(options: argparse.Namespace) -> None:
     assert fitted.folder is not None
     plot = fitted.folder / "progress.png"
     end = f"; plot: {plot}" if plot.exists() else ""
-    print(f"published {manifest.name} version {manifest.version}{end}")
+    print(f"published {manifest.label}{end}")
 
 
 def _as_json(manifest: Manifest, is_new: bool) -> str:

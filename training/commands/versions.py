@@ -132,7 +132,7 @@ def _prune(options: argparse.Namespace) -> None:
         *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
     ):
         print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
-    print(f"published {manifest.name} version {manifest.version}; plot: {pruned.plot}")
+    print(f"published {manifest.label}; plot: {pruned.plot}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -159,7 +159,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     name = options.name or parent.manifest.name
     manifest = recalibrate(store, parent, data, rows, options.seed, name, origin)
     print_quality(manifest.quality)
-    print(f"published {manifest.name} version {manifest.version}")
+    print(f"published {manifest.label}")
 
 
 def _evaluate(options: argparse.Namespace) -> None:

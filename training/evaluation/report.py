@@ -15,7 +15,7 @@ from model_store.inference.model import Model
 from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.calibration.calibrate import groups_known
-from training.data import Dataset, Rows, leave_out, renumber, split, split_sizes
+from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import near_duplicates_told
 from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
@@ -37,7 +37,7 @@ from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import override
 from training.seeds import EvaluationStream, generator, hash_key
-from training.versions import Parent, check_ids_of, fitted_data, load_other
+from training.versions import Parent, as_taken_by, fitted_data, load_other
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
@@ -208,11 +208,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     recipe = override(version.recipe, source=source, leave_out=[])
     loaded = load_other(recipe, root, version.manifest.input.columns, version.tokenizer)
     unknown = [name for name in loaded.classes if name not in version.classes]
-    data = renumber(leave_out(loaded, unknown), version.classes)
-    shape = version.manifest.input.shape
-    if data.shape != shape:
-        raise InvalidInput("--data", f"rows of shape {shape}", f"{data.shape}")
-    check_ids_of(data, version.manifest, "--data")
+    data = as_taken_by(leave_out(loaded, unknown), version.manifest, "--data")
     facts, digest = Provenance.of(version.manifest), data.digest()
     if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
         said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"

@@ -20,7 +20,7 @@ from model_store.inference.runtime import Runtime
 from training import log
 from training.calibration.calibrate import CategoriesWanted
 from training.calibration.temperature import choose_temperature, most_rows
-from training.data import Dataset, Rows, renumber, split, split_sizes
+from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import apply_transform, transform_splits
 from training.export.graphs import runtime_of, temper_graph
@@ -35,7 +35,7 @@ from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.recipe import override
 from training.seeds import Stream, generator, hash_key
-from training.versions import WEIGHTS, Parent, check_ids_of, load_other, recipe_of, refuse_made_by
+from training.versions import WEIGHTS, Parent, as_taken_by, load_other, recipe_of, refuse_made_by
 
 TIMED_REQUESTS = 7
 TEMPERATURE = "likelihood.temperature"  # among the weights
@@ -152,14 +152,9 @@ def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> 
     manifest = parent.manifest
     recipe = override(recipe_of(manifest, "model"), source=source, target=target, leave_out=[])
     loaded = load_other(recipe, root, manifest.input.columns, parent.files.get(TOKENIZER))
-    data = renumber(loaded, manifest.classes or ())
-    label = f"{manifest.name} version {manifest.version}"
-    if data.shape != manifest.input.shape:
-        expected = f"rows of shape {manifest.input.shape}, as {label} takes them"
-        raise InvalidInput("data.source", expected, f"{data.shape}")
-    check_ids_of(data, manifest, "data.source")
+    data = as_taken_by(loaded, manifest, "data.source")
     if data.digest() == Provenance.of(manifest).data_digest:
-        expected = f"rows that {label} was not fitted on"
+        expected = f"rows that {manifest.label} was not fitted on"
         raise InvalidInput("data.source", expected, "the very rows of its fit")
     return data
 

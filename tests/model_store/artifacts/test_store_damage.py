@@ -206,7 +206,7 @@ def test_no_file_of_gigabytes_is_read_beyond_what_it_may_have(published, file):
         assert published.aliases("m")["latest"] == "1"
         with pytest.raises(BrokenArtifact) if is_of_version else nullcontext():
             ModelStore(published.root, key.public_key()).open("m", "1")
-        with published.writing("m"):
+        with published.storage.writing("m"):
             assert published.storage.last_number("m") == 1
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:

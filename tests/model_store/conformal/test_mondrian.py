@@ -36,7 +36,7 @@ def calibration(generator, kind, rows=ROWS, **changed):
     score = generator.exponential(SCALES[category])[None]
     by_group = Categories.by_group(names, category, 1)
     categories = {
-        "class": Categories.by_class(names, category[None], category),
+        "class": Categories("class", names, category[None], category),
         "group": by_group,
         None: None,
     }[kind]
