@@ -145,9 +145,6 @@ class Jobs:
             )
         return _job(row)
 
-    def of(self, owner: str) -> list[Job]:
-        return self.part_of(owner)[0]
-
     def part_of(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:

@@ -18,12 +18,6 @@ class ClassGaussian(nn.Module):
     adversarial attacks", 2018, equation 2. Without a unit, 0 or more.
     """
 
-    fold: Fold
-    centre: Tensor
-    whitening: Tensor
-    means: Tensor
-    mean_squares: Tensor
-
     def __init__(
         self,
         fold: Fold,
@@ -33,10 +27,10 @@ class ClassGaussian(nn.Module):
     ) -> None:
         super().__init__()
         self.fold = fold
-        self.register_buffer("centre", centre)
-        self.register_buffer("whitening", whitening)
-        self.register_buffer("means", means.T.contiguous())
-        self.register_buffer("mean_squares", square_norms(means))
+        self.centre = nn.Buffer(centre)
+        self.whitening = nn.Buffer(whitening)
+        self.means = nn.Buffer(means.T.contiguous())
+        self.mean_squares = nn.Buffer(square_norms(means))
 
     @classmethod
     def fit(

@@ -26,13 +26,6 @@ class Neighbours(nn.Module):
     divided.
     """
 
-    softening: Tensor
-    mean: Tensor
-    components: Tensor
-    bank: Tensor
-    bank_squares: Tensor
-    fold: Fold
-
     def __init__(
         self,
         fold: Fold,
@@ -44,11 +37,11 @@ class Neighbours(nn.Module):
     ) -> None:
         super().__init__()
         self.fold = fold
-        self.register_buffer("softening", softening)
-        self.register_buffer("mean", mean)
-        self.register_buffer("components", components)
-        self.register_buffer("bank", bank.T.contiguous())
-        self.register_buffer("bank_squares", square_norms(bank))
+        self.softening = nn.Buffer(softening)
+        self.mean = nn.Buffer(mean)
+        self.components = nn.Buffer(components)
+        self.bank = nn.Buffer(bank.T.contiguous())
+        self.bank_squares = nn.Buffer(square_norms(bank))
         self.neighbour = min(neighbour, len(bank))
 
     @classmethod
@@ -96,19 +89,14 @@ class CosineNeighbours(nn.Module):
     that was trained on much says.
     """
 
-    mean: Tensor
-    bank: Tensor
-    bank_squares: Tensor
-    fold: Fold
-
     def __init__(
         self, fold: Fold, mean: Float[Tensor, "I"], bank: Float[Tensor, "B I"], neighbour: int
     ) -> None:
         super().__init__()
         self.fold = fold
-        self.register_buffer("mean", mean)
-        self.register_buffer("bank", bank.T.contiguous())
-        self.register_buffer("bank_squares", square_norms(bank))
+        self.mean = nn.Buffer(mean)
+        self.bank = nn.Buffer(bank.T.contiguous())
+        self.bank_squares = nn.Buffer(square_norms(bank))
         self.neighbour = min(neighbour, len(bank))
 
     @classmethod

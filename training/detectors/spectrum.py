@@ -20,17 +20,13 @@ class Spectrum(nn.Module):
     """Coordinates of inputs along the principal components of the training rows, those of most
     variance first."""
 
-    fold: "Fold"
-    mean: Tensor
-    components: Tensor
-
     def __init__(
         self, fold: "Fold", mean: Float[Tensor, "F"], components: Float[Tensor, "F D"]
     ) -> None:
         super().__init__()
         self.fold = fold
-        self.register_buffer("mean", mean)
-        self.register_buffer("components", components)
+        self.mean = nn.Buffer(mean)
+        self.components = nn.Buffer(components)
 
     @classmethod
     def fit(cls, x: Num[Tensor, "N I"], generator: torch.Generator) -> "Spectrum":
@@ -82,11 +78,9 @@ class Mahalanobis(nn.Module):
     adversarial perturbations and noise that nobody sees lie in them. Without a unit, 0 or more.
     """
 
-    weights: Tensor
-
     def __init__(self, weights: Float[Tensor, "F"]) -> None:
         super().__init__()
-        self.register_buffer("weights", weights[:, None])
+        self.weights = nn.Buffer(weights[:, None])
 
     @classmethod
     def fit(cls, spectrum: Folded, _: torch.Generator) -> "Mahalanobis":
@@ -117,11 +111,9 @@ class Fold(nn.Module):
     data streams", 2002). Shorter rows stay as they are.
     """
 
-    signs: Tensor
-
     def __init__(self, signs: Float[Tensor, "F"]) -> None:
         super().__init__()
-        self.register_buffer("signs", signs)
+        self.signs = nn.Buffer(signs)
         self.length = len(signs)
 
     @classmethod

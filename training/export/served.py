@@ -27,8 +27,6 @@ OF_VECTORS = (Residual, Mahalanobis, Neighbours)
 class ServedNetwork(nn.Module):
     """The primary network with the density detectors."""
 
-    centre: Tensor
-
     def __init__(
         self,
         network: Network,
@@ -42,7 +40,7 @@ class ServedNetwork(nn.Module):
         self.likelihood = likelihood
         self.density = nn.ModuleDict(density)
         self.spectrum = spectrum
-        self.register_buffer("centre", centre[None, None])
+        self.centre = nn.Buffer(centre[None, None])
 
     def rows_in(self, space: Space, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         if space == "spectrum":

@@ -20,10 +20,6 @@ class PiecewiseLinear(nn.Module):
     boosted tree would have them.
     """
 
-    index: Tensor
-    left: Tensor
-    width: Tensor
-
     def __init__(self, knots: Sequence[Sequence[float]]) -> None:
         """`knots` has a list for each number of a row, empty where it is left as it is."""
         super().__init__()
@@ -31,10 +27,10 @@ class PiecewiseLinear(nn.Module):
         index, left, right = zip(*bins, strict=True) if bins else ((), (), ())
         self.inputs, self.outputs = len(knots), len(knots) + len(bins)
         # all three follow from the recipe
-        self.register_buffer("index", torch.tensor(index, dtype=torch.int64), persistent=False)
+        self.index = nn.Buffer(torch.tensor(index, dtype=torch.int64), persistent=False)
         edges = torch.tensor([left, right], dtype=torch.float64)
-        self.register_buffer("left", edges[0].float(), persistent=False)
-        self.register_buffer("width", (edges[1] - edges[0]).float(), persistent=False)
+        self.left = nn.Buffer(edges[0].float(), persistent=False)
+        self.width = nn.Buffer((edges[1] - edges[0]).float(), persistent=False)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N J"]:
         place = (x.index_select(1, self.index) - self.left) / self.width

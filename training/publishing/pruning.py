@@ -24,11 +24,9 @@ from training.posteriors.gaussian import GaussianPosterior
 class InputUnits(nn.Module):
     """Passes some of a row's numbers on, those that a weight leads out of."""
 
-    index: Tensor
-
     def __init__(self, index: Tensor) -> None:
         super().__init__()
-        self.register_buffer("index", index, persistent=False)
+        self.index = nn.Buffer(index, persistent=False)
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch J"]:
         return x.index_select(-1, self.index)
