@@ -1,7 +1,6 @@
 """Predictive scores: cases by hand, brute force, merging, standard errors in simulation,
 cancellation."""
 
-import itertools
 import math
 from fractions import Fraction
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from model_store.scores.classification import (
-    SCORE_NAMES,
     label_margin,
     predictive_scores,
     predictive_sums,
@@ -180,75 +178,10 @@ def test_float32_log_probabilities_score_as_their_float64_values():
     log_probs = np.log(dirichlet(20, 3, 10, 0.3)).astype(np.float32)
     single = predictive_scores(predictive_sums(log_probs))
     double = predictive_scores(predictive_sums(log_probs.astype(np.float64)))
-    assert same_bits(single, double)
+    assert_same(single, double)
 
 
-def test_no_draws_are_refused():
-    empty = predictive_sums(np.empty((0, 2, 3)))
-    with pytest.raises(ValueError, match="at least one draw"):
-        predictive_scores(empty)
-
-
-def test_scores_by_name_are_those_that_detectors_use():
-    scores = score(dirichlet(5, 3, 4, 1.0))
-    assert tuple(scores.by_name()) == SCORE_NAMES
-    assert all(value is getattr(scores, name) for name, value in scores.by_name().items())
-
-
-# Rows are independent, bit for bit
-
-
-@pytest.mark.parametrize("num_draws", [1, 2, 3, 9, 64, 100, 101, 350])
-@pytest.mark.parametrize("classes", [2, 10])
-def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws, classes):
-    probs = dirichlet(num_draws, 40, classes, 0.3)
-    together = score(probs)
-    for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
-        stops = list(itertools.accumulate(parts))
-        alone = [score(probs[:, stop - n : stop]) for n, stop in zip(parts, stops, strict=True)]
-        assert same_bits(concatenate(alone), together)
-
-
-# Merging
-
-
-@settings(max_examples=60)
-@given(
-    num_draws=st.integers(1, 40),
-    cuts=st.sets(st.integers(1, 39)),
-    groups=st.sampled_from([1, 3, 8, 100]),
-    data=st.data(),
-)
-def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
-    num_draws, cuts, groups, data
-):
-    log_probs = logs(dirichlet(num_draws, 3, 4, 0.3))
-    whole = predictive_sums(log_probs, 0, groups)
-    bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
-    parts = [predictive_sums(log_probs[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
-    merged, *rest = data.draw(st.permutations(parts))
-    for part in rest:
-        merged = merged.merge(part)
-    assert merged.num_draws.tolist() == whole.num_draws.tolist()
-    assert merged.num_draws.sum() == num_draws
-    for field in ("prediction", "squared_deviations", "uncertainty"):
-        np.testing.assert_allclose(
-            getattr(merged, field), getattr(whole, field), rtol=1e-12, atol=1e-14
-        )
-    assert_close(predictive_scores(merged), predictive_scores(whole))
-
-
-def test_merging_with_nothing_changes_nothing():
-    sums = predictive_sums(logs(dirichlet(130, 2, 3, 1.0)))
-    nothing = predictive_sums(np.empty((0, 2, 3)))
-    for merged in (sums.merge(nothing), nothing.merge(sums)):
-        assert same_bits(predictive_scores(merged), predictive_scores(sums))
-
-
-def test_sums_of_different_shapes_do_not_merge():
-    two, three = (predictive_sums(logs(dirichlet(2, rows, 3, 1.0))) for rows in (2, 3))
-    with pytest.raises(ValueError, match=r"expected sums of shape .* got"):
-        two.merge(three)
+# Groups
 
 
 def test_many_draws_in_few_groups_are_summed():
@@ -258,23 +191,6 @@ def test_many_draws_in_few_groups_are_summed():
 
 
 # Standard errors
-
-
-def test_one_draw_has_no_standard_error():
-    assert score(dirichlet(1, 3, 4, 1.0)).standard_error is None
-
-
-def test_standard_errors_are_left_out_where_not_wanted():
-    sums = predictive_sums(logs(dirichlet(5, 3, 4, 1.0)))
-    assert predictive_scores(sums, standard_errors=False).standard_error is None
-
-
-def test_the_standard_error_of_the_variation_ratio_is_that_of_a_mean():
-    probs = np.random.default_rng(0).dirichlet([6.0, 1.0, 1.0, 1.0], (30, 5))
-    expected = probs[..., 0].std(axis=0, ddof=1) / math.sqrt(
-        30
-    )  # without any one draw the label is the same
-    np.testing.assert_allclose(score(probs).standard_error["variation_ratio"], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("num_draws", "least"), [(10, 0.78), (30, 0.85), (100, 0.90)])
@@ -355,24 +271,3 @@ def brute_force(probs):
 
 def shannon(probs):
     return -np.sum(probs * np.log(np.where(probs > 0, probs, 1.0)), axis=-1)
-
-
-def same_bits(a, b):
-    errors = [(a.standard_error or {}), (b.standard_error or {})]
-    pairs = [(getattr(a, name), getattr(b, name)) for name in ARRAYS]
-    pairs += [(errors[0][name], errors[1][name]) for name in errors[0]]
-    return errors[0].keys() == errors[1].keys() and all(
-        x.tobytes() == y.tobytes() for x, y in pairs
-    )
-
-
-def assert_close(a, b):
-    for name in ARRAYS:
-        np.testing.assert_allclose(
-            getattr(a, name), getattr(b, name), rtol=1e-10, atol=1e-13, err_msg=name
-        )
-    assert (a.standard_error is None) == (b.standard_error is None)
-    for name in a.standard_error or {}:
-        np.testing.assert_allclose(
-            a.standard_error[name], b.standard_error[name], rtol=1e-6, atol=1e-9, err_msg=name
-        )

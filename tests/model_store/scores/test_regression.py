@@ -1,25 +1,19 @@
 """Scores of mixtures of Gaussians: cases by hand, sampling, merging, standard errors in simulation,
 far-off units."""
 
-import itertools
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from model_store.scores.records import concatenate
 from model_store.scores.regression import (
     MIXTURE_ERROR_NAMES,
-    MIXTURE_SCORE_NAMES,
     log_density,
     mixture_scores,
     mixture_sums,
 )
-from model_store.scores.sums import GROUPS, DrawSums
+from model_store.scores.sums import GROUPS
 
 ARRAYS = MIXTURE_ERROR_NAMES
 
@@ -125,77 +119,7 @@ def test_other_units_scale_every_score(factor):
         )
 
 
-def test_no_draws_are_refused():
-    with pytest.raises(ValueError, match="at least one draw"):
-        mixture_scores(mixture_sums(np.empty((0, 2, 2))))
-
-
-# Rows are independent, bit for bit
-
-
-@pytest.mark.parametrize("num_draws", [1, 2, 3, 9, 64, 100, 101, 350])
-def test_a_row_alone_scores_the_same_bits_as_beside_others(num_draws):
-    made = outputs(*draws(num_draws, 40)).astype(np.float32)
-    together = mixture_scores(mixture_sums(made))
-    for parts in ([1] * 40, [2, 3, 35], [8, 16, 16]):
-        stops = list(itertools.accumulate(parts))
-        alone = [
-            mixture_scores(mixture_sums(made[:, stop - n : stop]))
-            for n, stop in zip(parts, stops, strict=True)
-        ]
-        assert same_bits(concatenate(alone), together)
-
-
-# Merging
-
-
-@settings(max_examples=60)
-@given(
-    num_draws=st.integers(1, 40),
-    cuts=st.sets(st.integers(1, 39)),
-    groups=st.sampled_from([1, 3, 8, 100]),
-    data=st.data(),
-)
-def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
-    num_draws, cuts, groups, data
-):
-    made = outputs(*draws(num_draws, 3))
-    whole = mixture_sums(made, 0, groups)
-    bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
-    parts = [mixture_sums(made[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
-    merged, *rest = data.draw(st.permutations(parts))
-    for part in rest:
-        merged = merged.merge(part)
-    assert merged.num_draws.tolist() == whole.num_draws.tolist()
-    for field in fields(DrawSums):
-        np.testing.assert_allclose(
-            getattr(merged, field.name), getattr(whole, field.name), rtol=1e-11, atol=1e-13
-        )
-    ours, theirs = mixture_scores(merged), mixture_scores(whole)
-    for name in ARRAYS:
-        np.testing.assert_allclose(
-            getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-13
-        )
-    errors, expected = ours.standard_error or {}, theirs.standard_error or {}
-    assert errors.keys() == expected.keys()  # two draws have fewer
-    for name, error in expected.items():
-        np.testing.assert_allclose(errors[name], error, rtol=1e-8, atol=1e-12)
-
-
 # Standard errors
-
-
-def test_the_standard_error_of_the_mean_is_that_of_a_mean():
-    mean, std = draws(30, 5)
-    expected = mean.std(axis=0, ddof=1) / math.sqrt(30)
-    np.testing.assert_allclose(score(mean, std).standard_error["mean"], expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("num_draws", [1, 5])
-def test_standard_errors_are_left_out_where_there_are_none_or_not_wanted(num_draws):
-    sums = mixture_sums(outputs(*draws(num_draws, 3)))
-    assert mixture_scores(sums, standard_errors=False).standard_error is None
-    assert (mixture_scores(sums).standard_error is None) == (num_draws == 1)
 
 
 @pytest.mark.parametrize(("num_draws", "least"), [(10, 0.85), (30, 0.89), (100, 0.92), (250, 0.92)])
@@ -219,12 +143,6 @@ def test_standard_errors_cover_the_expected_score(num_draws, least):
         assert least <= covered <= 0.975, (name, covered)
 
 
-def test_scores_by_name_are_those_that_detectors_use():
-    scores = score(*draws(5, 3))
-    assert tuple(scores.by_name()) == MIXTURE_SCORE_NAMES
-    assert all(value is getattr(scores, name) for name, value in scores.by_name().items())
-
-
 # Helpers
 
 
@@ -243,15 +161,3 @@ def outputs(mean, std):
 
 def score(mean, std):
     return mixture_scores(mixture_sums(outputs(mean, std)))
-
-
-def same_bits(ours, theirs):
-    arrays = all(
-        getattr(ours, name).tobytes() == getattr(theirs, name).tobytes() for name in ARRAYS
-    )
-    if theirs.standard_error is None:
-        return arrays and ours.standard_error is None
-    return arrays and all(
-        ours.standard_error[name].tobytes() == theirs.standard_error[name].tobytes()
-        for name in theirs.standard_error
-    )

@@ -10,7 +10,6 @@ from model_store.scores.classification import (
     predictive_scores,
     predictive_sums,
 )
-from model_store.scores.records import concatenate
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, DrawSums
 from model_store.scores.tasks import PREDICTIVES
@@ -173,18 +172,6 @@ def test_few_draws_have_no_standard_error_of_their_disagreement(task):
     for num_draws in range(2, FEWEST_FOR_SPREAD):
         assert scored(task, rows[:num_draws]).standard_error.keys() == FEW_DRAWS[task]
     assert scored(task, rows[:1]).standard_error is None
-
-
-def test_scores_of_two_draws_are_put_together_with_the_errors_that_they_have():
-    parts = [
-        scored("classification", np.random.default_rng(n).dirichlet([2.0, 1.0], (2, 3)))
-        for n in range(2)
-    ]
-    errors = concatenate(parts).standard_error
-    assert {name: len(error) for name, error in errors.items()} == {
-        "entropy": 6,
-        "variation_ratio": 6,
-    }
 
 
 # Helpers

@@ -1,0 +1,110 @@
+"""Sums over draws, of classes and of targets alike: they merge, and each row is by itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.scores.classification import SCORE_NAMES, predictive_scores, predictive_sums
+from model_store.scores.records import concatenate
+from model_store.scores.regression import MIXTURE_SCORE_NAMES, mixture_scores, mixture_sums
+
+CASES = {  # how draws are summed and scored, and what a network gives for each
+    "two classes": (predictive_sums, predictive_scores, 2),
+    "ten classes": (predictive_sums, predictive_scores, 10),
+    "targets": (mixture_sums, mixture_scores, None),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def outputs(case, num_draws, rows):
+    random, classes = np.random.default_rng([num_draws, rows]), CASES[case][2]
+    if classes is None:
+        return random.normal(1.0, 2.0, (num_draws, rows, 2)).astype(np.float32)
+    probs = random.dirichlet(np.full(classes, 0.3), (num_draws, rows))
+    return np.log(probs, out=np.full(probs.shape, -np.inf), where=probs > 0)
+
+
+def arrays(scores):
+    """All that is said of rows, by name; standard errors under their names too."""
+    said = {name: of for name, of in vars(scores).items() if isinstance(of, np.ndarray)}
+    errors = scores.standard_error or {}
+    return said | {f"error of {name}": error for name, error in errors.items()}
+
+
+def assert_same_bits(some, others):
+    assert some.keys() == others.keys()
+    assert [name for name in some if some[name].tobytes() != others[name].tobytes()] == []
+
+
+@every_case
+def test_no_draws_are_refused(case):
+    sums, scores, _ = CASES[case]
+    with pytest.raises(ValueError, match="at least one draw"):
+        scores(sums(outputs(case, 0, 2)))
+
+
+@every_case
+def test_scores_by_name_are_those_that_detectors_use(case):
+    sums, scores, classes = CASES[case]
+    found = scores(sums(outputs(case, 5, 3)))
+    assert tuple(found.by_name()) == (SCORE_NAMES if classes else MIXTURE_SCORE_NAMES)
+    assert all(value is getattr(found, name) for name, value in found.by_name().items())
+
+
+@every_case
+@pytest.mark.parametrize("num_draws", [1, 2, 3, 9, 64, 100, 101, 350])
+def test_a_row_alone_scores_the_same_bits_as_beside_others(case, num_draws):
+    sums, scores, _ = CASES[case]
+    made = outputs(case, num_draws, 40)
+    together = arrays(scores(sums(made)))
+    for ends in (range(41), [0, 2, 5, 40], [0, 8, 24, 40]):
+        parts = [scores(sums(made[:, a:b])) for a, b in itertools.pairwise(ends)]
+        assert_same_bits(arrays(concatenate(parts)), together)
+
+
+@every_case
+@settings(max_examples=60)
+@given(
+    num_draws=st.integers(1, 40),
+    cuts=st.sets(st.integers(1, 39)),
+    groups=st.sampled_from([1, 3, 8, 100]),
+    data=st.data(),
+)
+def test_draws_split_anyhow_and_merged_in_any_order_give_the_same_sums(
+    case, num_draws, cuts, groups, data
+):
+    sums, scores, _ = CASES[case]
+    made = outputs(case, num_draws, 3)
+    whole = sums(made, 0, groups)
+    bounds = [0, *sorted(cut for cut in cuts if cut < num_draws), num_draws]
+    parts = [sums(made[a:b], a, groups) for a, b in itertools.pairwise(bounds)]
+    merged, *rest = data.draw(st.permutations(parts))
+    for part in rest:
+        merged = merged.merge(part)
+    assert merged.num_draws.tolist() == whole.num_draws.tolist()
+    assert merged.num_draws.sum() == num_draws
+    for name, of in vars(whole).items():
+        np.testing.assert_allclose(vars(merged)[name], of, rtol=1e-11, atol=1e-13, err_msg=name)
+    some, expected = arrays(scores(merged)), arrays(scores(whole))
+    assert some.keys() == expected.keys()  # two draws have fewer errors
+    for name, of in expected.items():
+        is_score = name != "bald_corrected" and not name.startswith("error")
+        bounds = {"rtol": 1e-10, "atol": 1e-13} if is_score else {"rtol": 1e-6, "atol": 1e-9}
+        np.testing.assert_allclose(some[name], of, **bounds, err_msg=name)
+
+
+@every_case
+def test_merging_with_nothing_changes_nothing(case):
+    sums, scores, _ = CASES[case]
+    some, nothing = sums(outputs(case, 130, 2)), sums(outputs(case, 0, 2))
+    for merged in (some.merge(nothing), nothing.merge(some)):
+        assert_same_bits(arrays(scores(merged)), arrays(scores(some)))
+
+
+def test_sums_of_different_shapes_do_not_merge():
+    two, three = (predictive_sums(outputs("two classes", 2, rows)) for rows in (2, 3))
+    with pytest.raises(ValueError, match=r"expected sums of shape .* got"):
+        two.merge(three)
