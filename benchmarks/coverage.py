@@ -31,9 +31,7 @@ from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.sets import (
     class_nonconformity,
     coverage_rank,
-    intervals,
     mass_above,
-    prediction_sets,
     quantile,
 )
 from model_store.inference.model import Model
@@ -78,11 +76,8 @@ def halves(rows: int, splits: int, seed: int) -> list[tuple[np.ndarray, np.ndarr
 def served_sets(
     probs: np.ndarray, y: np.ndarray, calibration: np.ndarray, coverage: float
 ) -> np.ndarray:
-    return prediction_sets(
-        mass_above(probs),
-        np.sort(class_nonconformity(probs[calibration], y[calibration])),
-        coverage,
-    )
+    nonconformity = np.sort(class_nonconformity(probs[calibration], y[calibration]))
+    return mass_above(probs) <= quantile(nonconformity, coverage)
 
 
 def least_ambiguous_sets(
@@ -156,8 +151,8 @@ def count_covered(held: HeldOut, coverage: float, splits: int, seed: int) -> np.
             counts.append(inside[np.arange(len(test)), held.y[test]].sum())
         else:
             far = np.sort(nonconformity(held.scores, held.y)[calibration])
-            bounds = intervals(held.scores.mean[test], held.scores.std[test], far, coverage)
-            counts.append(np.sum((bounds[:, 0] <= held.y[test]) & (held.y[test] <= bounds[:, 1])))
+            half = quantile(far, coverage) * held.scores.std[test]
+            counts.append(np.sum(np.abs(held.y[test] - held.scores.mean[test]) <= half))
     return np.array(counts)
 
 

@@ -1,5 +1,6 @@
 """Published versions that training goes on from."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,15 @@ def fitted_data(parent: Parent, root: Path, source: str | None = None) -> Datase
     return data
 
 
+def manifests(store: ModelStore, name: str) -> Iterator[Manifest]:
+    """Yield the manifests of a model's versions, the newest first, but for broken ones."""
+    for version in reversed(store.versions(name)):
+        try:
+            yield store.manifest(name, version)
+        except StoreError:
+            continue
+
+
 def find_fitted(
     store: ModelStore, recipe: Recipe, data: Dataset, start: Parent | None
 ) -> Manifest | None:
@@ -171,13 +181,12 @@ def find_fitted(
     if network.factory is not None or network.weights is not None or network.encoder_file:
         return None
     origin = None if start is None else start.provenance
-    for version in reversed(store.versions(recipe.name)):
+    for manifest in manifests(store, recipe.name):
+        of = Provenance.of(manifest)
+        is_derived = of.pruned or of.labels or of.recalibrated
+        if (of.data_digest, of.warm_start) != (data.digest(), origin) or is_derived:
+            continue
         with suppress(StoreError, InvalidInput):
-            manifest = store.manifest(recipe.name, version)
-            of = Provenance.of(manifest)
-            is_derived = of.pruned or of.labels or of.recalibrated
-            if (of.data_digest, of.warm_start) != (data.digest(), origin) or is_derived:
-                continue
             if recipe_of(manifest, "recipe").digest() == recipe.digest():
-                return store.open(recipe.name, version, wanted=()).manifest
+                return store.open(recipe.name, manifest.version, wanted=()).manifest
     return None

@@ -88,13 +88,14 @@ class RankTables:
         confidence: float | None = None,
         categories: Numbers | None = None,
     ) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set, given the mass above each.
+        """Return which classes belong to each row's prediction set, given the mass above each: all
+        where there are too few calibration rows.
 
         By class each class is compared with the rows that are truly of it, whatever the rows' own
         categories.
         """
         if self.kind is None:
-            return sets.prediction_sets(mass, self.nonconformity, coverage, confidence)
+            return mass <= sets.quantile(self.nonconformity, coverage, confidence)
         quantiles = self._quantiles(coverage, confidence)
         if self.kind == "class":
             return mass <= quantiles[:-1]
@@ -112,9 +113,13 @@ class RankTables:
 
         They are infinite where there are too few calibration rows for `coverage`.
         """
+        quantile: Values | float
         if self.kind is None:
-            return sets.intervals(mean, std, self.nonconformity, coverage, confidence)
-        half = self._quantiles(coverage, confidence)[_or_unknown(categories, len(mean))] * std
+            quantile = sets.quantile(self.nonconformity, coverage, confidence)
+        else:
+            of_each = self._quantiles(coverage, confidence)
+            quantile = of_each[_or_unknown(categories, len(mean))]
+        half = quantile * std
         return np.stack([mean - half, mean + half], axis=1)
 
     def _quantiles(self, coverage: float, confidence: float | None) -> Float64[np.ndarray, "G1"]:

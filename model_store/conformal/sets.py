@@ -33,7 +33,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 
 KEPT_RANKS = 1024  # by rows, coverage and confidence
 ROUNDING = 1e-9
@@ -107,27 +107,3 @@ def largest_coverage(rows: int, confidence: float) -> float:
     """Return the largest coverage that calibration rows can keep with a confidence, and on
     average."""
     return float(min((1.0 - confidence) ** (1.0 / rows), rows / (rows + 1.0)))
-
-
-def prediction_sets(
-    mass: Float64[np.ndarray, "N C"],
-    nonconformity: Rising,
-    coverage: float,
-    confidence: float | None = None,
-) -> Bool[np.ndarray, "N C"]:
-    """Return which classes belong to each row's set, given the mass above each.
-
-    They are all of them where there are too few calibration rows.
-    """
-    return mass <= quantile(nonconformity, coverage, confidence)
-
-
-def intervals(
-    mean: Float64[np.ndarray, "N"],
-    std: Float64[np.ndarray, "N"],
-    nonconformity: Rising,
-    coverage: float,
-    confidence: float | None = None,
-) -> Float64[np.ndarray, "N 2"]:
-    half = quantile(nonconformity, coverage, confidence) * std
-    return np.stack([mean - half, mean + half], axis=1)

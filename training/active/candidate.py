@@ -50,7 +50,7 @@ from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable
 from training.publishing.stages import Draft
 from training.recipe import GateSection
-from training.versions import Parent, fitted_data, open_parent
+from training.versions import Parent, fitted_data, manifests, open_parent
 
 CANDIDATE = "candidate"
 NO_WORSE = "no worse"
@@ -139,15 +139,13 @@ def _are_known(
 
 def fit_candidate(store: ModelStore, known: Known, runs: Path, device: torch.device) -> Manifest:
     name, origin = known.parent.manifest.name, known.parent.provenance
-    for version in reversed(store.versions(name)):
-        with suppress(StoreError):
-            manifest = store.manifest(name, version)
-            made = Provenance.of(manifest)
-            is_same = made.labels is not None and made.labels.digest == known.provenance.digest
-            if is_same and made.warm_start == origin:
-                log.info("%s version %s was fitted on these labels", name, version)
-                store.set_alias(name, CANDIDATE, version)
-                return manifest
+    for manifest in manifests(store, name):
+        made = Provenance.of(manifest)
+        is_same = made.labels is not None and made.labels.digest == known.provenance.digest
+        if is_same and made.warm_start == origin:
+            log.info("%s was fitted on these labels", manifest.label)
+            store.set_alias(name, CANDIDATE, manifest.version)
+            return manifest
     old, new = len(known.splits.train), len(known.train)
     log.info("fitting %d + %d rows from %s", old, new, known.parent.label)
     begin: dict[str, Any] = {"start": known.parent, "extra": known.train}

@@ -132,7 +132,7 @@ def dataset_of(
         data = _tokenise(rows, targets, texts)
     if targets.left_out is not None:
         out = rows.take(targets.left_out).columns
-        x = encode(data.columns, out) if texts is None else texts.encode(_text(out, texts))
+        x = encode(data.columns, out) if texts is None else texts.of_table(out)
         data = replace(data, left_out=x)
     ids: np.ndarray = kept[targets.train]
     if section.id is not None:
@@ -300,10 +300,7 @@ def _encode(
 
 
 def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
-    x, x_test = (
-        texts.encode(_text(table.take(part).columns, texts))
-        for part in (targets.train, targets.test)
-    )
+    x, x_test = (texts.of_table(table.take(part).columns) for part in (targets.train, targets.test))
     return Dataset(
         Rows(x, targets.y),
         Rows(x_test, targets.y_test),
@@ -315,11 +312,6 @@ def _tokenise(table: Table, targets: _Targets, texts: TextRows) -> Dataset:
         text=texts.spec,
         tokenizer=texts.tokenizer,
     )
-
-
-def _text(columns: dict[str, Any], texts: TextRows) -> Categories:
-    values: Categories = columns[texts.spec.column]
-    return values
 
 
 def _ids(column: pa.ChunkedArray, index: Index) -> Shaped[np.ndarray, "M"]:

@@ -1,10 +1,10 @@
 """Text of a table's column as rows of the ids of its tokens, by a tokenizer that the recipe
 names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -46,6 +46,9 @@ class TextRows:
     @property
     def spec(self) -> TextSpec:
         return self.encoder.spec
+
+    def of_table(self, columns: Mapping[str, Any]) -> Float32[np.ndarray, "N I"]:
+        return self.encode(columns[self.spec.column])
 
     def encode(self, texts: Sequence[str | None]) -> Float32[np.ndarray, "N I"]:
         """Return texts as rows, and say how many are cut; a missing one is empty."""

@@ -28,6 +28,7 @@ from training.evaluation.pairs import Difference, Pairs, difference
 from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
 from training.evaluation.report import Wanted, data_of, number_of_draws, say_rows, test_rows
+from training.evaluation.text import Block, Table, markdown
 from training.provenance import Provenance
 from training.versions import Parent
 
@@ -45,29 +46,25 @@ class Comparison:
     pairs: Pairs | None  # of a classification
 
     def text(self) -> str:
-        lines = [
+        rows = []
+        for name, found in self.differences.items():
+            low, high = found.interval
+            by = f"{found.value:+.4g} ({low:+.3g} to {high:+.3g})"
+            values = [f"{found.first:.4g}", f"{found.second:.4g}", by, f"{found.p_value:.2g}"]
+            rows.append([name, *values, TESTS[found.test]])
+        parts: list[Block] = [
             f"# {self.second} against {self.first}",
-            "",
             f"{self.rows} test rows of `{self.data}`, the same for both, seed {self.seed}. A "
             "difference is the second version's figure less the first's, in brackets its "
             f"{100 * LEVEL:g} % interval; p is how often chance alone is as far from 0.",
-            "",
-            f"| figure | {self.first} | {self.second} | difference | p | test |",
-            "| --- | --- | --- | --- | --- | --- |",
+            Table(["figure", self.first, self.second, "difference", "p", "test"], rows),
         ]
-        for name, found in self.differences.items():
-            low, high = found.interval
-            lines.append(
-                f"| {name} | {found.first:.4g} | {found.second:.4g} | {found.value:+.4g} "
-                f"({low:+.3g} to {high:+.3g}) | {found.p_value:.2g} | {TESTS[found.test]} |"
-            )
         if self.pairs is not None:
-            lines += [
-                "",
+            parts.append(
                 f"{self.second} alone is right on {self.pairs.gained} rows, {self.first} alone on "
-                f"{self.pairs.lost}. Bootstraps are of {RESAMPLES} samples of the rows.",
-            ]
-        return "\n".join(lines)
+                f"{self.pairs.lost}. Bootstraps are of {RESAMPLES} samples of the rows."
+            )
+        return markdown(parts).rstrip()
 
     def files(self) -> dict[str, bytes]:
         content: dict[str, Any] = asdict(self)

@@ -23,11 +23,10 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from training.networks.probes import READS_VALUES
+from training.networks.probes import READS_VALUES, Functions
 
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
@@ -159,7 +158,7 @@ def structure(
     for name, tensor in _all_tensors(module):
         run.note(name, names[id(tensor)], type(tensor).__name__, tensor.shape, tensor.dtype)
     try:
-        with _Functions(run), run:
+        with Functions(lambda func, _: run.note(getattr(func, "__qualname__", str(func)))), run:
             run.note([run.describe(output) for output in tree_iter(module(*inputs))])
     except Exception:  # the exporter then says what is wrong with it
         return None
@@ -228,15 +227,3 @@ class _Run(TorchDispatchMode):
             if isinstance(output, Tensor) and id(output) not in self.names:
                 self._keep(output, f"made {len(self.made)}")
         return outputs
-
-
-class _Functions(TorchFunctionMode):
-    """Notes the functions of torch that are called: several may run the same operators."""
-
-    def __init__(self, run: _Run) -> None:
-        super().__init__()
-        self.run = run
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.run.note(getattr(func, "__qualname__", str(func)))
-        return func(*args, **(kwargs or {}))

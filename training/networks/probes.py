@@ -186,10 +186,17 @@ def check_calls(
     owners: dict[int, str] = {}
     for name, layer in drawn.items():
         owners |= {id(parameter): name for parameter in layer.parameters(recurse=False)}
+
+    def note_reads(_: Any, arguments: tuple[Any, ...]) -> None:
+        for argument in arguments:
+            for part in argument if isinstance(argument, list | tuple) else (argument,):
+                owner = owners.get(id(part))
+                reads.update([owner] if owner is not None and owner not in running else [])
+
     with (
         watch(drawn, lambda name, _: begin(name)),
         watch(drawn, lambda name, _: running.remove(name), of_outputs=True),
-        _Reads(owners, lambda name: reads.update([name] if name not in running else [])),
+        Functions(note_reads),
     ):
         run_on_rows(module, examples)
     for name, layer in drawn.items():
@@ -239,20 +246,15 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Reads(TorchFunctionMode):
-    """Notes which of some tensors are handed to torch's functions, by the names of who owns
-    them."""
+class Functions(TorchFunctionMode):
+    """Notes the functions of torch that are called, and with what."""
 
-    def __init__(self, owners: dict[int, str], note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()
-        self.owners = owners
         self.note = note
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument in (*args, *(kwargs or {}).values()):
-            for part in argument if isinstance(argument, list | tuple) else (argument,):
-                if id(part) in self.owners:
-                    self.note(self.owners[id(part)])
+        self.note(func, (*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 

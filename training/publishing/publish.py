@@ -1,7 +1,7 @@
 """From a fitted model to a published version: export, check, calibrate, measure, publish."""
 
 import platform
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +21,6 @@ from model_store.artifacts.manifest import (
     TargetSpec,
 )
 from model_store.artifacts.store import LATEST, ModelStore
-from model_store.errors import StoreError
 from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
 from model_store.types import DetectorNames
 from training import log
@@ -40,7 +39,7 @@ from training.publishing.stages import Draft, Exported, HeldOut, draft_version, 
 from training.recipe import Recipe
 from training.scoring import draw_counts
 from training.seeds import Stream, generator
-from training.versions import WEIGHTS
+from training.versions import WEIGHTS, manifests
 
 if TYPE_CHECKING:
     from training.fit import Fitted
@@ -91,12 +90,8 @@ def publish(
 
 
 def _find_published(store: ModelStore, name: str, run: str | None) -> Manifest | None:
-    for version in reversed(store.versions(name)) if run is not None else ():
-        with suppress(StoreError):
-            manifest = store.manifest(name, version)
-            if Provenance.of(manifest).run == run:
-                return manifest
-    return None
+    there = manifests(store, name) if run is not None else ()
+    return next((manifest for manifest in there if Provenance.of(manifest).run == run), None)
 
 
 def quality_rows(recipe: Recipe, data: Dataset, splits: Splits) -> MeasuredRows:

@@ -164,8 +164,7 @@ def draft_version(
         runtime, calibration, names.density, measured.classes, exported.transform
     ).measure(measured)
     warnings = (
-        *_tempering(provenance),
-        *_temperature_warnings(provenance),
+        *fit_warnings(provenance),
         *_agreement(found, METHODS[method], exported.noise.max_draws),
     )
     for warning in warnings:
@@ -193,26 +192,21 @@ def draft_version(
     return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, found.figures)
 
 
-def _tempering(provenance: Provenance) -> Iterator[str]:
-    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows)."""
-    recipe, rows = provenance.recipe, provenance.rows
-    if recipe is None or rows is None or recipe["training"].get("kl_weight") is None:
-        return
-    temperature = recipe["training"]["kl_weight"] * rows["train"]
-    has_prior = recipe["posterior"].get("prior_std") is not None
-    has_kl = METHODS[recipe["method"]].is_variational or has_prior
-    if has_kl and abs(temperature - 1.0) > EXACT:
-        why = recipe["training"].get("kl_weight_reason") or "its recipe does not say why"
-        said = f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight)"
-        yield f"{said}: {why}"
-
-
-def _temperature_warnings(provenance: Provenance) -> tuple[str, ...]:
-    if provenance.temperature is None or provenance.temperature.value <= SOUND_TEMPERATURE:
-        return ()
-    why = "training went wrong: " if provenance.recalibrated is None else ""
-    value = provenance.temperature.value
-    return (f"{why}by itself the network is too sure (temperature {value:.4g})",)
+def fit_warnings(provenance: Provenance) -> Iterator[str]:
+    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows), and of a
+    network that is too sure by itself."""
+    recipe, rows, found = provenance.recipe, provenance.rows, provenance.temperature
+    if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
+        temperature = recipe["training"]["kl_weight"] * rows["train"]
+        has_prior = recipe["posterior"].get("prior_std") is not None
+        has_kl = METHODS[recipe["method"]].is_variational or has_prior
+        if has_kl and abs(temperature - 1.0) > EXACT:
+            why = recipe["training"].get("kl_weight_reason") or "its recipe does not say why"
+            said = f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight)"
+            yield f"{said}: {why}"
+    if found is not None and found.value > SOUND_TEMPERATURE:
+        why = "training went wrong: " if provenance.recalibrated is None else ""
+        yield f"{why}by itself the network is too sure (temperature {found.value:.4g})"
 
 
 def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterator[str]:

@@ -10,20 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import (
     class_nonconformity,
     confident_rank,
     coverage_rank,
-    intervals,
     largest_coverage,
     mass_above,
-    prediction_sets,
     quantile,
     target_nonconformity,
 )
 
 SPLITS = 400
 NEW = 100
+
+
+def tables(nonconformity):
+    return RankTables(1, None, nonconformity, {}, nonconformity, None)
 
 
 def test_the_mass_above_a_class_by_hand():
@@ -54,22 +57,22 @@ def test_sets_and_quantiles_by_hand():
         math.inf,
     ]
     probs = np.array([[0.7, 0.2, 0.1], [0.35, 0.33, 0.32], [0.24, 0.25, 0.51]])
-    assert prediction_sets(mass_above(probs), nonconformity, 0.4).tolist() == [
+    assert tables(nonconformity).prediction_sets(mass_above(probs), 0.4).tolist() == [
         [True, False, False],
         [True, False, False],
         [False, False, True],
     ]
-    assert prediction_sets(mass_above(probs), nonconformity, 0.6).tolist() == [
+    assert tables(nonconformity).prediction_sets(mass_above(probs), 0.6).tolist() == [
         [True, False, False],
         [True, True, False],
         [False, False, True],
     ]
-    assert prediction_sets(mass_above(probs), nonconformity, 0.8).tolist() == [
+    assert tables(nonconformity).prediction_sets(mass_above(probs), 0.8).tolist() == [
         [True, True, False],
         [True, True, True],
         [True, True, True],
     ]
-    assert prediction_sets(mass_above(probs), nonconformity, 0.81).all()
+    assert tables(nonconformity).prediction_sets(mass_above(probs), 0.81).all()
 
 
 RATES = st.floats(0.01, 0.99)
@@ -139,7 +142,7 @@ def test_sets_hold_the_label_as_often_as_the_beta_binomial_says(ranking, coverag
     for _ in range(SPLITS):
         nonconformity = np.sort(class_nonconformity(*labelled(generator, ranking)))
         probs, labels = labelled(generator, NEW)
-        inside = prediction_sets(mass_above(probs), nonconformity, coverage)
+        inside = tables(nonconformity).prediction_sets(mass_above(probs), coverage)
         assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
         covered.append(inside[np.arange(NEW), labels].sum())
     assert is_beta_binomial(covered, ranking, coverage, generator)
@@ -151,7 +154,7 @@ def test_sets_of_a_coverage_below_the_accuracy_are_the_labels_alone():
     nonconformity = np.sort(class_nonconformity(probs, labels))
     accuracy = np.mean(probs.argmax(axis=1) == labels)
     probs, _ = labelled(generator, NEW)
-    inside = prediction_sets(mass_above(probs), nonconformity, accuracy - 0.01)
+    inside = tables(nonconformity).prediction_sets(mass_above(probs), accuracy - 0.01)
     assert inside.sum() == NEW
     assert np.all(inside[np.arange(NEW), probs.argmax(axis=1)])
 
@@ -160,10 +163,10 @@ def test_a_row_s_set_does_not_depend_on_the_rows_beside_it():
     generator = np.random.default_rng(1)
     nonconformity = np.sort(class_nonconformity(*labelled(generator, 99)))
     probs, _ = labelled(generator, NEW)
-    together = prediction_sets(mass_above(probs), nonconformity, 0.9)
+    together = tables(nonconformity).prediction_sets(mass_above(probs), 0.9)
     assert np.array_equal(
         np.concatenate(
-            [prediction_sets(mass_above(row[None]), nonconformity, 0.9) for row in probs]
+            [tables(nonconformity).prediction_sets(mass_above(row[None]), 0.9) for row in probs]
         ),
         together,
     )
@@ -177,7 +180,7 @@ def test_intervals_hold_the_target_as_often_as_the_beta_binomial_says(ranking, c
         y, mean, std = targets(generator, ranking)
         nonconformity = np.sort(target_nonconformity(mean, std, y))
         y, mean, std = targets(generator, NEW)
-        bounds = intervals(mean, std, nonconformity, coverage)
+        bounds = tables(nonconformity).intervals(mean, std, coverage)
         covered.append(np.sum((bounds[:, 0] <= y) & (y <= bounds[:, 1])))
     assert is_beta_binomial(covered, ranking, coverage, generator)
 
@@ -186,9 +189,9 @@ def test_intervals_by_hand():
     mean, std = np.array([10.0, -1.0]), np.array([1.0, 0.25])
     # ceil(5 x .6) = 3rd smallest of |y - mean| / std: 2.
     nonconformity = np.array([0.5, 1.0, 2.0, 4.0])
-    assert intervals(mean, std, nonconformity, 0.6).tolist() == [[8.0, 12.0], [-1.5, -0.5]]
-    assert intervals(mean, std, nonconformity, 0.8).tolist() == [[6.0, 14.0], [-2.0, 0.0]]
-    assert intervals(mean[:1], std[:1], nonconformity, 0.81).tolist() == [[-np.inf, np.inf]]
+    assert tables(nonconformity).intervals(mean, std, 0.6).tolist() == [[8.0, 12.0], [-1.5, -0.5]]
+    assert tables(nonconformity).intervals(mean, std, 0.8).tolist() == [[6.0, 14.0], [-2.0, 0.0]]
+    assert tables(nonconformity).intervals(mean[:1], std[:1], 0.81).tolist() == [[-np.inf, np.inf]]
 
 
 def is_beta_binomial(counts, ranking, coverage, generator):

@@ -25,7 +25,7 @@ from training.publishing.baselines import (
     spread,
 )
 from training.publishing.quality import Measured, disagreement
-from training.publishing.stages import _agreement, _temperature_warnings, _tempering
+from training.publishing.stages import _agreement, fit_warnings
 
 RANDOM = np.random.default_rng(3)
 
@@ -100,7 +100,7 @@ def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance()
 @pytest.mark.parametrize(("value", "is_wrong"), [(9.996, True), (2.0, False), (0.3, False)])
 def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong):
     choice = TemperatureChoice(value=value, fitted=value, gain=1.0, standard_error=0.1)
-    said = _temperature_warnings(Provenance(temperature=choice))
+    said = tuple(fit_warnings(Provenance(temperature=choice)))
     assert bool(said) == is_wrong
     assert all(f"the network is too sure (temperature {value:.4g})" in one for one in said)
 
@@ -117,7 +117,7 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
 def test_a_tempered_posterior_says_its_temperature_and_why(method, weight, said):
     training = {"kl_weight": weight, "kl_weight_reason": "validation rows choose it"}
     recipe = recipe_with(method=method, training=training).model_dump(mode="json")
-    found = list(_tempering(Provenance(recipe=recipe, rows={"train": 1000})))
+    found = list(fit_warnings(Provenance(recipe=recipe, rows={"train": 1000})))
     assert found == [f"{one}validation rows choose it" for one in said]
 
 
