@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from model_store.errors import StateUnusable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
-from model_store.state.labels import has_state, labelled
+from model_store.state.labels import has_state, labelled_ids
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
@@ -101,7 +101,7 @@ class Context:
 
     def labelled(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label. Makes no database where there is none."""
-        return labelled(self.state, model, ids) if has_state(self.settings.state) else set()
+        return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
     def close_state(self) -> None:
         with self._opening_state:

@@ -263,7 +263,9 @@ class _Fits:
         y = self.splits.validation.y.astype(np.float64)
         guess = float(np.sqrt(np.square(y - self.splits.train.y.mean()).mean()))
         wild = [name for name, (_, error) in found.items() if name != "none" and error > 2 * guess]
-        chosen = best_of({name: values for name, (values, _) in found.items() if name not in wild})
+        chosen = best_transform(
+            {name: values for name, (values, _) in found.items() if name not in wild}
+        )
         means = {name: round(float(values.mean()), 4) for name, (values, _) in found.items()}
         errors = {name: error for name, (_, error) in found.items()}
         said = "target transform: %s (held-out log-likelihood in the target's units: %s)"
@@ -298,7 +300,7 @@ class _Fits:
         return log_density(served, y, transform), error
 
 
-def best_of(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
+def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
     """Return the name of the best; a later one must be better than those before it by more than
     the standard error of the mean difference."""
     names = iter(likelihoods)

@@ -27,7 +27,7 @@ from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
 from training.networks.piecewise import PiecewiseLinear, quantile_knots
 from training.networks.probes import ROWS, check_ids, check_outputs, dropouts_of, last_layer
 from training.networks.selection import DRAWABLE, drawn_layers, freeze
-from training.networks.split import NotSplit, SplitNetwork, split
+from training.networks.split import NotSplit, SplitNetwork, split_module
 from training.posteriors import FactorialGaussian, Posterior
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
@@ -246,7 +246,7 @@ def split_network(
     examples = examples.long() if recipe.data.takes_ids else examples
     assert wanted.factory is not None
     check_outputs(made, wanted.factory, examples, of)
-    return split(made, _head_layers(recipe, made, examples), examples)
+    return split_module(made, _head_layers(recipe, made, examples), examples)
 
 
 def require_split(

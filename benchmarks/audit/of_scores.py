@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 
 from model_store.scores.classification import Scores, predictive_scores, predictive_sums
 from model_store.scores.regression import MixtureScores, log_density, mixture_scores, mixture_sums
-from training.evaluation.metrics import distribution_function, pinball_loss, quantile
+from training.evaluation.metrics import distribution_function, mixture_quantile, pinball_loss
 from training.fitting.convergence import RATIO_DRAWS as DRAWS
 from training.fitting.convergence import pareto_k
 
@@ -214,7 +214,7 @@ def quantiles_by_scipy(generator: np.random.Generator) -> Pairs:
 
         for q in LEVELS:
             yield (
-                quantile(few, q),
+                mixture_quantile(few, q),
                 [brentq(missing, -500.0, 500.0, args=(n, q), xtol=1e-12) for n in range(5)],
             )
 
@@ -225,7 +225,7 @@ def pinball_by_scikit_learn(generator: np.random.Generator) -> Pairs:
 
     for outputs, y in gaussians(generator):
         for q in LEVELS:
-            predicted = quantile(outputs, q)
+            predicted = mixture_quantile(outputs, q)
             yield pinball_loss(predicted, y, q).mean(), mean_pinball_loss(y, predicted, alpha=q)
 
 

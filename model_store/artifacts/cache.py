@@ -82,11 +82,11 @@ class Cache:
         """
         folder = self.root / manifest.name / manifest.version
         try:
-            lease = self._found(folder, manifest)
+            lease = self._find(folder, manifest)
             if lease is None:
                 with self._making():  # another may have made it while this one waited
-                    lease = self._found(folder, manifest)
-                    lease = lease or self._made(folder, manifest, objects, named or {})
+                    lease = self._find(folder, manifest)
+                    lease = lease or self._make(folder, manifest, objects, named or {})
             os.utime(folder)
         except OSError as error:
             expected = f"a folder with room for {manifest.label}"
@@ -94,7 +94,7 @@ class Cache:
             raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {got}") from None
         return lease
 
-    def _made(self, folder: Path, manifest: Manifest, objects: Objects, named: Named) -> Lease:
+    def _make(self, folder: Path, manifest: Manifest, objects: Objects, named: Named) -> Lease:
         self._delete(folder, even_held=True)  # what is there is not this version
         itself = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
         self._make_room(sum(spec.size for spec in manifest.files.values()) + itself, named)
@@ -104,11 +104,11 @@ class Cache:
         draft.chmod(0o755)
         draft.rename(folder)
         self._verified.add(manifest.digest)
-        return self._held(folder, manifest)
+        return self._hold(folder, manifest)
 
-    def _found(self, folder: Path, manifest: Manifest) -> Lease | None:
+    def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
         try:
-            lease = self._held(folder, manifest)
+            lease = self._hold(folder, manifest)
             written = json.loads(read_regular(folder / MANIFEST, MAX_LISTS_BYTES))
         except (OSError, ValueError):
             return None
@@ -130,7 +130,7 @@ class Cache:
     def _fill(self, draft: Path, manifest: Manifest, objects: Objects) -> None:
         of_version = f"{manifest.name}/{manifest.version}"
         for file, spec in manifest.files.items():
-            if file == ENCODER and self._linked(draft / file, spec):
+            if file == ENCODER and self._link(draft / file, spec):
                 continue
             made, size = hashlib.sha256(), 0
             try:
@@ -153,7 +153,7 @@ class Cache:
             if found is not None:
                 write_synced(draft / file, found.content)
 
-    def _linked(self, target: Path, spec: FileSpec) -> bool:
+    def _link(self, target: Path, spec: FileSpec) -> bool:
         """Link a file of another version's copy that has this content, if there is one."""
         for _, _, folder in self._copies():
             with suppress(OSError):
@@ -169,7 +169,7 @@ class Cache:
         except OSError:
             return None
 
-    def _held(self, folder: Path, manifest: Manifest) -> Lease:
+    def _hold(self, folder: Path, manifest: Manifest) -> Lease:
         def discard() -> None:
             with self._making():
                 self._verified.discard(manifest.digest)

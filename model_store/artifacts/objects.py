@@ -106,7 +106,7 @@ class Objects:
         return cls(url, *stores)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
-        with self._said("list"):
+        with self._plain_errors("list"):
             found: Iterable[Any] = self._store.list(prefix or None).collect()
             return {
                 entry["path"]: Entry(entry["e_tag"] or "", entry["last_modified"], entry["size"])
@@ -117,7 +117,7 @@ class Objects:
         """Return at most `limit` bytes of an object, and one more where it is longer; None if there
         is none."""
         try:
-            with self._said("read"):
+            with self._plain_errors("read"):
                 result = self._store.get(path)
                 content = b""
                 for part in result.stream():
@@ -132,7 +132,7 @@ class Objects:
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Return an object in pieces; raises FileNotFoundError if there is none."""
-        with self._said("read"):
+        with self._plain_errors("read"):
             for part in self._transfers.get(path).stream(min_chunk_size=PIECE_BYTES):
                 if self._is_closed:
                     raise StoreUnreachable(f"cannot read in {self.url}: it is not read any more")
@@ -141,7 +141,7 @@ class Objects:
     def span(self, path: str, first: int, size: int) -> tuple[bytes, str]:
         """Return `size` bytes of an object from byte `first` on, and the object's tag; raises
         FileNotFoundError."""
-        with self._said("read"):
+        with self._plain_errors("read"):
             result = self._transfers.get(path, options={"range": (first, first + size)})
             return bytes(result.bytes()), result.meta["e_tag"] or ""
 
@@ -150,7 +150,7 @@ class Objects:
         self._is_closed = True
 
     def put(self, path: str, content: "bytes | Iterator[bytes]") -> None:
-        with self._said("write"):
+        with self._plain_errors("write"):
             self._transfers.put(path, content)
 
     def create(self, path: str, content: bytes) -> bool:
@@ -158,7 +158,7 @@ class Objects:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
-            with self._said("write"):
+            with self._plain_errors("write"):
                 self._store.put(path, content, mode="create")
         except (AlreadyExistsError, PreconditionError):
             return False
@@ -170,7 +170,7 @@ class Objects:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
-            with self._said("write"):
+            with self._plain_errors("write"):
                 self._store.put(
                     path,
                     content,
@@ -183,14 +183,14 @@ class Objects:
     def delete(self, paths: list[str]) -> None:
         """Delete objects, in order; those that are not there count as deleted."""
         for path in paths:
-            with self._said("delete"):
+            with self._plain_errors("delete"):
                 try:
                     self._store.delete(path)
                 except FileNotFoundError:
                     continue
 
     @contextmanager
-    def _said(self, what: str) -> Iterator[None]:
+    def _plain_errors(self, what: str) -> Iterator[None]:
         """Say what went wrong; what other writers did is passed on as it is."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 

@@ -153,12 +153,12 @@ class FittedDetector:
     surprisal: Surprisal
 
     def __call__(self, score: Scores, label: Labels) -> Scores:
-        return self.surprisal(self._standardised(score, label))
+        return self.surprisal(self._standardise(score, label))
 
     def is_low(self, score: Scores, label: Labels) -> Bool[np.ndarray, "N"]:
-        return self.surprisal.is_low(self._standardised(score, label))
+        return self.surprisal.is_low(self._standardise(score, label))
 
-    def _standardised(self, score: Scores, label: Labels) -> Scores:
+    def _standardise(self, score: Scores, label: Labels) -> Scores:
         return score if self.standard is None else self.standard(score, label)
 
 

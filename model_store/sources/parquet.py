@@ -24,8 +24,8 @@ from model_store.sources.row_file import (
     Part,
     RowFile,
     Source,
+    as_file,
     ids_as_text,
-    opened,
 )
 
 # Indices that pandas wrote without a name: no features.
@@ -39,7 +39,7 @@ SPARE_NUMBERS = 1 << 22  # of lists that are too long, for which a row is named
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
     try:
-        with parquet.ParquetFile(opened(source)) as file:
+        with parquet.ParquetFile(as_file(source)) as file:
             return file.read(columns)
     except (pa.ArrowException, OSError, ValueError) as error:
         name = f", {str(source)!r}" if isinstance(source, Path) else ""
@@ -264,7 +264,7 @@ class ParquetFile(RowFile):
     @contextmanager
     def _file(self, **options: Any) -> Iterator[parquet.ParquetFile]:
         try:
-            with parquet.ParquetFile(opened(self.source), **options) as file:
+            with parquet.ParquetFile(as_file(self.source), **options) as file:
                 yield file
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refuse("a whole parquet file", "something else") from error
@@ -272,7 +272,7 @@ class ParquetFile(RowFile):
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
     """Return the first byte of a run of row groups, of all columns, and the byte after its last."""
-    with parquet.ParquetFile(opened(source)) as file:
+    with parquet.ParquetFile(as_file(source)) as file:
         chunks = [
             file.metadata.row_group(i).column(j)
             for i in groups

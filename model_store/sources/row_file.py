@@ -170,7 +170,7 @@ def shapes_of(shape: tuple[int, ...]) -> str:
     return f"(N, {', '.join(map(str, shape))}){flat}"
 
 
-def opened(source: Source) -> Path | io.BytesIO:
+def as_file(source: Source) -> Path | io.BytesIO:
     """Return what libraries take in place of a file's name."""
     return source if isinstance(source, Path) else io.BytesIO(source)
 
@@ -182,7 +182,7 @@ def binary(source: Source) -> io.BufferedReader | io.BytesIO:
 def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfile.ZipFile:
     with whole(expected, field):
         bounds.reserve(MEMBER_BYTES * _count_members(source), field)
-        archive = zipfile.ZipFile(opened(source))
+        archive = zipfile.ZipFile(as_file(source))
     if any(m.flag_bits & 1 or m.compress_type not in COMPRESSIONS for m in archive.infolist()):
         raise InvalidInput(field, f"{expected}, stored or deflated, without a password", "another")
     return archive

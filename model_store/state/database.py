@@ -114,7 +114,7 @@ class Database:
         """Open the database, made in `folder` if there is none."""
         self.folder = folder
         self._lock = threading.Lock()
-        with told():
+        with as_state_errors():
             make_folder(folder)
             path = folder / FILE
             # What came as rows and labels is for nobody else to read
@@ -145,21 +145,21 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Hold the connection, to read."""
-        with self._lock, told():
+        with self._lock, as_state_errors():
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the connection in a transaction, in which no other process writes: all of it is
         kept, or nothing."""
-        with self._lock, told(), self._transaction():
+        with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
         """Write a file and delete it, as on a full disk nobody can; small changes to the database
         may go on there for long."""
         path = self.folder / PROBE
-        with told():
+        with as_state_errors():
             try:
                 write_synced(path, bytes(PROBE_BYTES))
             finally:
@@ -191,7 +191,7 @@ def may_be_damaged(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def as_state_errors() -> Iterator[None]:
     """Tell of errors of SQLite and of the disk as of the state's."""
     try:
         yield

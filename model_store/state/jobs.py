@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args
 
 from model_store.artifacts.disk import make_folder, sync_folder
 from model_store.errors import NotFound, OverQuota, StateUnusable
-from model_store.state.database import Database, may_be_damaged, told
+from model_store.state.database import Database, as_state_errors, may_be_damaged
 
 Kind = Literal["acquire", "predict", "candidate"]
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -77,7 +77,7 @@ class Jobs:
     def new_folder(self) -> tuple[str, Path]:
         """Return the id of a new job, and its folder."""
         name = secrets.token_hex(16)
-        with told():
+        with as_state_errors():
             make_folder(self.folder)
             (self.folder / name).mkdir(mode=0o700)
         return name, self.folder / name
@@ -314,7 +314,7 @@ class Jobs:
 
     def _clear(self, job: Job) -> int:
         """Delete the files of a job that is over, but for its result; return what that takes."""
-        with told(), suppress(FileNotFoundError):
+        with as_state_errors(), suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / job.id):
                 if entry.is_dir():
                     shutil.rmtree(entry, ignore_errors=True)
@@ -353,7 +353,7 @@ class Jobs:
                     connection.execute(
                         f"DELETE FROM jobs WHERE rowid = ? AND {OLD}", (place, now - kept_s)
                     )
-        with told(), suppress(FileNotFoundError):
+        with as_state_errors(), suppress(FileNotFoundError):
             entries = os.scandir(self.folder)
             for name in [e.name for e in entries if e.stat().st_mtime < now - STRAY_S]:
                 try:
@@ -379,7 +379,7 @@ class Jobs:
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
         """Hold a slot's lock, as an open file that a child can inherit; None if it is taken."""
-        with told():
+        with as_state_errors():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
         try:

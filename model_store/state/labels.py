@@ -111,7 +111,7 @@ def has_state(folder: Path | None) -> bool:
     return folder is not None and (folder / FILE).exists()
 
 
-def checked_id(name: str, field: str) -> None:
+def check_id(name: str, field: str) -> None:
     if not 1 <= len(name) <= MAX_ID_CHARACTERS or not name.isprintable():
         raise InvalidInput(
             field, f"a name of 1 to {MAX_ID_CHARACTERS} printable characters", "another"
@@ -149,7 +149,7 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
         )
 
 
-def labelled(database: Database, model: str, ids: Sequence[str]) -> set[str]:
+def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]:
     with database.reading() as connection:
         found = connection.execute(
             "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? "

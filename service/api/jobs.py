@@ -24,7 +24,7 @@ from model_store.errors import InvalidInput, NotFound
 from model_store.sources.files import open_rows, stamp_of
 from model_store.sources.row_file import RowFile
 from model_store.state.answers import Repeatable, Repeated
-from model_store.state.database import may_be_damaged, told
+from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
 from service.api.idempotency import repeatable
@@ -325,7 +325,7 @@ def _job_request(
 
 
 def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    with told(), path.open("wb") as file:
+    with as_state_errors(), path.open("wb") as file:
         if isinstance(content, np.ndarray):
             np.save(file, content, allow_pickle=False)
         else:

@@ -16,7 +16,7 @@ from model_store.state.labels import (
     Label,
     accept,
     candidates,
-    checked_id,
+    check_id,
     control_labels,
     counts,
     delete_labels,
@@ -167,7 +167,7 @@ def keep_labels(
     labels, wrong = list[Label](), list[InvalidInput]()
     for n, entry in enumerate(entries):
         try:
-            checked_id(entry.id, f"labels.{n}.id")
+            check_id(entry.id, f"labels.{n}.id")
             if entry.id in seen:
                 raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
             seen.add(entry.id)

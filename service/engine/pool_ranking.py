@@ -16,7 +16,7 @@ from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.scores.joint import Candidates
-from model_store.state.labels import AcquiredRow, checked_id
+from model_store.state.labels import AcquiredRow, check_id
 from model_store.state.live import said_of
 from service.call import Phase
 from service.engine.batching import Engine, kept_bytes
@@ -108,7 +108,7 @@ def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: boo
     if not are_named:
         raise InvalidInput("ids", "names of the rows, which `keep` needs", "none")
     for n, name in enumerate(ids):
-        checked_id(name, f"ids.{n}")
+        check_id(name, f"ids.{n}")
 
 
 def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, Any]]:

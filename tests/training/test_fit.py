@@ -12,7 +12,7 @@ from model_store.artifacts.store import ModelStore
 from tests.support.environment import working_in
 from tests.support.recipes import recipe_with, write_recipe
 from training.data import Dataset, Rows, Splits, digits
-from training.fit import best_of, fit, join, publish
+from training.fit import best_transform, fit, join, publish
 from training.fitting.run import CHECKPOINT, Run
 from training.versions import find_fitted, load_for, open_parent
 
@@ -91,8 +91,8 @@ def test_a_transform_whose_means_are_further_off_than_a_constant_is_out(tmp_path
 
 def test_a_later_transform_must_be_better_beyond_chance():
     first = np.random.default_rng(0).normal(size=100)
-    assert best_of({"none": first, "log": first + 1e-3 * np.sign(first)}) == "none"
-    assert best_of({"none": first, "log": first + 0.1}) == "log"
+    assert best_transform({"none": first, "log": first + 1e-3 * np.sign(first)}) == "none"
+    assert best_transform({"none": first, "log": first + 0.1}) == "log"
 
 
 def test_a_refit_is_a_fit_of_as_many_epochs_to_training_and_validation_rows(tmp_path):

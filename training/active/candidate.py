@@ -193,7 +193,7 @@ def line_of(store: ModelStore, manifest: Manifest) -> list[Manifest]:
     return line
 
 
-def best_of(line: list[Manifest], metric: str) -> Manifest | None:
+def best_at(line: list[Manifest], metric: str) -> Manifest | None:
     """Return the version that was best at a metric; None where none has it."""
     known = [version for version in line if metric in version.quality]
 
@@ -229,7 +229,7 @@ def judge(store: ModelStore, known: Known, manifest: Manifest, root: Path) -> Ve
         reasons.append(str(error))
     line = line_of(store, known.parent.manifest)
     for metric, allowed in gate.metrics.items():
-        best = best_of(line, metric)
+        best = best_at(line, metric)
         if best is None or metric not in manifest.quality:
             continue
         lost[metric] = lost_since(best, manifest, metric)

@@ -109,7 +109,7 @@ def _acquire(
     seed: int,
     number: int,
 ) -> np.ndarray:
-    among = candidates(labelled, len(data.train), protocol.candidates, seed, number)
+    among = candidate_rows(labelled, len(data.train), protocol.candidates, seed, number)
     x, task = data.train.x[among], arm.recipe.task
     eps = learner.noise(protocol.draws, seed, ActiveStream.POOL_NOISE, number)
     race = protocol.race if arm.acquisition in PREDICTIVES[task].raced else None
@@ -145,7 +145,7 @@ def initial_labels(y: np.ndarray, classes: int, count: int, seed: int) -> Index:
     return order[np.argsort(place[order], kind="stable")][:count]
 
 
-def candidates(labelled: Index, rows: int, count: int, seed: int, number: int) -> Index:
+def candidate_rows(labelled: Index, rows: int, count: int, seed: int, number: int) -> Index:
     unlabelled = np.setdiff1d(np.arange(rows), labelled)
     order = generator(seed, ActiveStream.CANDIDATES, number).permutation(rows)
     kept = order[np.isin(order, unlabelled)][:count]

@@ -23,7 +23,7 @@ from training.commands import (
     print_quality,
 )
 from training.data import load, split, split_sizes
-from training.data.description import draw, plan_lines, report, short_report
+from training.data.description import draw, full_report, plan_lines, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
 from training.data.plan import Plan, keep_recipe, name_of, plan_of
 from training.folders import data_root, runs_folder
@@ -216,7 +216,7 @@ def _inspect(options: argparse.Namespace) -> None:
         content |= {"columns": columns, "warnings": warnings, "picture": path and str(path)}
         print(json.dumps(content))
         return
-    print("\n".join([*report(found), *(f"! {line}" for line in lines)]))
+    print("\n".join([*full_report(found), *(f"! {line}" for line in lines)]))
     if path is not None:
         print(f"picture: {path}")
 

@@ -22,7 +22,7 @@ SHOWN = 12
 NAME_WIDTH = 24
 
 
-def report(found: Findings) -> list[str]:
+def full_report(found: Findings) -> list[str]:
     lines = [*_head(found), *_target(found)]
     if found.columns:
         width = min(NAME_WIDTH, max(len(column.name) for column in found.columns))

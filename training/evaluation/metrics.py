@@ -145,7 +145,7 @@ class TargetMeasures:
         moments, target = outputs.astype(np.float64), y.astype(np.float64)
 
         def loss(q: float) -> Values:
-            predicted = quantile(moments, q)
+            predicted = mixture_quantile(moments, q)
             if transform is not None:
                 predicted = to_target(transform, predicted)
             return pinball_loss(predicted, target, q)
@@ -170,7 +170,7 @@ def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> V
     return below
 
 
-def quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
+def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
     low, high = (mean - BEYOND * std).min(axis=0), (mean + BEYOND * std).max(axis=0)
     for _ in range(HALVINGS):

@@ -141,7 +141,7 @@ def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
     return x[np.random.default_rng(seed).permutation(len(x))[:most]]
 
 
-def noise(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
+def noise_sets(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):

@@ -19,7 +19,7 @@ from training.data import Dataset, Rows, leave_out, split, split_sizes
 from training.data.findings import near_duplicates_told
 from training.evaluation import attacks, evidence, plots
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
-from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise, some
+from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, some
 from training.evaluation.quality import (
     REQUEST_ROWS,
     ServedPrediction,
@@ -150,7 +150,7 @@ def _sets(
     if clash:
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
     seed = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
-    sets = noise(spec, test.x, wanted.seed)
+    sets = noise_sets(spec, test.x, wanted.seed)
     if data.left_out is not None:
         sets[LEFT_OUT] = some(data.left_out, wanted.rows, seed)
     for source in wanted.outliers:

@@ -71,7 +71,7 @@ class _Tracer(fx.Tracer):
 
 
 @torch.no_grad()
-def split(
+def split_module(
     module: nn.Module, stays: Collection[str], examples: Num[Tensor, "R ..."]
 ) -> SplitNetwork | None:
     """Cut a module before all layers whose names are in `stays`; None where no layer with weights

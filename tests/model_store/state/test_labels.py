@@ -21,7 +21,7 @@ from model_store.state.labels import (
     keep_acquired,
     keep_candidate,
     kept_labels,
-    labelled,
+    labelled_ids,
     labelled_rows,
 )
 from tests.support.environment import ROOT
@@ -52,7 +52,7 @@ def test_a_label_that_cannot_be_kept_leaves_none_of_its_request(database):
         with pytest.raises(error, match=r"^labels\.1"):
             accept(database, "m", "f", [Label("b", "no"), bad])
     assert values(database) == {"a": "yes"}
-    assert labelled(database, "m", ["a", "b", "c"]) == {"a"}
+    assert labelled_ids(database, "m", ["a", "b", "c"]) == {"a"}
     assert counts(database, "m") == {"acquired": 2, "waiting": 1, "labels": 1, "control_labels": 0}
     assert counts(database, "other") == dict.fromkeys(counts(database, "m"), 0)
 

@@ -160,7 +160,7 @@ def test_a_candidate_of_wrong_labels_is_not_promoted(work):
 
 def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
     """As .986 became .981 by fifteen labels at a time, each loss within what is allowed."""
-    from training.active.candidate import best_of, line_of, lost_since
+    from training.active.candidate import best_at, line_of, lost_since
 
     store = ModelStore(tmp_path)
     accuracies = [0.97, 0.986, 0.985, 0.983]
@@ -176,9 +176,9 @@ def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
     parent = store.manifest("tiny", "4")
     line = line_of(store, parent)
     assert [version.version for version in line] == ["4", "3", "2", "1"]
-    best = best_of(line, "test_accuracy")
+    best = best_at(line, "test_accuracy")
     assert best.version == "2"
-    assert best_of(line, "test_rmse") is None
+    assert best_at(line, "test_rmse") is None
     candidate = parent.model_copy(update={"quality": {"test_accuracy": 0.981}})
     lost = lost_since(best, candidate, "test_accuracy")
     assert (lost["version"], lost["best"], lost["candidate"]) == ("2", 0.986, 0.981)

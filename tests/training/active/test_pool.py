@@ -5,7 +5,7 @@ import pytest
 
 from model_store.acquisition.ranking import Choice
 from model_store.errors import InvalidInput
-from training.active.simulation import candidates, choose, initial_labels
+from training.active.simulation import candidate_rows, choose, initial_labels
 
 
 def log_probs(rng, draws, rows, classes=3):
@@ -59,13 +59,15 @@ def test_first_targets_that_are_all_the_same_are_refused():
 
 def test_candidates_have_no_label_and_come_in_the_same_order_whatever_was_labelled():
     few, more = np.array([3, 4]), np.array([3, 4, 11, 12, 13])
-    first, second = (set(candidates(labelled, 100, 60, 5, 2).tolist()) for labelled in (few, more))
+    first, second = (
+        set(candidate_rows(labelled, 100, 60, 5, 2).tolist()) for labelled in (few, more)
+    )
     assert len(first) == len(second) == 60
     assert not first & set(few.tolist())
     assert not second & set(more.tolist())
     assert len(first & second) >= 57
-    assert set(candidates(few, 100, 60, 5, 3).tolist()) != first
-    assert len(candidates(more, 20, 60, 5, 2)) == 15
+    assert set(candidate_rows(few, 100, 60, 5, 3).tolist()) != first
+    assert len(candidate_rows(more, 20, 60, 5, 2)) == 15
 
 
 def test_bald_takes_the_rows_whose_draws_disagree_most():

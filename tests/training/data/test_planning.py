@@ -14,7 +14,7 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import load as load_data
 from training.data import split, split_sizes
-from training.data.description import report, short_report
+from training.data.description import full_report, short_report
 from training.data.findings import findings_of, task_of
 from training.data.plan import BINS, keep_recipe, name_of, plan_of, recipe_text, share_of
 from training.recipe import DataSection, load
@@ -72,7 +72,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
         "code": ("categorical", "3 categories"),
         "price": ("numeric", kinds["price"][1]),
     }
-    text = "\n".join(report(found(tmp_path)))
+    text = "\n".join(full_report(found(tmp_path)))
     assert re.search(r"  size +numeric +numbers, \S+ to \S+; 10 % missing", text)
     assert (
         "! column code may hold the target in other words: alone it gives the right class in "
@@ -101,7 +101,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
 )
 def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     write(tmp_path, price=cells)
-    for told in (report, short_report):
+    for told in (full_report, short_report):
         text = "\n".join(told(found(tmp_path)))
         assert ("They can be read in several ways" in text) == is_said
 

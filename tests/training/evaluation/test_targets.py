@@ -9,9 +9,9 @@ from training.evaluation.metrics import (
     QUANTILES,
     TargetMeasures,
     distribution_function,
+    mixture_quantile,
     pinball_loss,
     pit_measures,
-    quantile,
 )
 
 MEAN, STD = np.array([[0.0], [1.5], [-4.0]]), np.array([[1.0], [0.3], [2.0]])
@@ -37,13 +37,13 @@ def test_measures_of_a_target_are_their_integrals(y):
     # The continuous ranked probability score is twice the integral of the pinball loss over
     # quantiles.
     grid = (np.arange(400) + 0.5) / 400
-    losses = [pinball_loss(quantile(OUTPUTS, q), np.array([y]), q)[0] for q in grid]
+    losses = [pinball_loss(mixture_quantile(OUTPUTS, q), np.array([y]), q)[0] for q in grid]
     assert measures.crps[0] == pytest.approx(2 * np.mean(losses), rel=2e-3)
 
 
 @pytest.mark.parametrize("q", QUANTILES)
 def test_quantiles_are_where_the_distribution_function_is_q_and_losses_scikit_learns(q):
-    found = quantile(OUTPUTS, q)
+    found = mixture_quantile(OUTPUTS, q)
     assert distribution_function(OUTPUTS, found)[0] == pytest.approx(q, abs=1e-9)
     generator = np.random.default_rng(0)
     y, predicted = generator.normal(size=30), generator.normal(size=30)

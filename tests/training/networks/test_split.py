@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.networks.split import NotSplit, split
+from training.networks.split import NotSplit, split_module
 
 SHAPE, OUTPUTS = (3, 8, 8), 5
 
@@ -66,7 +66,7 @@ def made(module):
 )
 def test_both_parts_compute_what_the_whole_does(module, stays, width):
     network = made(module)
-    found = split(network, stays, rows())
+    found = split_module(network, stays, rows())
     assert found is not None
     assert found.width == width
     encoded = found.encoder(rows())
@@ -81,7 +81,7 @@ def test_both_parts_compute_what_the_whole_does(module, stays, width):
 
 def test_a_head_of_one_layer_after_the_other_is_a_sequence():
     network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    found = split(network, ["2"], torch.randn(4, 4))
+    found = split_module(network, ["2"], torch.randn(4, 4))
     assert isinstance(found.head, nn.Sequential)
     assert list(dict(found.head.named_children())) == ["2"]
 
@@ -89,7 +89,7 @@ def test_a_head_of_one_layer_after_the_other_is_a_sequence():
 def test_the_network_itself_stays_as_it_is():
     network = made(Residual).train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    found = split(network, ["head"], rows())
+    found = split_module(network, ["head"], rows())
     with torch.no_grad():
         found.head.head.weight.zero_()
     assert network.training
@@ -97,7 +97,7 @@ def test_the_network_itself_stays_as_it_is():
 
 
 def test_without_weights_before_the_head_there_is_nothing_to_encode():
-    assert split(made(Residual), ["stem", "head"], rows()) is None
+    assert split_module(made(Residual), ["stem", "head"], rows()) is None
 
 
 class Choosing(Residual):
@@ -128,9 +128,9 @@ class Mixing(Residual):
 )
 def test_what_cannot_be_cut_says_why(module, says):
     with pytest.raises(NotSplit, match=says):
-        split(made(module), ["head"], rows())
+        split_module(made(module), ["head"], rows())
 
 
 def test_a_head_may_take_parts_of_the_row_beside():
-    found = split(made(Again), ["head"], rows())
+    found = split_module(made(Again), ["head"], rows())
     torch.testing.assert_close(found.head(found.encoder(rows())), made(Again)(rows()))
