@@ -100,11 +100,13 @@ def models_are_told_apart_by_their_whole_name(make):
 
 
 def bad_names_are_refused(make):
-    for name in ("", "..", "a/b", ".hidden", "a" * 65, "ä"):
-        with pytest.raises(InvalidInput, match="name: expected a name"):
+    long = "a" * 65
+    for name in ("", ".", "..", "../x", "a/b", "/tmp", ".hidden", "-x", long, "a b", "a\n", "ä"):
+        with pytest.raises(InvalidInput, match="name: expected a name matching"):
             publish(make(), name)
-        with pytest.raises(NotFound, match="model: expected a name"):
-            make().versions(name)
+        for read in (make().versions, make().aliases, make().resolve):
+            with pytest.raises(NotFound, match="model: expected a name matching"):
+                read(name)
     assert make().names() == []
 
 

@@ -46,20 +46,6 @@ def test_a_version_holds_its_five_files_and_nothing_else(published):
     }
 
 
-def test_version_numbers_grow_and_sort_as_numbers(store):
-    for number in range(1, 12):
-        assert store.publish("m", DESCRIPTION, CONTENT).version == str(number)
-    assert store.versions("m") == [str(number) for number in range(1, 12)]
-    assert store.resolve("m") == "11"
-
-
-def test_a_number_is_not_given_again_while_a_later_version_stands(store):
-    for _ in range(3):
-        store.publish("m", DESCRIPTION, CONTENT)
-    assert store.keep("m", 1) == ["1", "2"]
-    assert store.publish("m", DESCRIPTION, CONTENT).version == "4"
-
-
 def test_an_empty_store_has_no_models(store):
     assert store.names() == []
     assert store.versions("m") == []
@@ -89,25 +75,6 @@ def test_a_set_of_files_that_is_not_the_formats_is_refused(store, change):
 
 
 # Aliases
-
-
-def test_latest_follows_publishing_and_can_be_rolled_back(store):
-    for _ in range(2):
-        store.publish("m", DESCRIPTION, CONTENT)
-    store.set_alias("m", "latest", "1")
-    assert store.resolve("m") == store.resolve("m", "latest") == "1"
-    store.publish("m", DESCRIPTION, CONTENT)
-    assert store.resolve("m") == "3"
-
-
-def test_an_alias_moves_and_may_name_what_another_names(store):
-    for _ in range(3):
-        store.publish("m", DESCRIPTION, CONTENT)
-    store.set_alias("m", "champion", "2")
-    store.set_alias("m", "candidate", "champion")
-    store.set_alias("m", "champion", "1")
-    assert store.aliases("m") == {"latest": "3", "champion": "1", "candidate": "2"}
-    assert store.resolve("m", "candidate") == "2"
 
 
 @pytest.mark.parametrize("alias", ["", "3", ".hidden", "a/b", "../x", "a" * 65, "new\nline"])

@@ -273,6 +273,9 @@ def test_the_file_that_was_fitted_has_the_same_rows_as_a_pool(
     assert [column.name for column in data.columns] == names[1:-1]
     assert sorted(x.tolist()) == sorted(np.concatenate([data.train.x, data.test.x]).tolist())
     assert pool.ids() == [before + row[0] for row in rows]
+    commas = ", with decimal commas" if point == "," else ""
+    said = "" if encoding.startswith("utf-8") else f", as {encoding}"
+    assert pool.read_as == f"5 columns by name{commas}{said}, named by key"
     assert data.classes == ("no", "yes")
 
 
@@ -375,19 +378,6 @@ def test_what_may_be_thousands_or_no_number_is_refused_and_not_guessed(tmp_path)
             InvalidInput, match=r"pool_file\.0\.width: expected a number, or null, got a string"
         ):
             from_cells(next(pool.parts()), COLUMNS, "pool_file")
-
-
-@pytest.mark.parametrize(
-    "encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8", "utf-8-sig"]
-)
-def test_a_csv_file_of_another_encoding_is_read_and_said(tmp_path, encoding):
-    path = tmp_path / "rows.csv"
-    colour = "gr\x81n" if encoding == "latin-1" else "grün"  # a byte that cp1252 has not
-    path.write_bytes(("width;colour\n" + f"1;{colour}\n" * 9).encode(encoding))
-    pool = open_rows(path, TABLE, "pool_file")
-    assert next(pool.parts())["colour"] == [colour] * 4
-    said = "" if encoding.startswith("utf-8") else f", as {encoding}"
-    assert pool.read_as == "2 columns by name" + said
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
