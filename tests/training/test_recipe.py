@@ -93,7 +93,6 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("[8, 8]", "[8, 0]", "network.hidden.1"),
         ("[8, 8]", "8", "network.hidden"),
         ("[network]\nhidden = [8, 8]\n", "", "network"),
-        ("[network]\nhidden = [8, 8]\n", "", "network"),
         ("draws = 50", "draws = 1", "serving.draws"),
         ("draws = 50", "draws = 1001", "serving.draws"),
         ("draws = 50", 'combined = ["entropy", "energy"]', "serving.combined.1"),

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from model_store.errors import InvalidInput
 from model_store.sources.columns import from_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
@@ -198,17 +197,6 @@ def test_a_date_format_that_says_no_whole_date_is_refused(form):
         ),
         "r: data.date_format: expected a format of whole dates as Python's strptime takes it",
     )
-
-
-@pytest.mark.parametrize(
-    "cell", [5, "yesterday", "2024-13-01", "2024-05-01T25:00", "01/02/2024", True, ["2024-05-01"]]
-)
-def test_a_request_s_cell_that_is_no_time_is_refused(tmp_path, cell):
-    columns = read(tmp_path, lines_of(day=DAYS)).columns
-    with pytest.raises(
-        InvalidInput, match=r"inputs.0.day: expected a date or time in ISO 8601, such as 2024-05-01"
-    ):
-        from_objects([{"day": cell}], columns, "inputs")
 
 
 def test_of_many_categories_the_frequent_ones_are_told_apart(tmp_path, caplog):
