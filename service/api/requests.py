@@ -305,6 +305,8 @@ async def find_odd_cells(
 def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
     """Return the parameters of a query; the rows of `rows_field` are in the body."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
+    for name in (name for name, value in fields.items() if value is None):
+        raise InvalidInput(name, "a value, where it is not left out", "null")
     return validate(kind, {rows_field: [], **fields} if rows_field else fields)
 
 

@@ -257,7 +257,7 @@ async function usualRows(model, version, { task }) {
   if (!inputs.length) return [];
   const { predictions } = await askJson("predict", { method: "POST", json: { model, version, inputs } });
   const usual = predictions.map((row, i) => ({ ...row, input: inputs[i] })).filter((row) => !row.flag).sort((a, b) => b.p_value - a.p_value);
-  const named = usual.map((row) => [task === "regression" ? number(row.mean) : row.label, row.input]);
+  const named = usual.map((row) => [task === "regression" ? `About ${number(row.mean)}` : row.label, row.input]);
   return task === "regression" ? named.slice(0, 3) : [...new Map(named.reverse())].sort(([a], [b]) => (a < b ? -1 : 1)).slice(0, 10);
 }
 

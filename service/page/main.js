@@ -64,15 +64,25 @@ async function show() {
   document.title = `Dubito: ${wanted}`;
   fill(view, h("p", { class: "quiet" }, "One moment."));
   try {
-    const [module] = await Promise.all([VIEWS[wanted](), wanted === "models" && app.models.length ? null : known()]);
+    const [module] = await Promise.all([loaded(wanted), wanted === "models" && app.models.length ? null : known()]);
     if (turn !== shown) return; // somebody went on meanwhile
     fill(view);
     leave = (await module.show(view, app, rest.join("/"))) ?? (() => {});
     if (turn !== shown) leave();
   } catch (error) {
     if (turn !== shown) return;
-    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`), h("button", { type: "button", onclick: show }, "Try again"));
+    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`), h("button", { type: "button", onclick: error.status === 0 ? () => location.reload() : show }, "Try again")); // what a browser could not fetch it may not ask for again
     if (!(error instanceof Refused)) throw error;
+  }
+}
+
+/** A view's module; what of it cannot be fetched is no fault of the view's. */
+async function loaded(name) {
+  try {
+    return await VIEWS[name]();
+  } catch (error) {
+    if (error instanceof TypeError) throw new Refused(0, "The service cannot be reached: is it running, and are you online?");
+    throw error;
   }
 }
 

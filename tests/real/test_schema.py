@@ -59,7 +59,7 @@ def document(url, tmp_path_factory):
     for name, field in (("predict", "inputs"), ("acquire", "pool")):
         del document["paths"][f"/{name}"]["post"]["parameters"]  # JSON goes without
         document["components"]["schemas"][f"{name.title()}Request"]["properties"] |= {
-            field: {"type": "array", "items": ROW, "minItems": 1, "maxItems": 3},
+            field: {"type": "array", "items": ROW, "minItems": 1},
             "model": {"enum": ["digits", None]},
             "version": {"enum": ["latest", "1"]},
         }
@@ -81,11 +81,13 @@ def test_all_checks_of_schemathesis_hold(url, document, tmp_path, seed):
         "--max-examples",
         "50",
         "--continue-on-failure",
+        "--suppress-health-check",  # of bodies that are files, and of a slow machine
+        "filter_too_much,too_slow",
         "--no-color",
     ]
     key = ["--header", f"Authorization: Bearer {KEY}"]
     done = subprocess.run(
-        [*run, *options, *key], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [*run, *options, *key], cwd=tmp_path, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout[-8000:]
     operations = sum(map(len, json.loads(document.read_text())["paths"].values()))
