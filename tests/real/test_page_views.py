@@ -434,6 +434,25 @@ def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_ag
         press(driver, "Try now")
 
 
+def test_a_view_that_cannot_be_fetched_says_so_and_comes_once_it_can(service):
+    def connect(is_there):
+        bytes_a_s = -1 if is_there else 0  # -1: as many as there are
+        limits = {"latency": 0, "downloadThroughput": bytes_a_s, "uploadThroughput": bytes_a_s}
+        driver.execute_cdp_cmd(
+            "Network.emulateNetworkConditions", {"offline": not is_there, **limits}
+        )
+
+    with chromium() as driver:
+        opened(driver, f"{service}/#/ask")
+        driver.execute_cdp_cmd("Network.enable", {})
+        connect(False)
+        driver.execute_script("location.hash = '#/models'")
+        until(driver, lambda: "cannot be reached" in text_of(driver, "main .notice.bad"))
+        connect(True)
+        press(driver, "Try again")
+        until(driver, lambda: text_of(driver, "main h1") == "Models")
+
+
 def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path):
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "reader"\nkey = "{KEY}"\nscopes = ["read"]\n')
