@@ -130,6 +130,19 @@ class AnsweringProcess:
                 pipe.close()
 
 
+def open_standard_files() -> None:
+    """Have the files 0 to 2 open, also where a process was started without them: a socket would get
+    their number, and what libraries print would go to it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number  # the least that is free
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def answers_file() -> Any:
     """Return the file that a process answers to, its standard output; what libraries print is no
     answer."""

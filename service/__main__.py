@@ -15,6 +15,7 @@ from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
+from model_store.processes import open_standard_files
 from service.auth import keys
 from service.auth.keys import OF_HEALTH, KeyRing, print_new_key
 from service.integrations.label_studio import studio
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> int:
     Returns:
         The exit code: 0 stopped, 2 a wrong setting, 3 it cannot start.
     """
+    open_standard_files()
     arguments = sys.argv[1:] if arguments is None else arguments
     command, others = next(iter(arguments), None), arguments[1:]
     place = WorkerPlace.from_arguments(others) if command == WorkerPlace.OPTION else None
