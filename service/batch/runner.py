@@ -186,15 +186,15 @@ def _start(settings: Settings, job: Job, slot: int) -> subprocess.Popen[bytes]:
         for name, value in os.environ.items()
         if not any(secret in name for secret in SECRET)
     }
-    process = start_module(JOB_MODULE, environment, stdout=subprocess.DEVNULL, pass_fds=[slot])
     assert settings.state is not None
-    options = {
+    options = {  # before there is a process, which would wait for them and hold the slot for ever
         "job": job.id,
         "state": str(settings.state.resolve()),
         "store": settings.store_options(),
         "threads": settings.worker_threads,
         "most_bytes": settings.max_job_bytes,
     }
+    process = start_module(JOB_MODULE, environment, stdout=subprocess.DEVNULL, pass_fds=[slot])
     write_line(process, options)
     with contextlib.suppress(BrokenPipeError):
         assert process.stdin is not None
