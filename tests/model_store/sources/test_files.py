@@ -25,7 +25,7 @@ from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
 from service.api.pool_files import path_in
 from service.batch.files import Listed
-from tests.support.files import npy_bytes
+from tests.support.files import npy_bytes, npy_header, zip_bytes
 from tests.support.recipes import recipe_of
 from training.data import load
 
@@ -62,15 +62,6 @@ def png_bytes(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
-
-
-def array_of_objects(rows):
-    """The header of an npy file that says Python objects follow; none do."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": "|O", "fortran_order": False, "shape": (rows,)}
-    )
-    return file.getvalue() + bytes(100)
 
 
 def gathered(pool, first=0):
@@ -394,11 +385,9 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_told(tmp_path):
 
 
 def test_a_zip_s_files_are_rows_in_the_order_of_their_names(tmp_path):
-    path = tmp_path / "images.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("b/2.png", "a.png", "__MACOSX/._a.png", "b/.DS_Store"):
-            archive.writestr(name, png_bytes(X[0].astype(np.uint8)))
-        archive.writestr("b/", "")
+    path, content = tmp_path / "images.zip", png_bytes(X[0].astype(np.uint8))
+    names = ("b/2.png", "a.png", "__MACOSX/._a.png", "b/.DS_Store", "b/")
+    path.write_bytes(zip_bytes(dict.fromkeys(names, content)))
     pool = open_rows(path, IMAGES, "pool_file")
     assert pool.ids() == ["a.png", "b/2.png"]
     assert [len(part) for part in pool.parts()] == [2]
@@ -456,11 +445,10 @@ def test_what_is_no_pool_is_refused_with_the_reason(tmp_path):
     refused(tmp_path / "wide.npy", ARRAYS, r"shape \(N, 2, 3\) or \(N, 6\), got shape \(3, 7\)")
     np.save(tmp_path / "none.npy", np.zeros((0, 6)))
     refused(tmp_path / "none.npy", ARRAYS, "at least one row, got none")
-    (tmp_path / "objects.npy").write_bytes(array_of_objects(3))
+    (tmp_path / "objects.npy").write_bytes(npy_header((3,), "|O"))
     refused(tmp_path / "objects.npy", ARRAYS, "a whole npy file of numbers")
-    with zipfile.ZipFile(tmp_path / "objects.npz", "w") as archive:
-        for name, content in (("x.npy", npy_bytes(FLAT)), ("ids.npy", array_of_objects(10))):
-            archive.writestr(name, content)
+    members = {"x.npy": npy_bytes(FLAT), "ids.npy": npy_header((10,), "|O")}
+    (tmp_path / "objects.npz").write_bytes(zip_bytes(members))
     refused(
         tmp_path / "objects.npz",
         ARRAYS,
