@@ -87,6 +87,16 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     }
 
 
+def guess_nll(y: Tensor) -> float:
+    """Return -log p of a row, in nats, by the best answer that is the same for all: the classes'
+    shares, or a Gaussian of the targets."""
+    if y.is_floating_point():
+        variance = max(y.double().var(correction=0).item(), TINY)
+        return 0.5 * math.log(2.0 * math.pi * math.e * variance)
+    shares = torch.bincount(y).double() / len(y)
+    return float(torch.special.entr(shares).sum())
+
+
 def pulls(
     model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
 ) -> dict[str, tuple[float, float]]:
@@ -125,6 +135,8 @@ def convergence(
 ) -> dict[str, Any]:
     """Return what the manifest says of a variational fit's end; `says` is one line of it."""
     facts: dict[str, Any] = bound(model, *train, len(train[0]), seed)
+    if getattr(model.likelihood, "log_weights", None) is None:
+        facts["guess_nll"] = guess_nll(train[1])
     slopes = {
         key: slope([m[key] for m in history])
         for key in ("objective", "log_std")

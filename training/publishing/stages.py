@@ -5,6 +5,7 @@ loading, published.
 with published ones.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -193,8 +194,8 @@ def draft_version(
 
 
 def fit_warnings(provenance: Provenance) -> Iterator[str]:
-    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows), and of a
-    network that is too sure by itself."""
+    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows), of a
+    network that is too sure by itself, and of draws that know no more than a guess."""
     recipe, rows, found = provenance.recipe, provenance.rows, provenance.temperature
     if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
         temperature = recipe["training"]["kl_weight"] * rows["train"]
@@ -207,6 +208,14 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
     if found is not None and found.value > SOUND_TEMPERATURE:
         why = "training went wrong: " if provenance.recalibrated is None else ""
         yield f"{why}by itself the network is too sure (temperature {found.value:.4g})"
+    facts = provenance.convergence or {}
+    if facts.get("nll", -math.inf) >= facts.get("guess_nll", math.inf):
+        figures = f"{facts['nll']:.3g} nats a row, of a guess {facts['guess_nll']:.3g}"
+        yield (
+            f"a draw says no more of training rows than a guess does ({figures}): its posterior "
+            "has collapsed onto the prior, unless training went wrong; a smaller network, another "
+            "prior or a smaller training.kl_weight may change it"
+        )
 
 
 def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterator[str]:
