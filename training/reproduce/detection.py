@@ -115,7 +115,7 @@ def _draw(target: Target, results: Results) -> Figure:
                 means = {step: mean_and_spread(of)[0] for step, of in found.items() if of}
                 if means:
                     axis.plot([*means], [*means.values()], "o-", label=row, markersize=3)
-            axis.set(title=f"{title}, {draws} draws", xlabel="step")
+            axis.set(title=f"{title}, gradient of {draws}", xlabel="step")
             axis.grid(alpha=0.3)
     axes[0, 0].legend()
     figure.suptitle(target.title)

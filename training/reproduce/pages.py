@@ -28,12 +28,16 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
         results = target.results(out)
         measured = sum(map(len, results.values()))
         path = (guides if target.is_guide else out) / f"{target.name}.md"
-        counted = sum(map(counts, results.values()))
-        if measured:
-            figure = target.draw(target, results)
-            figure.savefig(out / f"{target.name}.png", dpi=100)
+        shown = {row: cells if counts(cells) else [] for row, cells in results.items()}
+        counted = sum(map(bool, shown.values()))
+        picture = out / f"{target.name}.png"
+        if counted:
+            figure = target.draw(target, shown)
+            figure.savefig(picture, dpi=100)
             plt.close(figure)
-            path.write_text(page(target, results, link_to(out / f"{target.name}.png", path.parent)))
+        if measured:
+            link = link_to(picture, path.parent) if counted else None
+            path.write_text(page(target, results, link))
         text = f"[{target.title}]({link_to(path, out)})" if measured else target.title
         shares = (f"{counted} of {len(results)}", f"{measured} of {len(results) * target.seeds}")
         line = f"| {text} | `{target.name}` | {' | '.join(shares)} |"
@@ -60,7 +64,7 @@ def link_to(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path, folder)).as_posix()
 
 
-def page(target: Target, results: Results, picture: str) -> str:
+def page(target: Target, results: Results, picture: str | None) -> str:
     header = ["", *(column.title for column in target.columns.values()), "seeds", "seconds a seed"]
     lines = [
         f"# {target.title}",
@@ -75,7 +79,7 @@ def page(target: Target, results: Results, picture: str) -> str:
         "",
         *notes(target, results),
         *([target.remarks, ""] if target.remarks else []),
-        f"![{target.title}]({picture})",
+        *([f"![{target.title}]({picture})"] if picture else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -161,9 +165,10 @@ def draw_columns(target: Target, results: Results) -> Figure:
 def draw_boxes(target: Target, results: Results) -> Figure:
     """Draw a box plot over seeds of the first column, a dot a seed, a cross for the paper's."""
     key = next(iter(target.columns))
-    figure, axis = plt.subplots(figsize=(7, 1.4 + 0.5 * len(results)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 1.6 + 0.5 * len(results)), layout="constrained")
     values = [values_of(cells, key) for cells in results.values()]
-    axis.boxplot(values, orientation="horizontal", positions=range(len(values)), widths=0.5)
+    places = range(len(values))
+    axis.boxplot(values, orientation="horizontal", positions=places, widths=0.5, showfliers=False)
     dots(axis, target, results, key)
-    axis.set_title(f"{target.title} (× the paper's)")
+    figure.suptitle(f"{target.title} (× the paper's)")
     return figure

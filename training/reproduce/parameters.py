@@ -111,7 +111,7 @@ def p_values(theta: Float64[np.ndarray, "K D"]) -> Float64[np.ndarray, "P"]:
 def _draw_products(target: Target, results: Results) -> Figure:
     """Draw draws of both weights, of the first seed, and where their product is 1."""
     figure, axes = plt.subplots(
-        1, len(results), figsize=(11, 3.2), sharex=True, sharey=True, layout="constrained"
+        1, len(results), figsize=(12, 3.8), sharex=True, sharey=True, layout="constrained"
     )
     for axis, (row, cells) in zip(axes, results.items(), strict=True):
         for ends in ((-3.0, -1 / 3), (1 / 3, 3.0)):

@@ -29,7 +29,7 @@ from training.versions import open_parent
 
 UNITS = 1200
 ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weights removed
-QUANTILES = np.linspace(0.0, 1.0, 201)
+EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
 
 
@@ -44,14 +44,14 @@ def measure(percent: int, seed: int, runs: Path) -> Measured:
         parent = open_parent(store, f"{whole.name}:{whole.version}", "model")
         pruned = prune_version(store, parent, fitted.data, percent / 100, "pruned", Path(folder))
     quality, facts = pruned.manifest.quality, pruned.facts
-    decibels = 20 * np.log10(np.quantile(ratio, QUANTILES).clip(1e-6))
+    decibels = 20 * np.log10(ratio.clip(1e-9)).clip(EDGES[0], EDGES[-1])
     values = {
         "error": 100 * (1 - quality["test_accuracy"]),
         "log_likelihood": quality["test_log_likelihood"],
         "kept": 100 * facts.kept_weights / facts.weights,
         "bytes": 100 * facts.bytes / facts.parent_bytes,
         "time": 100 * facts.request_ms / facts.parent_request_ms,
-        "decibels": decibels.round(3).tolist(),
+        "density": np.histogram(decibels, EDGES, density=True)[0].round(6).tolist(),
     }
     return measured_of(fitted, values)
 
@@ -61,14 +61,14 @@ def _draw(target: Target, results: Results) -> Figure:
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     cells = next((cells for cells in results.values() if cells), [])
     for cell in cells:
-        decibels = np.array(cell.measured.values["decibels"])
-        widths = np.diff(decibels).clip(1e-9)
-        density.stairs(np.diff(QUANTILES) / widths, decibels, label=f"seed {cell.seed}")
-        cdf.plot(decibels, QUANTILES)
-    density.set(xlabel=DECIBELS, ylabel="density", xlim=(-60, None))
-    cdf.set(xlabel=DECIBELS, ylabel="share of weights", xlim=(-60, None))
-    found = {row: values_of(of, "error") for row, of in results.items() if of}
-    known = {float(row): mean_and_spread(values) for row, values in found.items()}
+        found = np.array(cell.measured.values["density"])
+        density.stairs(found, EDGES, label=f"seed {cell.seed}")
+        cdf.plot(EDGES[1:], np.cumsum(found * np.diff(EDGES)))
+    density.set(xlabel=DECIBELS, ylabel="density")
+    cdf.set(xlabel=DECIBELS, ylabel="share of weights")
+    known = {
+        float(row): mean_and_spread(values_of(of, "error")) for row, of in results.items() if of
+    }
     means, spreads = zip(*known.values(), strict=True)
     error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label="ours")
     error.plot([*ERRORS], [*ERRORS.values()], "x", color="C3", markersize=8, label="the paper's")
