@@ -99,16 +99,19 @@ def measure(
 def _draw(target: Target, results: Results) -> Figure:
     """Draw each method's median and interquartile range over draws, of the first seed."""
     measured = {row: cells[0].measured.values for row, cells in results.items() if cells}
-    across = 4
+    across = min(4, len(measured))
+    down = -(-len(measured) // across)
     figure, axes = plt.subplots(
-        -(-len(measured) // across),
+        down,
         across,
-        figsize=(12, 3 * -(-len(measured) // across)),
+        figsize=(max(8, 3.2 * across), 0.5 + 2.8 * down),
         sharex=True,
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
+    for axis in axes.flat[len(measured) :]:
+        axis.set_axis_off()
     for axis, (row, values) in zip(axes.flat, measured.items(), strict=False):
         grid, low, median, high = values["curves"]
         x, y = values["rows"]
