@@ -21,7 +21,7 @@ from service import VERSION
 from service.api import (
     acquire,
     admin,
-    example_rows,
+    examples,
     health,
     jobs,
     labels,
@@ -30,9 +30,7 @@ from service.api import (
     pool_files,
     predict,
     problems,
-    report,
 )
-from service.api.examples import with_examples
 from service.api.http_forms import HttpForms, refuse_query
 from service.api.openapi import OF_ALL, with_schemas
 from service.api.requests import NPZ, PARQUET
@@ -122,7 +120,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = [example_rows, pool_files, jobs, labels, models, report]
+    own = [examples, pool_files, jobs, labels, models]
     if key_ring.keys.has_administration:
         own.append(admin)
     # whose callers may add to the query
@@ -205,6 +203,6 @@ def _show_examples(app: FastAPI, context: Context) -> None:
         if not context.key_ring.keys.api_is_open:
             return with_schemas(general())
         latest = [context.models.latest(name) for name in context.models.names()]
-        return with_examples(with_schemas(general()), [m for m in latest if m is not None])
+        return examples.with_examples(with_schemas(general()), [m for m in latest if m is not None])
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,21 +1,26 @@
 """`GET /models`, `GET /models/{name}` and of its versions: what is served, and what cannot be and
-why."""
+why; and evaluation reports, their summary with a version and their files."""
 
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
+from model_store.artifacts.report import evaluation_report
+from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
+from model_store.errors import NotFound, StoreError
 from service.api.answers import ModelAnswer, ModelsAnswer, VersionAnswer
-from service.api.openapi import answers, query_of
-from service.api.report import report_links
+from service.api.openapi import BINARY, answers, query_of
 from service.api.requests import query_fields
 from service.api.responses import json_response
 from service.api.schemas import ModelsQuery
 from service.call import prefix_of
 from service.context import context_of
+from service.error_forms import JSON
 from service.models.drift import drift_content
 from service.models.models import Models
 
@@ -23,6 +28,25 @@ OF_LATEST = (
     *("method", "task", "input_shape", "columns", "classes", "target", "quality", "smallest_fpr"),
     *("warnings", "too_few_rows", "categories", "encoder", "smallest_risk"),
 )
+MEDIA_TYPES = {
+    "json": "application/json",
+    "md": "text/markdown; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "png": "image/png",
+}
+# Whatever is in a page of the store, it runs nothing, loads nothing, and is of no origin.
+CONFINED = {
+    "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
+    "style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+}
+OTHER = "application/octet-stream"
+A_REPORT: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
+ANY_FILE: dict[str, Any] = {
+    **{media_type: {"schema": BINARY} for media_type in (OTHER, *MEDIA_TYPES.values())},
+    **A_REPORT,
+}
+EVIDENCE = "/models/{name}/versions/{version}/evidence"
 
 router = APIRouter(tags=["Models"])
 
@@ -132,3 +156,69 @@ def _column(column: AnyColumn) -> dict[str, Any]:
     if isinstance(column, CategoricalColumn):
         content["categories"] = column.categories
     return content
+
+
+@router.get(EVIDENCE, responses=answers(None, 404, 503, content=A_REPORT))
+async def get_evidence(request: Request, name: str, version: str) -> Response:
+    """Give the evaluation report of a version: what `dubito evaluate` measured of
+    it."""
+    return await _file(request, name, version, REPORT)
+
+
+@router.get(
+    EVIDENCE + "/{file}",
+    responses=answers(None, 404, 503, content=ANY_FILE),
+    response_class=Response,
+)
+async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:
+    """Give a file of a version's evaluation report: HTML, Markdown, or a plot."""
+    return await _file(request, name, version, file)
+
+
+async def _file(request: Request, name: str, version: str, file: str) -> Response:
+    context = context_of(request)
+    content, media_type = await context.threads.files(
+        partial(report_file, context.models, name, version, file)
+    )
+    return Response(content, media_type=media_type, headers=CONFINED)
+
+
+def report_links(
+    models: Models, name: str, version: str | None, prefix: str
+) -> dict[str, Any] | None:
+    """Return the summary of a version's report and where its files are, by paths that begin with
+    `prefix`; None where no report can be read."""
+    if version is None:
+        return None
+    try:
+        found = evaluation_report(models.store, name, version)
+    except StoreError:  # the route of the report says what is wrong with it
+        return None
+    if found is None:
+        return None
+    href = f"{prefix}/models/{quote(name)}/versions/{version}/evidence"
+    links = {
+        "version": version,
+        "created": found.report.get("created"),
+        "summary": found.report.get("summary"),
+        "href": href,
+        "files": {file: f"{href}/{quote(file)}" for file in found.files},
+    }
+    try:
+        orjson.dumps(links)
+    except TypeError:  # integers beyond 64 bits, lone surrogates: nothing that we wrote
+        return None
+    return links
+
+
+def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
+    """Return a file of a version's report, and its media type; reads the store."""
+    name = models.name(name)
+    number = models.resolve(name, version)
+    found = evaluation_report(models.store, name, number)
+    if found is None:
+        how = f"run `dubito evaluate {name}:{number}`"
+        raise NotFound(
+            f"evidence: expected a report of model {name} version {number}, got none: {how}"
+        )
+    return found.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)
