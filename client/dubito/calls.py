@@ -22,6 +22,7 @@ from dubito.results import (
     LabelsKept,
     Model,
     Ranking,
+    Record,
     ranking_of,
     record,
 )
@@ -172,14 +173,12 @@ def job(limits: Limits, job: Job | str) -> Steps[Job]:
 
 def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
     """Cancel a job; one that is over stays as it is."""
-    request = Request("POST", f"{_path(job)}/cancel")
-    return record(Job, (yield from send(lambda _: request, limits, is_repeatable=True)).json())
+    return (yield from _send(Job, limits, Request("POST", f"{_path(job)}/cancel")))
 
 
 def delete(limits: Limits, job: Job | str) -> Steps[Job]:
     """Delete a job that is over, with its result."""
-    request = Request("DELETE", _path(job))
-    return record(Job, (yield from send(lambda _: request, limits, is_repeatable=False)).json())
+    return (yield from _send(Job, limits, Request("DELETE", _path(job)), is_repeatable=False))
 
 
 def wait(
@@ -288,8 +287,7 @@ def add_labels(
         entries.append({**entry, **row})
     content = {**({} if model is None else {"model": model}), "labels": entries, "replace": replace}
     content |= {"encoded": True} if encoded else {}
-    request = json_request("POST", "/labels", content)
-    return record(LabelsKept, (yield from send(lambda _: request, limits)).json())
+    return (yield from _send(LabelsKept, limits, json_request("/labels", content)))
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
@@ -322,12 +320,17 @@ def delete_labels(
     """Delete the labels of rows, by their ids: all that are there, or none. Rows that were acquired
     wait for a label again."""
     content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
-    request = json_request("POST", "/labels/delete", content)
-    return record(LabelsDeleted, (yield from send(lambda _: request, limits)).json())
+    return (yield from _send(LabelsDeleted, limits, json_request("/labels/delete", content)))
 
 
 def _get(limits: Limits, path: str, query: Mapping[str, Any] = {}) -> Steps[Any]:
     return (yield from send(lambda _: Request("GET", path, texts(query)), limits)).json()
+
+
+def _send(
+    kind: type[Record], limits: Limits, request: Request, is_repeatable: bool = True
+) -> Steps[Record]:
+    return record(kind, (yield from send(lambda _: request, limits, is_repeatable)).json())
 
 
 def _path(job: Job | str) -> str:
@@ -355,7 +358,7 @@ def _post(
     if rows is None:
         if options.get(named) is None:
             raise InvalidInput(field, f"rows, or a {named}", "none")
-        return lambda left_s: json_request("POST", path, with_deadline(options, left_s))
+        return lambda left_s: json_request(path, with_deadline(options, left_s))
     if options.get(named) is not None:
         raise InvalidInput(named, f"none with {field}", "both")
     if isinstance(rows, Path):

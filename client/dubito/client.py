@@ -16,6 +16,7 @@ from dubito.errors import InvalidInput
 from dubito.sending import Came, Limits, Pause, Request, Steps
 
 P = ParamSpec("P")
+Http = TypeVar("Http", bound=httpx.Client | httpx.AsyncClient)
 Result = TypeVar("Result")
 
 URL = "http://127.0.0.1:8000"
@@ -81,7 +82,7 @@ class _Call(Generic[P, Result]):
     @overload
     def __get__(self, client: "AsyncClient", _: Any) -> Callable[P, Awaitable[Result]]: ...
 
-    def __get__(self, client: "_Calls | None", _: Any) -> Any:
+    def __get__(self, client: "_Calls[Any] | None", _: Any) -> Any:
         if client is None:
             return self.steps
 
@@ -93,7 +94,7 @@ class _Call(Generic[P, Result]):
         return call
 
 
-class _Calls:
+class _Calls(Generic[Http]):
     predict = _Call(calls.predict)
     acquire = _Call(calls.acquire)
     predict_job = _Call(calls.predict_job)
@@ -112,18 +113,31 @@ class _Calls:
     kept_labels = _Call(calls.kept_labels)
     delete_labels = _Call(calls.delete_labels)
 
-    def __init__(self, url: str, key: str | None, timeout_s: float, retries: int) -> None:
+    def __init__(
+        self,
+        url: str = URL,
+        *,
+        key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        retries: int = RETRIES,
+        http: Http | None = None,
+    ) -> None:
         self._address = _Address(url, key)
         self.limits = Limits(timeout_s, retries)
+        self._http = self._open() if http is None else http
+        self._is_own = http is None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.url!r})"  # without the key
+
+    def _open(self) -> Http:
+        raise NotImplementedError
 
     def do(self, steps: Steps[Any]) -> Any:
         raise NotImplementedError
 
 
-class Client(_Calls):
+class Client(_Calls[httpx.Client]):
     """A client of the service at a URL. Use it in a `with` block, or `close` it.
 
     Args:
@@ -139,18 +153,8 @@ class Client(_Calls):
     Every call may raise what `dubito.errors` lists.
     """
 
-    def __init__(
-        self,
-        url: str = URL,
-        *,
-        key: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        retries: int = RETRIES,
-        http: httpx.Client | None = None,
-    ) -> None:
-        super().__init__(url, key, timeout_s, retries)
-        self._http = httpx.Client() if http is None else http
-        self._is_own = http is None
+    def _open(self) -> httpx.Client:
+        return httpx.Client()
 
     def __enter__(self) -> Self:
         return self
@@ -181,23 +185,13 @@ class Client(_Calls):
             return error
 
 
-class AsyncClient(_Calls):
+class AsyncClient(_Calls[httpx.AsyncClient]):
     """The same for asyncio: each call of `Client` as a coroutine. Use it in an `async with` block,
     or `aclose` it. The arguments are those of `Client`; `http` is an `httpx.AsyncClient`.
     """
 
-    def __init__(
-        self,
-        url: str = URL,
-        *,
-        key: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        retries: int = RETRIES,
-        http: httpx.AsyncClient | None = None,
-    ) -> None:
-        super().__init__(url, key, timeout_s, retries)
-        self._http = httpx.AsyncClient() if http is None else http
-        self._is_own = http is None
+    def _open(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient()
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,15 +5,12 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 
 from dubito.errors import Absent, ServerError
-
-if TYPE_CHECKING:
-    import pandas
-    import polars
+from dubito.results import Tabular
 
 OF_ALL_ROWS = (
     *("model", "version", "seed", "fpr", "fdr", "coverage", "confidence", "risk", "priors"),
@@ -75,7 +72,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Predictions:
+class Predictions(Tabular):
     """Predictions of N rows, in their order. Information is in nats, the rest of a regression in
     the target's units.
 
@@ -201,8 +198,6 @@ class Predictions:
         classes = np.array(self.classes)
         return [classes[inside].tolist() for inside in self.prediction_set]
 
-    # As tables
-
     def table(self) -> dict[str, np.ndarray]:
         """Return a column for each number of a row: `label`, `probabilities.cat`, `interval.low`,
         ...
@@ -219,19 +214,6 @@ class Predictions:
                 for part, column in zip(self._parts(name, array.shape[1]), array.T, strict=True):
                     columns[f"{name}.{part}"] = column
         return columns
-
-    def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it
-        can be joined."""
-        import pandas
-
-        return pandas.DataFrame(self.table(), index=index)
-
-    def to_polars(self) -> "polars.DataFrame":
-        """Return the table as a DataFrame of polars."""
-        import polars
-
-        return polars.DataFrame(self.table())
 
     def _parts(self, name: str, count: int) -> Sequence[object]:
         if name in OF_CLASSES and "classes" in self.arrays:

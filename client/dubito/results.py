@@ -14,8 +14,28 @@ if TYPE_CHECKING:
 Record = TypeVar("Record")
 
 
+class Tabular:
+    """What has a column for each number of a row, and so is a DataFrame."""
+
+    def table(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
+        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it
+        can be joined."""
+        import pandas
+
+        return pandas.DataFrame(self.table(), index=index)
+
+    def to_polars(self) -> "polars.DataFrame":
+        """Return the table as a DataFrame of polars."""
+        import polars
+
+        return polars.DataFrame(self.table())
+
+
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class Ranking(Tabular):
     """Rows of a pool, those first whose labels would teach the model most.
 
     Attributes:
@@ -61,16 +81,6 @@ class Ranking:
         """Return the ranking's columns: `rank` from 1 on, `index`, `id`, `score` and `control`."""
         of_rows = {name: getattr(self, name) for name in ("index", "id", "score", "control")}
         return {"rank": np.arange(1, len(self) + 1), **of_rows}
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        import pandas
-
-        return pandas.DataFrame(self.table())
-
-    def to_polars(self) -> "polars.DataFrame":
-        import polars
-
-        return polars.DataFrame(self.table())
 
 
 def ranking_of(content: Mapping[str, Any]) -> Ranking:

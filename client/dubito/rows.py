@@ -155,8 +155,8 @@ def body_request(
     )
 
 
-def json_request(method: str, path: str, content: Mapping[str, Any]) -> Request:
-    return Request(method, path, headers={"Content-Type": JSON}, content=_json(content, "body"))
+def json_request(path: str, content: Mapping[str, Any]) -> Request:
+    return Request("POST", path, headers={"Content-Type": JSON}, content=_json(content, "body"))
 
 
 def plain(value: Any, field: str) -> Any:

@@ -243,14 +243,9 @@ def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
     return fields
 
 
-def envelope_of(
-    model: str | None, version: str | None, fields: dict[str, Any], where: str
-) -> PredictRequest:
+def envelope_of(fields: dict[str, Any], where: str) -> PredictRequest:
     """Return the envelope of a request whose fields came as parameters."""
-    content = {"inputs": [], **fields}
-    content |= {} if model is None else {"model": model}
-    content |= {} if version is None else {"version": version}
     try:
-        return validate(PredictRequest, content)
+        return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
         raise InvalidInput(f"{where}.{error.field}", error.expected, error.got) from None

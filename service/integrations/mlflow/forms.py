@@ -54,10 +54,8 @@ def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
     """Return the envelope that `params` give; they also say which model, where several are
     served."""
     named: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
-    fields = fields_of(
-        {k: v for k, v in params.items() if k not in named}, PARAMS, also=("model", "version")
-    )
-    return envelope_of(None, None, {**fields, **named}, PARAMS)
+    others = {name: value for name, value in params.items() if name not in named}
+    return envelope_of({**fields_of(others, PARAMS, also=("model", "version")), **named}, PARAMS)
 
 
 def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:

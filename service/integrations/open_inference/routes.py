@@ -173,7 +173,7 @@ async def _read(
     infer = await run_reading(context, call, size, work)
     del body, work
     call.record.read = time.perf_counter()
-    envelope = envelope_of(name, version, infer.fields, "parameters")
+    envelope = envelope_of({**infer.fields, "model": name, "version": version}, "parameters")
     served = await context.served(call, envelope)
     manifest, most_rows = served.model.manifest, settings.max_rows
     tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
