@@ -95,16 +95,6 @@ def test_what_is_not_there_is_not_found(administrator):
         assert name == "digits" or name not in answer.json()["detail"]
 
 
-def test_administration_is_in_the_openapi_document(administrator):
-    paths = administrator.get("/openapi.json").json()["paths"]
-    for path in ("/admin/refresh", "/admin/models/{name}/versions/{version}/unload"):
-        operation = paths[path]["post"]
-        assert operation["description"]
-        assert operation["security"]
-        assert "401" in operation["responses"]
-    assert "security" not in paths["/predict"]["post"]  # there are no keys of the API
-
-
 def test_latest_is_moved_to_a_version_that_can_be_served_and_to_no_other(
     administrator, own_store, digits_store
 ):

@@ -7,8 +7,6 @@ import httpx
 import numpy as np
 import pytest
 
-from model_store.state.labels import accept, labelled_rows, row_format
-
 
 @pytest.fixture
 def own(serve, digits_store, tmp_path):
@@ -229,26 +227,13 @@ def test_what_cannot_be_kept_is_refused(client, digits_rows):
         assert (refused.status_code, refused.json()["detail"][: len(detail)]) == (422, detail)
 
 
-def test_labels_need_a_key_of_their_own(serve, digits_store, tmp_path, digits_rows):
-    keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "".join(
-            f'[[keys]]\nname = "{scope}"\nkey = "the-key-that-may-{scope}"\nscopes = ["{scope}"]\n'
-            for scope in ("predict", "acquire", "read", "label")
-        )
-    )
-    settings = {"DUBITO_KEYS_FILE": str(keys), "DUBITO_STATE": str(tmp_path / "state")}
-    labels = {"labels": [given("a", "3", digits_rows[0].tolist())]}
-    with serve(digits_store, **settings) as (url, _):
-        for scope, status in (("predict", 403), ("acquire", 403), ("read", 403), ("label", 200)):
-            headers = {"X-API-Key": f"the-key-that-may-{scope}"}
-            assert httpx.post(f"{url}/labels", json=labels, headers=headers).status_code == status
-        assert httpx.post(f"{url}/labels", json=labels).status_code == 401
-    from model_store.artifacts.store import ModelStore
-    from model_store.state.database import Database
-
-    database = Database(tmp_path / "state")
-    manifest = ModelStore(digits_store).manifest("digits", "1")
-    assert labelled_rows(database, "digits", row_format(manifest), 64).are_known
-    accept(database, "digits", row_format(manifest), [], key=None)
-    database.close()
+def test_labels_that_came_with_a_key_are_kept_with_its_name(
+    serve, digits_store, tmp_path, digits_rows
+):
+    keys = {"X-API-Key": "the-key-of-those-who-label"}
+    settings = {"DUBITO_API_KEYS": keys["X-API-Key"], "DUBITO_STATE": str(tmp_path)}
+    with serve(digits_store, **settings) as (url, _), httpx.Client(headers=keys) as client:
+        labels = {"labels": [given("a", "3", digits_rows[0].tolist())]}
+        assert client.post(f"{url}/labels", json=labels).status_code == 200
+        (label,) = client.get(f"{url}/labels").json()["labels"]
+        assert label["annotator"] == "api-1"

@@ -424,17 +424,6 @@ def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_
     assert set(arrays) == set(predictions[0]) - nested - null
 
 
-def test_arrays_in_and_arrays_out_agree_with_json(client, digits_rows):
-    headers = {**NPY, "Accept": "application/x-npz"}
-    arrays = npz(
-        client.post(
-            "/predict", params={"seed": 7}, content=npy_bytes(digits_rows[:5]), headers=headers
-        )
-    )
-    predictions = predict(client, digits_rows[:5].tolist(), seed=7)["predictions"]
-    assert arrays["probabilities"].tolist() == [p["probabilities"] for p in predictions]
-
-
 def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, digits_rows):
     rows = np.concatenate([digits_rows] * 4)[:1300].tolist()
     together = client.post("/predict", json={"inputs": rows, "seed": 11}).json()["predictions"]

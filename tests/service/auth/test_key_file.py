@@ -26,6 +26,7 @@ ASKED = {  # a request for each scope; one of its answers with a key that has it
     "read": ("GET", "/models", None, 200),
     "predict": ("POST", "/predict", {"inputs": [ROW]}, 200),
     "acquire": ("POST", "/acquire", {"pool": [ROW], "k": 1}, 200),
+    "label": ("POST", "/labels", {"labels": [{"id": "a", "label": "3", "input": ROW}]}, 200),
     "metrics": ("GET", "/metrics", None, 200),
     "admin": ("POST", "/admin/refresh", None, 200),
 }
@@ -91,7 +92,6 @@ def test_a_key_does_what_its_scopes_say_and_nothing_else(keyed, needed):
     ("needed", "method", "path"),
     [
         *((scope, *asked[:2]) for scope, asked in ASKED.items()),
-        ("label", "POST", "/labels"),
         ("label", "POST", "/label-studio/digits/webhook"),
         ("predict", "POST", "/v2/models/digits/infer"),
         ("predict", "POST", "/invocations"),

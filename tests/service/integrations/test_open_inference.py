@@ -844,43 +844,26 @@ def test_requests_are_counted_and_watched_as_those_of_predict_are(kinds, digits_
         assert client.get("/models/digits").json()["drift"]["rows"] == 5
 
 
-def test_keys_open_what_their_scopes_say(kinds, tmp_path):
-    names = {"reader": "read", "asker": "predict"}
-    keys = {name: f"the-key-of-the-{name}" for name in names}
-    text = "".join(
-        f'[[keys]]\nname = "{n}"\nkey = "{keys[n]}"\nscopes = ["{s}"]\n' for n, s in names.items()
+def test_refusals_of_keys_have_the_protocol_s_form(kinds, tmp_path):
+    key = "the-key-of-the-reader"
+    (tmp_path / "keys.toml").write_text(
+        f'[[keys]]\nname = "reader"\nkey = "{key}"\nscopes = ["read"]\n'
     )
-    (tmp_path / "keys.toml").write_text(text)
-    routes = {
-        "read": [
-            ("GET", "/v2"),
-            ("GET", "/v2/models"),
-            ("GET", "/v2/models/digits"),
-            ("POST", "/v2/repository/index"),
-        ],
-        "predict": [
-            ("POST", "/v2/models/digits/infer"),
-            ("POST", "/v2/models/digits/versions/1/infer"),
-        ],
-    }
     with (
         serving(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as (url, _),
         httpx.Client(base_url=url) as client,
     ):
+        bearer = {"Authorization": f"Bearer {key}"}
         for path in ("live", "ready"):
             assert client.get(f"/v2/health/{path}").status_code == 200
-        for scope, asked in routes.items():
-            for method, path in asked:
-                assert refusal(client.request(method, path), 401).startswith(
-                    "key: expected one that is valid here"
-                )
-                for name, has in names.items():
-                    bearer = {"Authorization": f"Bearer {keys[name]}"}
-                    content = json.dumps({"inputs": [ROW]}) if path.endswith("/infer") else None
-                    answer = client.request(method, path, headers=bearer, content=content)
-                    if has == scope:
-                        assert answer.status_code == 200, answer.text
-                    else:
-                        assert refusal(answer, 403).startswith(
-                            f"key: expected one with the scope {scope}"
-                        )
+        for method, path in (
+            ("GET", "/v2"),
+            ("GET", "/v2/models"),
+            ("POST", "/v2/repository/index"),
+        ):
+            refused = refusal(client.request(method, path), 401)
+            assert refused.startswith("key: expected one that is valid here")
+            assert client.request(method, path, headers=bearer).status_code == 200
+        for path in ("/v2/models/digits/infer", "/v2/models/digits/versions/1/infer"):
+            refused = refusal(client.post(path, json={"inputs": [ROW]}, headers=bearer), 403)
+            assert refused.startswith("key: expected one with the scope predict")
