@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
+from model_store.acquisition.choice import RANDOM
 from model_store.acquisition.control import Selection, select
 from model_store.acquisition.ranking import Choice, rank_pool
 from model_store.errors import InvalidInput
@@ -14,8 +14,8 @@ from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.openapi import ERRORS, answers, request_body
-from service.api.options import num_samples_of, priors_of
-from service.api.pool_files import open_rows_file, with_id
+from service.api.options import num_samples_of
+from service.api.pool_files import open_rows_file
 from service.api.requests import (
     answer_type,
     count_rows,
@@ -24,9 +24,10 @@ from service.api.requests import (
     refuse_none_or_many,
     row_numbers,
 )
-from service.api.responses import acquire_answer, json_response
-from service.api.rows import Rows
+from service.api.responses import json_response
+from service.api.rows import Rows, with_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
@@ -63,11 +64,9 @@ async def post_acquire(request: Request) -> Response:
     envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most)
     served = await context.served(call, envelope)
     manifest = served.model.manifest
-    asked = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
-    acquisition = checked_acquisition(asked, manifest.task)
-    beta = checked_beta(envelope.beta, acquisition, manifest.task)
+    fields = ranking_fields(envelope, served)
+    acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
     num_samples = num_samples_of(envelope, served, settings)
-    priors = priors_of(envelope, served)
     encoding = served.model.encoding_draws
     pool: Rows | RowFile
     if rows is None:
@@ -125,21 +124,16 @@ async def post_acquire(request: Request) -> Response:
     context.metrics.count_ranking(served.key, pool_size, draws)
     call.record.add_usage(served.name, served.version, pool_size, draws)
     knows_labels = not are_named or not envelope.exclude_labelled or settings.state is not None
-    answer = acquire_answer(
-        manifest,
-        acquisition=acquisition,
+    excluded = chosen.excluded if knows_labels else None
+    asked = ComputationRequest(
+        model=served.name,
+        version=served.version,
         num_samples=num_samples,
         seed=to_rank.seed,
-        pool_size=pool_size,
-        excluded=chosen.excluded if knows_labels else None,
-        priors=priors,
-        race=envelope.race,
-        beta=beta,
-        finalists=ranked.finalists,
-        unknown_categories=unknown,
-        ranking=answered,
+        **fields,
     )
-    return json_response(answer)
+    found = pool_size, excluded, unknown, envelope.race, ranked.finalists
+    return json_response(acquire_answer(manifest, asked, answered, *found))
 
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:

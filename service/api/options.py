@@ -3,6 +3,7 @@ predicted and decided by."""
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Int64
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
@@ -176,8 +178,12 @@ def groups_of(envelope: PredictRequest, rows: int, served: Named) -> Int64[np.nd
         return np.full(rows, UNKNOWN)
     if len(envelope.groups) != rows:
         raise InvalidInput("groups", f"one for each of the {rows} rows", f"{len(envelope.groups)}")
+    return group_numbers(envelope.groups, spec)
+
+
+def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray, "N"]:
     numbers = {name: number for number, name in enumerate(spec.names)}
-    return np.array([numbers.get(group, UNKNOWN) for group in envelope.groups], dtype=np.int64)
+    return np.array([numbers.get(group, UNKNOWN) for group in groups], dtype=np.int64)
 
 
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:

@@ -2,7 +2,6 @@
 operator's folder of pools, which requests name."""
 
 import base64
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,11 +178,3 @@ def path_in(folder: Path | None, name: str, field: str) -> Path:
     if not path.is_file():
         raise InvalidInput(field, expected, "one that is not there")
     return path
-
-
-def with_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
-    """Return an error of a row, with the row's id where it has one."""
-    place = next((part for part in error.field.split(".")[1:2] if part.isdigit()), None)
-    if place is None or ids is None:
-        return error
-    return InvalidInput(error.field, error.expected, f"{error.got} (id {ids[int(place)][:200]!r})")

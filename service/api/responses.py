@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions
-from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause
 from service.api.predictions import Results
 from service.error_forms import JSON
@@ -103,7 +102,7 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
         "num_samples": results.num_samples,
         "seed": answer.seed,
         **rates_of(answer.options),
-        "priors": _priors_by_class(manifest, answer.options.priors),
+        "priors": priors_by_class(manifest, answer.options.priors),
         "unknown_categories": answer.unknown,
     }
     at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(results))
@@ -157,28 +156,7 @@ def answer_bytes(manifest: Manifest, rows: int, kept_draws: int, as_arrays: bool
     return rows * (1500 + outputs * (48 + 24 * kept_draws))
 
 
-def acquire_answer(
-    manifest: Manifest,
-    *,
-    acquisition: str,
-    beta: float,
-    priors: tuple[float, ...] | None,
-    ranking: list[dict[str, Any]],
-    **about: Any,
-) -> dict[str, Any]:
-    is_sampled = acquisition in PREDICTIVES[manifest.task].sampled
-    return {
-        "model": manifest.name,
-        "version": manifest.version,
-        "acquisition": acquisition,
-        **about,
-        "beta": beta if is_sampled else None,
-        "priors": _priors_by_class(manifest, priors),
-        "ranking": ranking,
-    }
-
-
-def _priors_by_class(
+def priors_by_class(
     manifest: Manifest, priors: tuple[float, ...] | None
 ) -> dict[str, float] | None:
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))

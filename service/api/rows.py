@@ -4,7 +4,7 @@ import base64
 import binascii
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -297,3 +297,11 @@ def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
         index, part = divmod(index, length)
         parts.append(str(part))
     return ".".join([field, str(index), *reversed(parts)])
+
+
+def with_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
+    """Return an error of a row, with the row's id where it has one."""
+    place = next((part for part in error.field.split(".")[1:2] if part.isdigit()), None)
+    if place is None or ids is None:
+        return error
+    return InvalidInput(error.field, error.expected, f"{error.got} (id {ids[int(place)][:200]!r})")

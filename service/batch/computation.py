@@ -13,23 +13,29 @@ from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import checked_acquisition, checked_beta
 from model_store.acquisition.scoring import pool_candidates
+from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
+from model_store.scores.tasks import PREDICTIVES
+from model_store.sources.row_file import Part
 from service.api.options import decision_options, priors_of
 from service.api.predictions import Results
-from service.api.responses import about_arrays, acquire_answer
+from service.api.responses import about_arrays, priors_by_class
+from service.api.rows import rows_array
 from service.api.schemas import AcquireRequest, PredictRequest
+from service.call import Call
 from service.engine.batching import part_rows
 
 Kind = Literal["score", "acquire"]
 UNKNOWN_CATEGORIES = "unknown_categories"
+MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ComputationRequest:
     """What answers depend on besides the rows, as it is kept: later settings change nothing."""
 
     model: str
@@ -52,14 +58,18 @@ class Request:
 def request_fields(
     envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int, settle: float | None
 ) -> dict[str, Any]:
-    """Return fields of a `Request`, checked as those of /acquire and /predict are.
+    """Return fields of a `ComputationRequest`, checked as those of /acquire and /predict are.
 
     Raises:
         InvalidInput: naming an option that the model has not.
     """
-    if not isinstance(envelope, AcquireRequest):
-        options = decision_options(envelope, served, num_samples, settle)
-        return {"options": options, "priors": options.priors}
+    if isinstance(envelope, AcquireRequest):
+        return ranking_fields(envelope, served)
+    options = decision_options(envelope, served, num_samples, settle)
+    return {"options": options, "priors": options.priors}
+
+
+def ranking_fields(envelope: AcquireRequest, served: Any) -> dict[str, Any]:
     task = served.model.manifest.task
     named = envelope.acquisition if "acquisition" in envelope.model_fields_set else None
     acquisition = checked_acquisition(named, task)
@@ -71,10 +81,38 @@ def request_fields(
     }
 
 
+def acquire_answer(
+    manifest: Manifest,
+    request: ComputationRequest,
+    ranking: list[dict[str, Any]],
+    pool_size: int,
+    excluded: int | None,
+    unknown: dict[str, int],
+    race: float | None = None,
+    finalists: int | None = None,
+) -> dict[str, Any]:
+    is_sampled = request.acquisition in PREDICTIVES[manifest.task].sampled
+    return {
+        "model": manifest.name,
+        "version": manifest.version,
+        "acquisition": request.acquisition,
+        "num_samples": request.num_samples,
+        "seed": request.seed,
+        "pool_size": pool_size,
+        "excluded": excluded,
+        "race": race,
+        "finalists": finalists,
+        "unknown_categories": unknown,
+        "beta": request.beta if is_sampled else None,
+        "priors": priors_by_class(manifest, request.priors),
+        "ranking": ranking,
+    }
+
+
 class Computation:
     """A model under the draws of a request's seed."""
 
-    def __init__(self, model: Model, request: Request) -> None:
+    def __init__(self, model: Model, request: ComputationRequest) -> None:
         self.model, self.request = model, request
         self.manifest = model.manifest
 
@@ -91,6 +129,12 @@ class Computation:
         for first, x in rows:
             for start in range(0, len(x), most):
                 yield first + start, x[start : start + most]
+
+    def numbers(
+        self, part: Part, spec: InputSpec, field: str, first: int
+    ) -> Float32[np.ndarray, "n I"]:
+        """Return a part of a file as numbers; memory is bounded by the part."""
+        return rows_array(part, spec, field, MOST_PIXELS, Call(), self.model.text_encoder, first)
 
     def predict(
         self,
@@ -121,30 +165,6 @@ class Computation:
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about
-
-    def acquire_answer(
-        self,
-        ranking: list[dict[str, Any]],
-        pool_size: int,
-        excluded: int,
-        unknown: dict[str, int],
-        race: float | None = None,
-        finalists: int | None = None,
-    ) -> dict[str, Any]:
-        return acquire_answer(
-            self.manifest,
-            acquisition=self.request.acquisition,
-            num_samples=self.request.num_samples,
-            seed=self.request.seed,
-            pool_size=pool_size,
-            excluded=excluded,
-            priors=self.request.priors,
-            race=race,
-            beta=self.request.beta,
-            finalists=finalists,
-            unknown_categories=unknown,
-            ranking=ranking,
-        )
 
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]

@@ -14,12 +14,9 @@ from jaxtyping import Float32, Int64
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import DubitoError, InvalidInput
-from model_store.inference.model import Model
 from model_store.sources.parquet import ParquetFile, byte_range
-from service.api.rows import rows_array
-from service.batch.computation import Kind, Request
+from service.batch.computation import Computation, ComputationRequest, Kind
 from service.batch.files import Copy, Files, Listed
-from service.call import Call
 
 FORMAT = 1
 PLAN = "job.json"
@@ -32,12 +29,11 @@ REJECTS = "rejects"
 MOST_ROWS = 1 << 15  # of a shard
 MOST_NUMBERS = 1 << 26  # of a shard's rows
 MOST_OUTPUTS = 1 << 22  # of a shard's predictions
-MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 SOURCE, OUT = "source", "out"  # the options that errors name
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSetRequest(Request):
+class DataSetRequest(ComputationRequest):
     """What answers depend on besides the data."""
 
     kind: Kind
@@ -243,9 +239,8 @@ def reject_line(place: int, name: str | None, reason: str) -> bytes:
 class Reader:
     """Reads shards; a file stays open until another is read."""
 
-    def __init__(self, source: Files, files: tuple[Listed, ...], model: Model) -> None:
-        self._source, self._files, self._model = source, files, model
-        self._call = Call()  # bounded by parts
+    def __init__(self, source: Files, files: tuple[Listed, ...], computation: Computation) -> None:
+        self._source, self._files, self._computation = source, files, computation
         self._open: tuple[int, Copy, ParquetFile] | None = None
 
     def rows(
@@ -275,7 +270,7 @@ class Reader:
         if self._open is None or self._open[0] != shard.file:
             self.close()
             copy = self._source.open(listed)
-            spec, field = self._model.manifest.input, f"{SOURCE}: {listed.name}"
+            spec, field = self._computation.manifest.input, f"{SOURCE}: {listed.name}"
             table = ParquetFile(copy.path, spec, field, listed.of_folders)
             self._open = shard.file, copy, table
         _, copy, table = self._open
@@ -295,14 +290,13 @@ class Reader:
             first: place of its first row in the file.
             offset: of the file's first row in the data set.
         """
-        n, spec = batch.num_rows, self._model.manifest.input
+        n = batch.num_rows
         named: list[str] | None = None
         try:
             if table.has_ids:
                 named = table.ids_of(batch, first)
             part = table.part(batch, first)
-            encoder = self._model.text_encoder
-            x = rows_array(part, spec, table.field, MOST_PIXELS, self._call, encoder, first)
+            x = self._computation.numbers(part, table.spec, table.field, first)
         except DubitoError as error:
             if n == 1:
                 name = named[0] if named else None

@@ -34,7 +34,6 @@ from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model
@@ -47,9 +46,15 @@ from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
-from service.api.rows import rows_array
+from service.api.options import group_numbers
+from service.api.rows import with_id
 from service.batch.candidate import Cancelled, fit_candidate
-from service.batch.computation import UNKNOWN_CATEGORIES, Computation, Request
+from service.batch.computation import (
+    UNKNOWN_CATEGORIES,
+    Computation,
+    ComputationRequest,
+    acquire_answer,
+)
 from service.batch.output import (
     ColumnFiles,
     table_columns,
@@ -57,13 +62,11 @@ from service.batch.output import (
     write_npz,
     write_parquet,
 )
-from service.call import Call
 from service.engine.pool_ranking import acquired_rows, control_said, set_aside
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
 SYNC_S = 2.0  # between syncs, about
-MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 TABLE_ROWS = 1 << 16  # of a row group of Parquet
 TIMES_FIRST_LAP = 1.5  # the first lap of a race is all of it, where few rows are uncertain
 # files of a job's folder
@@ -77,7 +80,7 @@ RowParts = Iterator[tuple[int, Float32[np.ndarray, "n I"]]]  # each with its fir
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRequest(Request):
+class JobRequest(ComputationRequest):
     """A job's request. Files of its own are named alone, those of the operator's folder by their
     whole path."""
 
@@ -113,7 +116,6 @@ class JobRows:
         spec = model.manifest.input
         self._spec = spec.encoded if request.encoded else spec
         self._synced = time.monotonic()
-        self._call = Call()  # bounded by parts
         self._file = self._open()
 
     def _open(self) -> RowFile:
@@ -139,10 +141,7 @@ class JobRows:
 
     def error_text(self, error: InvalidInput) -> str:
         """Return the text of an error, with the row's id where it has one."""
-        place = error.field.removeprefix(f"{self.request.field}.").partition(".")[0]
-        if not place.isdigit() or not self.has_ids:
-            return str(error)
-        return f"{error} (id {self.ids()[int(place)][:200]!r})"
+        return str(with_id(error, self.ids() if self.has_ids else None))
 
     def all_from(self, first: int) -> RowParts:
         for part in self._file.parts(first):
@@ -165,8 +164,7 @@ class JobRows:
                 return
 
     def _numbers(self, part: Part, first: int) -> Float32[np.ndarray, "n I"]:
-        encoder, field = self.model.text_encoder, self.request.field
-        return rows_array(part, self._spec, field, MOST_PIXELS, self._call, encoder, first)
+        return self.computation.numbers(part, self._spec, self.request.field, first)
 
     def advance(self, row_draws: int, columns: ColumnFiles | None = None) -> None:
         """Count what was done; now and then sync and report it.
@@ -259,10 +257,7 @@ def _groups(job: JobRows) -> Int64[np.ndarray, "N"] | None:
     path, categories = job.folder / GROUPS_FILE, job.model.manifest.categories
     if categories is None or not path.exists():
         return None
-    numbers = {name: number for number, name in enumerate(categories.names)}
-    return np.array(
-        [numbers.get(group, UNKNOWN) for group in json.loads(path.read_bytes())], dtype=np.int64
-    )
+    return group_numbers(json.loads(path.read_bytes()), categories)
 
 
 def _table(
@@ -291,9 +286,8 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     rows += set_aside(control.tolist(), ids, len(rows))
     if request.keep:
         _keep_rows(job, rows, keep)
-    answer = job.computation.acquire_answer(
-        rows, request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
-    )
+    found = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
+    answer = acquire_answer(manifest, request, rows, *found)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
 

@@ -26,7 +26,7 @@ from model_store.inference.model import Model
 from model_store.scores.joint import Candidates
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
-from service.batch.computation import Computation
+from service.batch.computation import Computation, acquire_answer
 from service.batch.data_set import OUT, Plan, Reader
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
@@ -50,7 +50,7 @@ class RankedParts:
     def __init__(self, plan: Plan, out: Files, source: Files, model: Model) -> None:
         self._plan, self._out, self._model = plan, out, model
         self._computation = Computation(model, plan.request)
-        self._reader = Reader(source, plan.files, model)
+        self._reader = Reader(source, plan.files, self._computation)
         self.excluded = 0
         self.unknown: Counter[str] = Counter()  # categories
 
@@ -82,9 +82,8 @@ class RankedParts:
         return [{**row, "index": places[row["index"]], "control": False} for row in ranked]
 
     def answer(self, ranked: Ranked) -> dict[str, Any]:
-        return self._computation.acquire_answer(
-            ranked, self._plan.rows, self.excluded, dict(self.unknown)
-        )
+        request, rows, unknown = self._plan.request, self._plan.rows, dict(self.unknown)
+        return acquire_answer(self._model.manifest, request, ranked, rows, self.excluded, unknown)
 
     def write(self, ranked: Ranked) -> None:
         columns = {

@@ -138,7 +138,7 @@ class Worker:
             raise InvalidInput("DUBITO_STORE", expected, "another")
         self.computation = Computation(self.model, request)
         self.draws = self.computation.draws()
-        self.reader = Reader(files_at(options.source, SOURCE), self.plan.files, self.model)
+        self.reader = Reader(files_at(options.source, SOURCE), self.plan.files, self.computation)
         self.excluded_ids = frozenset(options.exclude)
         self._is_ready = True
 
