@@ -37,7 +37,6 @@ def script(shell: str, commands: Words, parsers: Mapping[str, argparse.ArgumentP
 
 
 def below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return a parser's subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)

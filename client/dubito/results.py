@@ -28,7 +28,6 @@ class Tabular:
         return pandas.DataFrame(self.table(), index=index)
 
     def to_polars(self) -> "polars.DataFrame":
-        """Return the table as a DataFrame of polars."""
         import polars
 
         return polars.DataFrame(self.table())

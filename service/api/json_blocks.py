@@ -50,7 +50,6 @@ class JsonRows:
         return self.count
 
     def parsed(self) -> Iterator[list[Any]]:
-        """Yield the rows block by block."""
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
@@ -59,7 +58,6 @@ class JsonRows:
 
 
 def parse(text: bytes | bytearray) -> Any:
-    """Parse JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -185,7 +185,6 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    """Return the class or target that an entry names."""
     wanted, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
         expected = f"none, since {manifest.name} is of {manifest.task}"

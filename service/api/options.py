@@ -40,7 +40,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    """Return a request's envelope."""
     try:
         if len(content) > len(kind.model_fields):
             content = leave_few_unknown(kind, content)
@@ -74,7 +73,6 @@ class Named(Protocol):
 
 
 def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int:
-    """Return the number of draws that a request wants."""
     wanted = envelope.num_samples or served.model.manifest.noise.default_draws
     if wanted > settings.max_samples:
         raise InvalidInput("num_samples", f"at most {settings.max_samples}", str(wanted))
@@ -88,7 +86,6 @@ def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int
 def refuse_large_answers(
     envelope: PredictRequest, rows: int, num_samples: int, served: Named, settings: Settings
 ) -> None:
-    """Raise TooLarge if samples or explanations would make an answer larger than it may be."""
     model, most = served.model, settings.max_answer_numbers
     numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > most:

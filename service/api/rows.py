@@ -210,7 +210,6 @@ class _Reader:
 
 
 def _only(row: dict[str, Any], name: str, field: str) -> Any:
-    """Return the value of an object of one key."""
     if name not in row:
         raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
     unknown = next((key for key in row if key != name), None)

@@ -180,7 +180,6 @@ def _read_digests(name: str, given: SecretStr | None, file: Path | None) -> list
 
 
 def read_key_file(variable: str, file: Path) -> str:
-    """Return the text of a file of keys."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
@@ -219,7 +218,6 @@ class KeyFile(BaseModel):
 
 
 def parse_keys(text: str) -> Keys:
-    """Return the keys of a file's text."""
     try:
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # whose text may repeat the file's
@@ -251,7 +249,6 @@ def _describe(error: ValidationError) -> InvalidInput:
 
 class KeyRing:
     def __init__(self, settings: Settings) -> None:
-        """Read the keys, from the file of keys or from lists."""
         self._file = settings.keys_file
         if self._file is None:
             self.keys = list_keys(settings)

@@ -140,7 +140,6 @@ class JobRows:
         return list(ids)
 
     def error_text(self, error: InvalidInput) -> str:
-        """Return the text of an error, with the row's id where it has one."""
         return str(with_id(error, self.ids() if self.has_ids else None))
 
     def all_from(self, first: int) -> RowParts:

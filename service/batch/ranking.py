@@ -205,8 +205,6 @@ class RankedParts:
 
 
 class CandidatePool(Pool):
-    """The rows of a data set that a joint score chooses from."""
-
     def __init__(self, parts: RankedParts, rows: PartRows, ids: list[str], seed: int) -> None:
         self.ids, self.seed = ids, seed
         self._parts, self._rows = parts, rows

@@ -64,8 +64,6 @@ Report = Callable[[int], None]  # takes how many rows of a shard are done
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker needs to know, wherever it is."""
-
     source: str
     out: str
     store: dict[str, Any]  # arguments of `open_store`
@@ -87,8 +85,6 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class RowsDone:
-    """How many rows of a shard are done so far."""
-
     shard: int
     rows: int
 

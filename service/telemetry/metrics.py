@@ -160,7 +160,6 @@ class Metrics(Collector):
     def count_prediction(
         self, key: VersionKey, name: str, values: Float64[np.ndarray, "N"], draws: int, flags: int
     ) -> None:
-        """Count a prediction: its rows' values of a score, its draws, and its flagged rows."""
         version = self.of_version(key)
         with version.lock:
             version.counts["rows"] += len(values)
@@ -189,7 +188,6 @@ class Metrics(Collector):
             version.histogram("batch_requests").add((len(queue_s),))
 
     def count_draws(self, key: VersionKey, made: int, reused: int = 0) -> None:
-        """Count draws made for answers, and those reused that were made for earlier ones."""
         self._add(key, draws_made=made, draws_reused=reused)
 
     def _add(self, key: VersionKey, **counts: int) -> None:

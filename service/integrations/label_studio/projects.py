@@ -35,7 +35,6 @@ class LabelConfig:
 
 
 def label_config(text: Any, manifest: Manifest) -> LabelConfig:
-    """Return what of a project's configuration concerns a model."""
     if (
         not isinstance(text, str)
         or len(text) > MAX_CONFIG_CHARACTERS

@@ -81,7 +81,6 @@ class LabelStudio:
             raise InvalidInput("tasks", expected, "none, or no answer") from None
 
     def json(self, method: str, path: str, content: Any = None) -> Any:
-        """Ask a path of its API, and return the answer."""
         url = urljoin(self._base, path.lstrip("/"))
         answer = self._ask(method, url, content, MAX_JSON_BYTES)
         try:
@@ -151,7 +150,6 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def run(arguments: list[str], settings: Settings, prog: str) -> None:
-    """Do what the arguments ask for."""
     options = parser_of(prog, settings.port).parse_args(arguments)
     if settings.label_studio_url is None:
         raise InvalidInput("DUBITO_LABEL_STUDIO_URL", "the URL of Label Studio", "none")

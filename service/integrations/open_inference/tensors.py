@@ -96,7 +96,6 @@ def shape_of(given: Any, place: str) -> tuple[int, ...]:
 def array_of_bytes(
     content: memoryview, datatype: str, shape: tuple[int, ...], place: str
 ) -> np.ndarray:
-    """Return the array that bytes are, without a copy."""
     dtype = np.dtype(NUMPY[datatype])
     if dtype.itemsize * math.prod(shape) != len(content):
         expected = f"binary_data_size of {datatype} and its shape"

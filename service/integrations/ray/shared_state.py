@@ -75,7 +75,6 @@ class RayBackend:
     metrics_s = 5.0
 
     def __init__(self, name: str) -> None:
-        """Start the actor where there is none."""
         self.name = name
         self._actor = (
             ray.remote(StateActor)
