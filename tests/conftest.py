@@ -29,7 +29,7 @@ pytest.register_assert_rewrite("tests.support")
 
 from tests.support.environment import run_training  # noqa: E402
 from tests.support.once import once_a_run  # noqa: E402
-from tests.support.serving import WITH_TRIALS, serving  # noqa: E402
+from tests.support.serving import WITH_TRIALS, client_of, serving  # noqa: E402
 
 if (
     "PYTEST_XDIST_WORKER" in os.environ
@@ -43,7 +43,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
-SERVES = {"serve", "service_url"}
+SERVES = {"serve", "client_of", "service_url"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -179,6 +179,12 @@ def client(service_url: str) -> Iterator[httpx.Client]:
 def serve() -> Callable[..., object]:
     """`with serve(store, DUBITO_...=...) as (url, process)`: a service of a test's own."""
     return serving
+
+
+@pytest.fixture(name="client_of")
+def _client_of() -> Callable[..., object]:
+    """`with client_of(store, DUBITO_...=...) as client`: a client of such a service."""
+    return client_of
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +61,18 @@ def serving(
             process.kill()
             process.communicate()
         own.cleanup()
+
+
+@contextmanager
+def client_of(
+    store: Path, headers: Mapping[str, str] | None = None, **settings: str
+) -> Iterator[httpx.Client]:
+    """A client of a service of a test's own, as `serving` runs it."""
+    with (
+        serving(store, **settings) as (url, _),
+        httpx.Client(base_url=url, timeout=60, headers=headers) as client,
+    ):
+        yield client
 
 
 def answers(url: str) -> bool:

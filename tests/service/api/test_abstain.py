@@ -6,14 +6,13 @@ import json
 import shutil
 from itertools import pairwise
 
-import httpx
 import numpy as np
 import pytest
 
 from model_store.artifacts.manifest import manifest_digest
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 
 def predict(client, rows, expected_status=200, **fields):
@@ -120,7 +119,7 @@ def test_the_level_of_a_version_holds_for_requests_that_name_none(
         digest = manifest["digest"]
         text = json.dumps(manifest).encode()
         path.write_bytes(text.replace(digest.encode(), manifest_digest(text, digest).encode()))
-    with serving(store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(store) as client:
         by_default = predict(client, rows, model="digits")
         assert by_default == predict(client, rows, model="digits", risk=smallest)
         assert set(abstains(by_default)) == {True, False}

@@ -13,12 +13,9 @@ LATER = {"DUBITO_POLL_INTERVAL_S": "86400", "DUBITO_ADMIN_KEY": ADMIN}
 
 
 @pytest.fixture
-def administrator(serve, own_store):
+def administrator(client_of, own_store):
     """An administrator's client of a service that looks at the store only when told to."""
-    with (
-        serve(own_store.root, **LATER) as (url, _),
-        httpx.Client(base_url=url, timeout=60, headers={"X-API-Key": ADMIN}) as client,
-    ):
+    with client_of(own_store.root, **LATER, headers={"X-API-Key": ADMIN}) as client:
         yield client
 
 

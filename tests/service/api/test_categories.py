@@ -3,7 +3,6 @@ groups are said."""
 
 import io
 
-import httpx
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
 from tests.support.files import npy_bytes
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 KINDS = ("class", "group")
 GROUPS = ["red", "blue", "green", "red", "violet", "blue"]
@@ -30,7 +29,7 @@ def served(tmp_path_factory):
     tiny.publish(store, "plain")
     store.publish("old", older_description(), tiny.files())
     models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in KINDS}
-    with serving(store.root) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(store.root) as client:
         yield models, client
 
 

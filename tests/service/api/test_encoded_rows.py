@@ -4,14 +4,13 @@ encoded."""
 import io
 import json
 
-import httpx
 import numpy as np
 import pandas
 import pytest
 
 from dubito import Client, InvalidInput
 from tests.support.files import npz_bytes
-from tests.support.serving import serving, wait_until
+from tests.support.serving import client_of, wait_until
 
 PERSON = {"age": 31, "city": "Rome"}
 ROWS = np.array([[(31 - 50) / 20, 1.0, 0.0]], dtype=np.float32)  # the same, encoded
@@ -24,10 +23,7 @@ def client(kinds, tmp_path_factory):
     pools = tmp_path_factory.mktemp("pools")
     np.save(pools / "rows.npy", ROWS)
     settings = {"DUBITO_POOLS": str(pools), "DUBITO_DEFAULT_MODEL": "people"}
-    with (
-        serving(kinds, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(kinds, **settings) as client:
         yield client
 
 

@@ -5,7 +5,6 @@ import gzip
 import socket
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import pytest
 
@@ -469,8 +468,8 @@ def test_a_content_length_that_is_no_number_is_refused_by_the_server(client, ser
     assert client.get("/health/live").status_code == 200
 
 
-def test_limits_are_kept(serve, digits_store):
-    with serve(digits_store, **SMALL) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+def test_limits_are_kept(client_of, digits_store):
+    with client_of(digits_store, **SMALL) as client:
         # A body that is too large is refused before it is looked at: by its announced length, or as
         # it streams in.
         assert_problem(

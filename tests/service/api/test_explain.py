@@ -3,7 +3,6 @@
 import io
 import shutil
 
-import httpx
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -14,7 +13,7 @@ from service.api.explanations import explanation_bytes
 from tests.support.models import publish_unfitted
 from tests.support.once import once_a_run
 from tests.support.recipes import recipe_with
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from tests.support.tiny import publish
 
 PERSON = {"a": 0.1, "b": 0.1, "c": -0.3, "d": 500.0, "city": "Rome"}
@@ -64,10 +63,7 @@ def tables(tmp_path_factory, digits_store, fits):
 @pytest.fixture(scope="module")
 def ask(tables):
     """Ask for an explanation of rows."""
-    with (
-        serving(tables, DUBITO_MAX_EXPLAINED_ROWS="8") as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(tables, DUBITO_MAX_EXPLAINED_ROWS="8") as client:
 
         def asked(rows, model="people", **fields):
             answer = client.post(

@@ -6,7 +6,6 @@ import io
 import json
 from datetime import datetime, timedelta
 
-import httpx
 import numpy as np
 import pytest
 
@@ -149,10 +148,10 @@ def test_lists_come_in_parts_and_times_are_in_utc(client):
 
 
 def test_pages_of_other_origins_may_ask_where_a_setting_says_so_and_links_have_the_prefix(
-    serve, digits_store, tmp_path
+    client_of, digits_store, tmp_path
 ):
     settings = {"DUBITO_ORIGINS": ORIGIN, "DUBITO_PREFIX": "/doubt", "DUBITO_STATE": str(tmp_path)}
-    with serve(digits_store, **settings) as (url, _), httpx.Client(base_url=url) as client:
+    with client_of(digits_store, **settings) as client:
         of_page = {"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}
         asked = {"Access-Control-Request-Method": "POST"}
         assert client.options("/predict", headers=of_page | asked).status_code == 200

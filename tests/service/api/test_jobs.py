@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.faults import fill_disk_of
 from tests.support.files import npz_bytes
-from tests.support.serving import metric, serving, wait_until
+from tests.support.serving import client_of, metric, serving, wait_until
 
 K = 20
 IDS = [f"row {i}" for i in range(359)]
@@ -46,10 +46,7 @@ def service(digits_store, pools, tmp_path_factory):
         "DUBITO_THREADS": "1",
         "DUBITO_MAX_SAMPLES": "4000",
     }
-    with (
-        serving(digits_store, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, **settings) as client:
         yield client
 
 
@@ -349,10 +346,7 @@ def test_a_job_goes_on_after_its_process_or_the_service_ended(
             assert over(client, job, 120)["state"] == "done"
         elif who == "the service":
             process.kill()
-    with (
-        serving(digits_store, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, **settings) as client:
         kept = client.get(f"/jobs/{job['id']}").json()
         assert kept["progress"] > 0
         found = over(client, job, 120)

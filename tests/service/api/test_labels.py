@@ -9,12 +9,9 @@ import pytest
 
 
 @pytest.fixture
-def own(serve, digits_store, tmp_path):
+def own(client_of, digits_store, tmp_path):
     """A client of a service with a state of its own, and the folder."""
-    with (
-        serve(digits_store, DUBITO_STATE=str(tmp_path / "state")) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, DUBITO_STATE=str(tmp_path / "state")) as client:
         yield client, tmp_path / "state"
 
 

@@ -41,11 +41,10 @@ def damage(folder, file, how):
             path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
 
 
-def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits_store, tmp_path):
-    with (
-        serve(tmp_path / "none yet", **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(
+    client_of, digits_store, tmp_path
+):
+    with client_of(tmp_path / "none yet", **SOON) as client:
         assert client.get("/health/live").json() == {"status": "live"}
         assert client.get("/models").json() == {"models": []}
         for answer in (
@@ -62,11 +61,8 @@ def test_an_empty_store_is_live_says_what_to_run_and_becomes_ready(serve, digits
         assert predict_blank(client).status_code == 200
 
 
-def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, own_store):
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+def test_latest_follows_what_is_published_and_rolled_back(client_of, digits_store, own_store):
+    with client_of(own_store.root, **SOON) as client:
         assert predict_blank(client).json()["version"] == "1"
         assert publish_again(own_store, digits_store) == "2"
         wait_until(lambda: predict_blank(client).json()["version"] == "2")
@@ -84,12 +80,9 @@ def test_latest_follows_what_is_published_and_rolled_back(serve, digits_store, o
         assert client.get("/models/digits").json()["versions"] == ["1", "2"]
 
 
-def test_a_version_that_is_deleted_is_no_longer_served(serve, digits_store, own_store):
+def test_a_version_that_is_deleted_is_no_longer_served(client_of, digits_store, own_store):
     publish_again(own_store, digits_store)
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON) as client:
         assert predict_blank(client, version="1").status_code == 200
         assert own_store.keep("digits", 1) == ["1"]
         wait_until(lambda: predict_blank(client, version="1").status_code == 404)
@@ -106,16 +99,13 @@ BROKEN = (
 )
 
 
-def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_store, own_store):
+def test_broken_versions_refuse_by_name_while_others_are_served(client_of, digits_store, own_store):
     broken = {f"broken-{n}": damaged for n, damaged in enumerate(BROKEN)}
     for name, (file, how) in broken.items():
         for _ in range(2):
             publish_again(own_store, digits_store, name)
         damage(own_store.root / name / "2", file, how)
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON) as client:
         for name, (file, _) in broken.items():
             answer = predict_blank(client, model=name, version="2")
             assert answer.status_code == 503
@@ -154,7 +144,7 @@ def test_broken_versions_refuse_by_name_while_others_are_served(serve, digits_st
 
 
 def test_latest_goes_on_with_the_newest_whole_version_before_it_and_never_with_a_newer_one(
-    serve, digits_store, own_store
+    serve, client_of, digits_store, own_store
 ):
     for _ in range(4):
         publish_again(own_store, digits_store)
@@ -175,10 +165,7 @@ def test_latest_goes_on_with_the_newest_whole_version_before_it_and_never_with_a
         log = process.communicate(timeout=60)[1]
     assert "cannot serve model digits version 4: network.onnx: " in log
     assert "latest goes on with version 2" in log
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON) as client:
         ready = client.get("/health/ready")
         assert ready.status_code == 503
         assert "model digits version 4: network.onnx: " in ready.json()["detail"]
@@ -211,16 +198,13 @@ def test_a_candidate_that_latest_does_not_come_of_stands_in_for_no_damaged_versi
 
 
 def test_a_service_that_is_told_a_public_key_serves_nothing_else(
-    serve, digits_store, own_store, tmp_path
+    client_of, digits_store, own_store, tmp_path
 ):
     public = write_key_pair(tmp_path / "key")
     key = read_private_key(tmp_path / "key", "key")
     admin = {"X-API-Key": "the-key-of-the-administrator"}
     settings = {"DUBITO_VERIFY_KEY_FILE": str(public), "DUBITO_ADMIN_KEY": admin["X-API-Key"]}
-    with (
-        serve(own_store.root, **SOON, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON, **settings) as client:
         expected = "model digits version 1: manifest.sig: there is none: the version is not signed"
         assert client.get("/health/ready").json()["detail"] == expected
         assert client.get("/models/digits").json()["broken"] == {"1": expected}
@@ -245,11 +229,8 @@ def test_a_service_that_is_told_a_public_key_serves_nothing_else(
         assert predict_blank(client).json()["version"] == "2"
 
 
-def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, own_store):
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+def test_a_broken_new_version_leaves_the_old_one_serving(client_of, digits_store, own_store):
+    with client_of(own_store.root, **SOON) as client:
         before = predict_blank(client, seed=1).content
         shutil.copytree(
             own_store.root / "digits" / "1", own_store.root / "digits" / "2"
@@ -264,13 +245,10 @@ def test_a_broken_new_version_leaves_the_old_one_serving(serve, digits_store, ow
 
 
 def test_with_several_models_a_request_names_one_unless_there_is_a_default(
-    serve, digits_store, own_store
+    client_of, digits_store, own_store
 ):
     publish_again(own_store, digits_store, "other")
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON) as client:
         answer = predict_blank(client)
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith("model: expected one of ['digits', 'other']")
@@ -282,26 +260,20 @@ def test_with_several_models_a_request_names_one_unless_there_is_a_default(
         assert client.get("/models/other").status_code == 404
     publish_again(own_store, digits_store, "other")
     settings = {**SOON, "DUBITO_DEFAULT_MODEL": "other"}
-    with (
-        serve(own_store.root, **settings) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **settings) as client:
         assert predict_blank(client).json()["model"] == "other"
         assert predict_blank(client, model="digits").json()["model"] == "digits"
         assert predict_blank(client, model="").status_code == 404
 
 
-def test_folders_that_are_no_models_are_passed_over(serve, own_store):
+def test_folders_that_are_no_models_are_passed_over(client_of, own_store):
     (own_store.root / "empty").mkdir()
     (own_store.root / ".hidden").mkdir()
     (own_store.root / "file").write_text("no model")
     (own_store.root / "linked").symlink_to(own_store.root / "digits", target_is_directory=True)
     (own_store.root / "digits" / "7").write_text("no version")
     (own_store.root / "digits" / "aliases" / "dangling").write_text("9")
-    with (
-        serve(own_store.root, **SOON) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(own_store.root, **SOON) as client:
         assert serving(client) == {"digits": "1"}
         assert predict_blank(client, model="linked").status_code == 404
         assert predict_blank(client, version="7").status_code == 404

@@ -1,17 +1,12 @@
 """A service that keeps no jobs and labels, as where several machines serve: it says so where they
 are asked for."""
 
-import httpx
-
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 
 def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(digits_store):
     rows = [[0.0] * 64, [1.0] * 64]
-    with (
-        serving(digits_store, DUBITO_STATE="") as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, DUBITO_STATE="") as client:
         refused = [
             client.post("/predict/jobs", json={"inputs": rows}),
             client.post("/acquire/jobs", json={"pool": rows, "k": 1}),

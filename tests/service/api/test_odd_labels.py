@@ -1,7 +1,6 @@
 """Whatever comes as labels, or in Label Studio's requests, is answered or refused, and no error
 repeats it."""
 
-import httpx
 import orjson
 import pytest
 
@@ -57,13 +56,10 @@ TEMPLATES = [
 
 @pytest.fixture(scope="module")
 def service(digits_store, tmp_path_factory):
-    from tests.support.serving import serving
+    from tests.support.serving import client_of
 
     state = str(tmp_path_factory.mktemp("odd") / "state")
-    with (
-        serving(digits_store, DUBITO_STATE=state) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, DUBITO_STATE=state) as client:
         yield client
 
 

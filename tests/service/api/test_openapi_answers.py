@@ -3,7 +3,6 @@
 import shutil
 import time
 
-import httpx
 import jsonschema
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from model_store.artifacts.report import publish_report
 from model_store.artifacts.store import ModelStore
 from service.integrations.label_studio.projects import INPUT
 from tests.support.files import npy_bytes
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 KEY = "the-key-of-the-administrator"
 ROW = [0.0] * 64
@@ -31,10 +30,7 @@ def client(digits_store, tmp_path_factory):
     files = {"evidence.md": b"# Evidence", "roc.png": b"a plot"}
     publish_report(ModelStore(root), "digits", "1", report, files)
     headers = {"X-API-Key": KEY}
-    with (
-        serving(root, DUBITO_ADMIN_KEY=KEY) as (url, _),
-        httpx.Client(base_url=url, timeout=60, headers=headers) as client,
-    ):
+    with client_of(root, DUBITO_ADMIN_KEY=KEY, headers=headers) as client:
         yield client
 
 

@@ -5,13 +5,12 @@ import io
 import re
 import shutil
 
-import httpx
 import numpy as np
 import pytest
 
 from model_store.conformal.calibration import default_not_kept
 from tests.support.environment import working_in
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from training.__main__ import main
 from training.data import digits
 
@@ -31,7 +30,7 @@ def few(digits_store, tmp_path_factory):
         patch.setattr("sys.stderr", said)
         sizes = ["--reference-rows", "100", "--ranking-rows", str(FEW)]
         assert main(["calibrate", "digits:1", "--data", "npz:rows.npz", *sizes]) == 0
-    with serving(folder / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(folder / "models") as client:
         yield said.getvalue(), client
 
 

@@ -2,15 +2,14 @@
 
 import shutil
 
-import httpx
 import pytest
 
 
 @pytest.fixture(scope="module")
 def evaluated(evaluated_store):
-    from tests.support.serving import serving
+    from tests.support.serving import client_of
 
-    with serving(evaluated_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(evaluated_store) as client:
         yield client
 
 
@@ -72,10 +71,10 @@ def test_a_model_without_a_card_says_so(client):
     assert "dubito evaluate digits:1" in answer.json()["detail"]
 
 
-def test_a_damaged_card_leaves_the_model_served(serve, evaluated_store, tmp_path):
+def test_a_damaged_card_leaves_the_model_served(client_of, evaluated_store, tmp_path):
     shutil.copytree(evaluated_store, tmp_path / "models")
     (tmp_path / "models/digits/evidence/1/1/evidence.json").write_bytes(b"{")
-    with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(tmp_path / "models") as client:
         model = client.get("/models/digits").json()
         assert (model["serving"], model["evidence"]) == ("1", None)
         answer = client.get("/models/digits/versions/1/evidence")

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.environment import working_in
 from tests.support.images import jpeg_of_scans, png_file
 from tests.support.recipes import write_recipe
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from training.__main__ import main
 
 PEOPLE = [
@@ -57,10 +57,7 @@ def client(tmp_path_factory, fits):
             recipe = write_recipe(folder, name=name, data=data, **settings)
             assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     limits = {"DUBITO_MAX_IMAGE_PIXELS": "1000", "DUBITO_MAX_ROWS": "30"}
-    with (
-        serving(folder / "models", **limits) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(folder / "models", **limits) as client:
         yield client
 
 

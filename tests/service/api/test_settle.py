@@ -3,11 +3,10 @@ them."""
 
 import io
 
-import httpx
 import numpy as np
 import pytest
 
-from tests.support.serving import serving
+from tests.support.serving import client_of
 
 SETTLE = {"settle": 0.03}
 
@@ -92,10 +91,7 @@ def test_a_pool_knows_nothing_of_it(client, rows):
 
 
 def test_a_setting_holds_for_requests_that_name_none(digits_store, rows):
-    with (
-        serving(digits_store, DUBITO_SETTLE="0.03") as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, DUBITO_SETTLE="0.03") as client:
         by_default = predict(client, rows, seed=2)
         assert by_default == predict(client, rows, seed=2, **SETTLE)
         assert 5 in draws(by_default)

@@ -1,7 +1,6 @@
 """Models of text: strings are posted, and answers are those of torch for the ids of their
 tokens."""
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -14,7 +13,7 @@ from model_store.inference.noise import noise
 from tests.support.environment import working_in
 from tests.support.files import npy_bytes
 from tests.support.recipes import write_recipe
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from tests.support.texts import VOCABULARY, Averaged, texts, tokenizer, write_reviews
 from training.__main__ import main
 from training.versions import open_parent
@@ -48,10 +47,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with (
-        serving(folder / "models", DUBITO_TRIAL_S="30") as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(folder / "models", DUBITO_TRIAL_S="30") as client:
         yield client
 
 

@@ -3,7 +3,6 @@
 import io
 import json
 
-import httpx
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,7 +12,7 @@ from model_store.inference.model import Model
 from model_store.scores.transforms import LogTransform, RankTransform, to_fitted, to_target
 from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
-from tests.support.serving import serving
+from tests.support.serving import client_of
 from training.__main__ import main
 
 ROWS, TEST = 500, 200
@@ -71,7 +70,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with serving(folder / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(folder / "models") as client:
         yield client
 
 

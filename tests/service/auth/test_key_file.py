@@ -16,7 +16,7 @@ from model_store.errors import InvalidInput
 from service.auth.keys import FILE_VARIABLE, SCOPES, KeyRing, Keys, new_key, parse_keys
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
-from tests.support.serving import serving, wait_until
+from tests.support.serving import client_of, wait_until
 
 ROW = [0.0] * 64
 PAST, FUTURE = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00+02:00"
@@ -64,10 +64,7 @@ def keyed(tmp_path_factory, digits_store):
     """A client of a service with a file of keys."""
     file = tmp_path_factory.mktemp("secrets") / "keys.toml"
     file.write_text(FILE)
-    with (
-        serving(digits_store, DUBITO_KEYS_FILE=str(file)) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with client_of(digits_store, DUBITO_KEYS_FILE=str(file)) as client:
         yield client
 
 

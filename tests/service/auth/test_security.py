@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 
-import httpx
 import pytest
 
 from model_store.artifacts.store import ModelStore
@@ -84,11 +83,13 @@ def test_no_error_repeats_what_came_or_shows_paths_or_addresses(client, digits_s
         assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|\.py\b", answer.text)
 
 
-def test_nothing_that_is_asked_of_the_service_writes_to_the_store(serve, digits_store, tmp_path):
+def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
+    client_of, digits_store, tmp_path
+):
     shutil.copytree(digits_store, tmp_path / "models")
     publish_again(ModelStore(tmp_path / "models"), digits_store)
     before = tree(tmp_path / "models")
-    with serve(tmp_path / "models") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(tmp_path / "models") as client:
         assert client.post("/predict", json={"inputs": [ROW], "version": "1"}).status_code == 200
         assert client.post("/acquire", json={"pool": [ROW], "k": 1}).status_code == 200
         for path in ("/models", "/models/digits", "/models/digits/versions/1/evidence", "/metrics"):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +23,7 @@ from service.batch.files import Stopped
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with
 from tests.support.ray_cluster import processes
-from tests.support.serving import serving, wait_until
+from tests.support.serving import client_of, wait_until
 
 SEED = 5
 DRAWS = 10
@@ -534,7 +533,7 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
 @pytest.fixture(scope="module")
 def kinds_service(kinds):
     """A client of a service of all kinds."""
-    with serving(kinds) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with client_of(kinds) as client:
         yield client
 
 

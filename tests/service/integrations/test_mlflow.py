@@ -14,7 +14,7 @@ from service.call import Call
 from service.integrations.mlflow import forms
 from service.integrations.mlflow.forms import read_invocation
 from service.server.budget import ByteBudget, Reservation
-from tests.support.serving import serving
+from tests.support.serving import client_of, serving
 
 JSON, CSV = "application/json", "text/csv"
 PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
@@ -137,10 +137,7 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
     assert refusal(post(client, text, CSV)).startswith(
         "body: expected a CSV file for a model of columns or text"
     )
-    with (
-        serving(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as (url, _),
-        httpx.Client(base_url=url) as own,
-    ):
+    with client_of(kinds, DUBITO_DEFAULT_MODEL="people", DUBITO_MAX_ROWS="2") as own:
         answer = post(own, text, CSV + "; charset=utf-8").json()
         assert answer == native(own, PEOPLE, seed=answer["seed"])
         assert (
@@ -217,10 +214,7 @@ def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
     assert refusal(client.post("/invocations?seed=3", json={})).startswith(
         "query: expected nothing"
     )
-    with (
-        serving(kinds, DUBITO_API_KEYS="the-key-of-the-team") as (url, _),
-        httpx.Client(base_url=url) as own,
-    ):
+    with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as own:
         assert refusal(post(own, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(
             "key: expected one"
         )

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.support.raw import Connection
-from tests.support.serving import metric, serving
+from tests.support.serving import client_of, metric, serving
 from tests.support.tiny import GROUPS
 
 HEADER = "Inference-Header-Content-Length"
@@ -711,10 +711,7 @@ def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
         "DUBITO_MAX_JSON_BYTES": "100000",
         "DUBITO_MAX_ROWS": "100",
     }
-    with (
-        serving(kinds, DUBITO_MEMORY_BUDGET_BYTES=str(2 << 20), **settings) as (url, _),
-        httpx.Client(base_url=url) as client,
-    ):
+    with client_of(kinds, DUBITO_MEMORY_BUDGET_BYTES=str(2 << 20), **settings) as client:
         bomb, headers = gzip.compress(bytes(300 << 20)), {"Content-Encoding": "gzip"}
         text = refusal(
             client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413
@@ -766,7 +763,7 @@ def test_health_is_exactly_what_clients_compare_with(client):
 
 
 def test_without_a_model_nothing_is_ready(tmp_path):
-    with serving(tmp_path / "none") as (url, _), httpx.Client(base_url=url) as client:
+    with client_of(tmp_path / "none") as client:
         assert client.get("/v2/health/live").json() == {"live": True}
         assert refusal(client.get("/v2/health/ready"), 503).startswith("no model is published")
         assert refusal(client.post("/v2/models/digits/infer", json={"inputs": [ROW]}), 503)
@@ -776,7 +773,7 @@ def test_without_a_model_nothing_is_ready(tmp_path):
 def test_a_broken_version_is_not_ready(kinds, tmp_path):
     shutil.copytree(kinds / "people", tmp_path / "models" / "people")
     shutil.copytree(kinds / "people" / "1", tmp_path / "models" / "people" / "2")
-    with serving(tmp_path / "models") as (url, _), httpx.Client(base_url=url) as client:
+    with client_of(tmp_path / "models") as client:
         assert client.get("/v2/models/people/ready").status_code == 200
         cells = [tensor(np.array([31.0]), "age"), strings(["Rome"], "city")]
         content = json.dumps({"inputs": cells})
@@ -832,7 +829,7 @@ def test_the_metadata_say_what_is_taken_and_given(client, model, digits_rows):
 
 
 def test_requests_are_counted_and_watched_as_those_of_predict_are(kinds, digits_rows):
-    with serving(kinds) as (url, _), httpx.Client(base_url=url) as client:
+    with client_of(kinds) as client:
         answer = post(client, {"inputs": [tensor(digits_rows[:5])]})
         text = client.get("/metrics").text
         of_model = {"model": "digits", "version": "1"}
@@ -849,10 +846,7 @@ def test_refusals_of_keys_have_the_protocol_s_form(kinds, tmp_path):
     (tmp_path / "keys.toml").write_text(
         f'[[keys]]\nname = "reader"\nkey = "{key}"\nscopes = ["read"]\n'
     )
-    with (
-        serving(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as (url, _),
-        httpx.Client(base_url=url) as client,
-    ):
+    with client_of(kinds, DUBITO_KEYS_FILE=str(tmp_path / "keys.toml")) as client:
         bearer = {"Authorization": f"Bearer {key}"}
         for path in ("live", "ready"):
             assert client.get(f"/v2/health/{path}").status_code == 200
