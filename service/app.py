@@ -37,8 +37,8 @@ from service.api.requests import NPZ, PARQUET
 from service.auth import auth
 from service.auth.keys import KeyRing
 from service.context import Context
+from service.integrations import mlflow
 from service.integrations.label_studio import routes as label_studio
-from service.integrations.mlflow import routes as mlflow
 from service.integrations.open_inference import routes as open_inference
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings

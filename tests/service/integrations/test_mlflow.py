@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from service.call import Call
-from service.integrations.mlflow import forms
-from service.integrations.mlflow.forms import read_invocation
+from service.integrations import mlflow
+from service.integrations.mlflow import read_invocation
 from service.server.budget import ByteBudget, Reservation
 from tests.support.serving import client_of, serving
 
@@ -237,7 +237,7 @@ def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
     body = b'{"inputs": [[' + b", ".join([b"NaN"] * 200_000) + b"]]}"
     tracemalloc.start()
     try:
-        changed = forms._without_nan(body, Call())
+        changed = mlflow._without_nan(body, Call())
         assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
     finally:
         tracemalloc.stop()

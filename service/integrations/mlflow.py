@@ -1,19 +1,43 @@
-"""Requests of MLflow's scoring protocol: a data frame, or rows as TensorFlow Serving has them, and
-`params`."""
+"""MLflow's scoring protocol: `POST /invocations`, `GET /ping` and `GET /version`.
+
+Rows come as a data frame or as TensorFlow Serving has them, with `params`. It answers for the model
+that requests without a name mean, or the one that `params.model` names. As with `/v2`, its
+description is others' and not in our OpenAPI document.
+"""
 
 import re
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, kind_of
+from service import VERSION
+from service.api.health import refuse_unready
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.options import envelope_of, fields_of
-from service.api.requests import SMALL_JSON_BYTES, parse_json, refuse_none_or_many
+from service.api.pool_files import open_file
+from service.api.predict import ToPredict, predict, run_reading
+from service.api.requests import (
+    SMALL_JSON_BYTES,
+    came,
+    parse_json,
+    read_body,
+    refuse_none_or_many,
+    request_media_type,
+)
+from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.call import Call
+from service.context import Context, context_of
+from service.error_forms import JSON
+from service.errors import Unsupported
 
+CSV = "text/csv"
 FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
 PARAMS = "params"
@@ -21,6 +45,62 @@ ITEM_BYTES = 60  # of an item of JSON, in memory
 NANS_AT_ONCE = 4096
 # Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
 _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/ping")
+async def get_ping(request: Request) -> Response:
+    refuse_unready(context_of(request))
+    return Response(b"\n", media_type="text/plain")
+
+
+@router.get("/version")
+async def get_version() -> Response:
+    return Response(VERSION.encode(), media_type="text/plain")
+
+
+@router.post("/invocations")
+async def post_invocations(request: Request) -> Response:
+    """Predict rows; `predictions` are those of `POST /predict`, and so is what stands with
+    them."""
+    context = context_of(request)
+    call = context.begin(request)
+    if request.query_params:
+        raise InvalidInput("query", "nothing, since params stand in the body", "parameters")
+    asked = await _read(context, call)
+    return response(await predict(context, asked, predict_json), JSON)
+
+
+async def _read(context: Context, call: Call) -> ToPredict:
+    settings, media_type = context.settings, request_media_type(call.request)
+    if media_type == CSV:
+        return await _read_csv(context, call)
+    if media_type != JSON:
+        raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got {came(call.request)}")
+    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
+    work = partial(read_invocation, body, settings.max_rows, call)
+    size = len(body)
+    envelope, form, given = await run_reading(context, call, size, work)
+    del body, work
+    call.record.read = time.perf_counter()
+    served = await context.served(call, envelope)
+    spec = served.model.manifest.input
+    spec = spec.encoded if envelope.encoded else spec
+    rows = await run_reading(
+        context, call, size, partial(rows_of, form, given, spec, settings.max_rows)
+    )
+    return ToPredict(call, envelope, served, rows)
+
+
+async def _read_csv(context: Context, call: Call) -> ToPredict:
+    settings = context.settings
+    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
+    envelope = envelope_of_params({})
+    served = await context.served(call, envelope)
+    pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
+    refuse_none_or_many("body", pool.rows, settings.max_rows)
+    return ToPredict(call, envelope, served, pool)
 
 
 def read_invocation(

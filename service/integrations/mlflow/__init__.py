@@ -1,1 +1,0 @@
-"""MLflow's scoring protocol."""
