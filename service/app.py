@@ -32,9 +32,9 @@ from service.api import (
     problems,
 )
 from service.api.http_forms import HttpForms, refuse_query
-from service.api.openapi import OF_ALL, with_schemas
+from service.api.openapi import OF_ALL, with_keys, with_schemas
 from service.api.requests import NPZ, PARQUET
-from service.auth import auth
+from service.auth.auth import Door
 from service.auth.keys import KeyRing
 from service.context import Context
 from service.integrations import mlflow
@@ -133,7 +133,7 @@ def create_app(
         app.include_router(router, dependencies=[Depends(refuse_query)] if is_own else None)
     every = [route for router in routers for route in router.routes]
     app.state.routes = [route for route in every if isinstance(route, APIRoute)]
-    _show_examples(app, context)
+    _complete_document(app, context)
     problems.install(app)
     frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
     posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
@@ -141,7 +141,7 @@ def create_app(
     app.add_middleware(GZipMiddleware, compresslevel=GZIP_LEVEL, exclude_content_types=NOT_PACKED)
     app.add_middleware(Shortcut, routes=posts)
     origins = settings.known_origins()
-    auth.install(app, key_ring, settings.known_hosts(), origins)
+    app.add_middleware(Door, ring=key_ring, hosts=settings.known_hosts(), origins=origins)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -196,13 +196,14 @@ class Shortcut:
         return None
 
 
-def _show_examples(app: FastAPI, context: Context) -> None:
+def _complete_document(app: FastAPI, context: Context) -> None:
     general = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if not context.key_ring.keys.api_is_open:
-            return with_schemas(general())
-        latest = [context.models.latest(name) for name in context.models.names()]
-        return examples.with_examples(with_schemas(general()), [m for m in latest if m is not None])
+        document, keys = with_schemas(general()), context.key_ring.keys
+        if keys.api_is_open:
+            latest = [context.models.latest(name) for name in context.models.names()]
+            document = examples.with_examples(document, [m for m in latest if m is not None])
+        return with_keys(document, keys)
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from service.api.schemas import (
     Problem,
     RequestModel,
 )
+from service.auth.keys import Keys
 from service.error_forms import JSON, PROBLEM_JSON
 
 # The others follow from the routes' `responses`
@@ -80,6 +81,25 @@ def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
         **document,
         "components": {**components, "schemas": {**components["schemas"], **schemas}},
     }
+
+
+def with_keys(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """Return a document that says which routes need a key, if any do."""
+    if not keys.names:
+        return document
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    for path, operations in document["paths"].items():
+        needed = keys.needed(path)
+        for operation in operations.values() if needed is not None else ():
+            operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
+            operation["responses"] |= {
+                "401": {"description": "No valid key", **PROBLEM},
+                "403": {"description": f"The key is without the scope {needed}", **PROBLEM},
+            }
+    return document
 
 
 def _form_name(kind: type[RequestModel]) -> str:

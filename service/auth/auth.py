@@ -1,13 +1,11 @@
-"""The guard at the door: requests without a key for their path are refused, and the OpenAPI
-document says so. Where there are no keys, so are requests that pages of other origins make.
-"""
+"""The guard at the door: requests without a key for their path are refused; where there are no
+keys, requests that pages of other origins make."""
 
 import re
 from base64 import b64decode
 from contextlib import suppress
-from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.auth.keys import LABEL_STUDIO_PREFIX, OWNER, KeyRing, Keys, key_name
@@ -124,36 +122,3 @@ def _given_key(scope: Scope) -> bytes:
             with suppress(ValueError):
                 key = b64decode(value[6:].strip(), validate=True).partition(b":")[2]
     return key
-
-
-def install(
-    app: FastAPI, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
-) -> None:
-    app.add_middleware(Door, ring=ring, hosts=hosts, origins=origins)
-    if not ring.keys.names:
-        return
-    openapi = app.openapi
-
-    def openapi_with_keys() -> dict[str, Any]:
-        document = openapi()
-        document.setdefault("components", {})["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-        }
-        for path, operations in document["paths"].items():
-            needed = ring.keys.needed(path)
-            if needed is not None:
-                for operation in operations.values():
-                    operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
-                    operation["responses"] |= {
-                        "401": _refusal("No valid key"),
-                        "403": _refusal(f"The key is without the scope {needed}"),
-                    }
-        return document
-
-    app.openapi = openapi_with_keys  # type: ignore[method-assign]
-
-
-def _refusal(description: str) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": description, "content": {"application/problem+json": {"schema": schema}}}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artifacts.disk import make_folder, sync_folder
+from model_store.artifacts.disk import make_folder, sync_folder, write_synced
 from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
@@ -70,10 +70,8 @@ class ColumnFiles:
             os.fsync(handle)
         columns = [[name, dtype.str, shape] for name, (dtype, shape) in self._layout.items()]
         draft = self.folder / f"{LAYOUT}.draft"
-        with draft.open("w") as file:
-            json.dump({"rows": self.rows, "note": self.note, "columns": columns}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        layout = {"rows": self.rows, "note": self.note, "columns": columns}
+        write_synced(draft, json.dumps(layout).encode())
         draft.replace(self.folder / LAYOUT)
         sync_folder(self.folder)
 
