@@ -75,10 +75,10 @@ class Context:
     def metrics_page(self) -> bytes:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
         self.metrics.queued_requests.set(self.admission.in_work)
-        self.metrics.ready.set(float(bool(self.serving())))
+        self.metrics.ready.set(float(bool(self.served_versions())))
         return generate_latest(self.metrics.registry)
 
-    def serving(self) -> dict[str, str]:
+    def served_versions(self) -> dict[str, str]:
         """Return the version that `latest` serves of each model; none once the service ends."""
         if self.ending.is_set():
             return {}
@@ -99,7 +99,7 @@ class Context:
                 self._state = Database(self.settings.state)
             return self._state
 
-    def labelled(self, model: str, ids: list[str]) -> set[str]:
+    def find_labelled(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label. Makes no database where there is none."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
@@ -119,7 +119,7 @@ class Context:
         self.admission.refuse_overload(1, call.client)
         return call
 
-    async def served(self, call: Call, envelope: ModelRequest) -> Served:
+    async def find_model(self, call: Call, envelope: ModelRequest) -> Served:
         """Return the model of a request, loading its version, after its preflight, where it must;
         the request's deadline is the envelope's from now on.
 

@@ -72,7 +72,7 @@ def _case(pattern: str, parser: argparse.ArgumentParser) -> str:
 
 def _fish(commands: Words, known: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
     for name, does in commands.items():
-        yield f"complete -c dubito -n __fish_use_subcommand -f -a {name} -d {_quoted(does)}"
+        yield f"complete -c dubito -n __fish_use_subcommand -f -a {name} -d {_quote(does)}"
     for name, parser in known.items():
         seen = f"__fish_seen_subcommand_from {name}"
         subcommands = below(parser)
@@ -82,8 +82,8 @@ def _fish(commands: Words, known: Mapping[str, argparse.ArgumentParser]) -> Iter
         for inner, its in (subcommands or {"": parser}).items():
             where = f"{seen}; and __fish_seen_subcommand_from {inner}" if inner else seen
             for option, means in _options(its).items():
-                yield f"complete -c dubito -n '{where}' -l {option[2:]} -d {_quoted(means)}"
+                yield f"complete -c dubito -n '{where}' -l {option[2:]} -d {_quote(means)}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + " ".join(text.replace("\\", "").replace("'", "\\'").split()) + "'"

@@ -110,7 +110,7 @@ class Predictions(Tabular):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of the arrays cannot be sent to another process.
-        return _frozen, (dict(self.arrays),)
+        return _freeze, (dict(self.arrays),)
 
     @property
     def model(self) -> str:
@@ -240,7 +240,7 @@ def predictions_of(content: bytes) -> Predictions:
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return _frozen({name: arrays[name] for name in arrays.files})
+            return _freeze({name: arrays[name] for name in arrays.files})
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ServerError(
             200, f"expected predictions in an npz file, got {len(content)} bytes of another"
@@ -262,10 +262,10 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
                 continue
             array = np.concatenate([part[name] for part in every])
         arrays[name] = array
-    return _frozen(arrays)
+    return _freeze(arrays)
 
 
-def _frozen(arrays: dict[str, np.ndarray]) -> Predictions:
+def _freeze(arrays: dict[str, np.ndarray]) -> Predictions:
     for array in arrays.values():
         array.flags.writeable = False
     return Predictions(MappingProxyType(arrays))

@@ -107,7 +107,7 @@ def send(
         came = yield replace(made(left), timeout_s=limits.timeout_s if left is None else left)
         assert came is not None
         if isinstance(came, httpx.Response) and came.is_success:
-            return _of_the_service(came)
+            return _check_media_type(came)
         error, pause = failure(came, tried, is_repeatable)
         is_in_time = pause is None or limits.ends - time.monotonic() > pause
         if not is_in_time and isinstance(error, NoAnswer):
@@ -118,7 +118,7 @@ def send(
     raise AssertionError  # not reached
 
 
-def _of_the_service(answer: httpx.Response) -> httpx.Response:
+def _check_media_type(answer: httpx.Response) -> httpx.Response:
     """Return an answer of success, unless it is another's, such as the page of a proxy that wants a
     password."""
     media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -140,10 +140,10 @@ def failure(
         return error, told * random.uniform(1.0, 1.25)  # not all clients at once
     if isinstance(came, NOT_SENT) or (is_repeatable and isinstance(came, CUT_OFF)):
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tried) * random.uniform(0.5, 1.0)
-        return NoAnswer(_said(came)), pause
+        return NoAnswer(_describe(came)), pause
     if isinstance(came, httpx.TimeoutException):
-        return DeadlineExceeded(f"no answer in time: {_said(came)}"), None
-    return NoAnswer(_said(came)), None
+        return DeadlineExceeded(f"no answer in time: {_describe(came)}"), None
+    return NoAnswer(_describe(came)), None
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
@@ -159,7 +159,7 @@ def retry_after_s(response: httpx.Response) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
-def _said(error: httpx.RequestError) -> str:
+def _describe(error: httpx.RequestError) -> str:
     """Say what went wrong with a connection, and whose; some of httpx's errors have no words."""
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:

@@ -62,7 +62,7 @@ async def post_acquire(request: Request) -> Response:
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     most = settings.max_pool_rows
     envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most)
-    served = await context.served(call, envelope)
+    served = await context.find_model(call, envelope)
     manifest = served.model.manifest
     fields = ranking_fields(envelope, served)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
@@ -173,5 +173,5 @@ def select_rows(
     """Return what becomes of the pool's rows: which are ranked, and which set aside."""
     check_keeping(envelope.keep, envelope.control, ids, are_named)
     is_excluding = are_named and envelope.exclude_labelled
-    known = context.labelled(model, ids) if is_excluding else set[str]()
+    known = context.find_labelled(model, ids) if is_excluding else set[str]()
     return select(ids, known, envelope.control, envelope.k, seed)

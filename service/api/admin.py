@@ -60,7 +60,7 @@ async def post_promote(request: Request, name: str, version: str) -> Response:
     """Have `latest` name a version, once that was loaded: a promotion, or a roll-back."""
     context = context_of(request)
     models, call = context.models, context.begin(request)
-    served = await context.served(call, Envelope(model=name, version=version))
+    served = await context.find_model(call, Envelope(model=name, version=version))
     before = models.latest(name)
     try:
         move = partial(models.store.set_alias, served.name, LATEST, served.version)

@@ -50,7 +50,7 @@ async def get_examples(request: Request) -> Response:
     """Give some rows of those that were published with a version, as `/predict` takes them."""
     context = context_of(request)
     asked = query_fields(request, ModelRequest)
-    served = await context.served(context.begin(request), asked)
+    served = await context.find_model(context.begin(request), asked)
     rows = await context.threads.files(lambda: example_rows(served, asked.encoded))
     return json_response({"model": served.name, "version": served.version, "inputs": rows})
 

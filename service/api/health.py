@@ -47,7 +47,7 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
     models = context.models
     if context.ending.is_set():
         raise NotReady("the service is about to end")
-    serving = context.serving()
+    serving = context.served_versions()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
         otherwise = BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH

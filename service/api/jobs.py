@@ -213,7 +213,7 @@ async def _queue(
     most = settings.max_pool_rows
     envelope, inline = await read_rows(context, call, body, envelope_kind, field, most, ENDINGS)
     _refuse_options(envelope)
-    served = await context.served(call, envelope)
+    served = await context.find_model(call, envelope)
     rows: RowFile | np.ndarray
     if inline is None:
         rows = await open_rows_file(context, call, body, envelope, served, field)

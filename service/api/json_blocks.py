@@ -49,7 +49,7 @@ class JsonRows:
     def __len__(self) -> int:
         return self.count
 
-    def parsed(self) -> Iterator[list[Any]]:
+    def parse_blocks(self) -> Iterator[list[Any]]:
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
@@ -83,15 +83,15 @@ def take_apart(
         name = parse(key[1])
         # the last one counts, but this one too must be JSON
         if name == rows_field and rows is not None:
-            for _ in rows.parsed():
+            for _ in rows.parse_blocks():
                 pause()
         if body[key.end() : key.end() + 1] == b"[":
-            found, position = _found(body, key.end() + 1, name, max_rows, pause)
+            found, position = _find_blocks(body, key.end() + 1, name, max_rows, pause)
             if name == rows_field:
                 rows, content[name] = found, []
             else:
                 content[name] = []
-                for items in found.parsed():
+                for items in found.parse_blocks():
                     content[name] += items
                     pause()
         else:
@@ -109,7 +109,7 @@ def take_apart(
     return content, rows
 
 
-def _found(
+def _find_blocks(
     body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
 ) -> tuple[JsonRows, int]:
     blocks: list[tuple[int, int]] = []

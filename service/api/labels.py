@@ -84,7 +84,7 @@ async def _keep(context: Context, call: Call, body: bytes | bytearray) -> dict[s
     count, most = len(envelope.labels), context.settings.max_rows
     if count > most:
         raise TooLarge(f"labels: expected at most {most}, got {count}")
-    served = await context.served(call, Envelope(model=envelope.model))
+    served = await context.find_model(call, Envelope(model=envelope.model))
     key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
     work = partial(keep_labels, context, served, envelope.labels, call, replace, key, encoded)
     accepted, labels = await context.threads.state(work)

@@ -92,7 +92,7 @@ def with_keys(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
     for path, operations in document["paths"].items():
-        needed = keys.needed(path)
+        needed = keys.scope_of(path)
         for operation in operations.values() if needed is not None else ():
             operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
             operation["responses"] |= {

@@ -55,7 +55,7 @@ async def post_preview(request: Request) -> Response:
             f"Content-Type: expected one of {', '.join(ENDINGS)}, got {came(request)}"
         )
     asked = query_fields(request, PreviewRequest)
-    served = await context.served(call, asked)
+    served = await context.find_model(call, asked)
     pool = await open_file(context, call, body, served, "pool", asked.encoded, ending)
     work = partial(preview_rows, pool, asked.rows)
     shown = await context.threads.requests.run(call, len(body), work)

@@ -110,7 +110,7 @@ async def post_predict(request: Request) -> Response:
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     most = settings.max_rows
     envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
-    asked = ToPredict(call, envelope, await context.served(call, envelope), rows)
+    asked = ToPredict(call, envelope, await context.find_model(call, envelope), rows)
     if rows is None:
         asked.rows = await open_rows_file(context, call, body, envelope, asked.served, INPUTS)
         refuse_none_or_many(INPUTS, asked.num_rows, most, " (/predict/jobs takes more)")

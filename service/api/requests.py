@@ -291,7 +291,7 @@ async def find_odd_cells(
 
     def work() -> list[OddCells] | None:
         found = []
-        blocks: Iterable[Any] = rows.parsed() if isinstance(rows, JsonRows) else [rows]
+        blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
         for row in chain.from_iterable(blocks):
             if not isinstance(row, dict):
                 return None

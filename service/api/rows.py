@@ -102,7 +102,7 @@ def rows_array(
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
         return _Reader(rows[0], spec, field, max_pixels, call, encoder).block(rows, first_row)
     if isinstance(rows, JsonRows):
-        blocks: Iterable[list[Any]] = rows.parsed()
+        blocks: Iterable[list[Any]] = rows.parse_blocks()
     else:
         blocks = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
     x = np.empty((len(rows), size), dtype=np.float32)

@@ -34,17 +34,16 @@ class Door:
         self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._check(scope) if scope["type"] == "http" else None
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 
-    def _check(self, scope: Scope) -> Response | None:
-        """Return why a request is refused, if it is."""
+    def _refusal(self, scope: Scope) -> Response | None:
         keys = self.ring.keys
-        refusal = _check_page(scope, self.hosts, self.origins) if keys.api_is_open else None
-        return refusal or (_check_key(scope, keys) if keys.names else None)
+        refusal = _page_refusal(scope, self.hosts, self.origins) if keys.api_is_open else None
+        return refusal or (_key_refusal(scope, keys) if keys.names else None)
 
 
-def _check_page(
+def _page_refusal(
     scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]
 ) -> Response | None:
     """Return why a request may be that of a page of an origin that has no business here, if it may.
@@ -73,20 +72,20 @@ def _check_page(
     return problem(scope, 403, "forbidden", detail)
 
 
-def _check_key(scope: Scope, keys: Keys) -> Response | None:
+def _key_refusal(scope: Scope, keys: Keys) -> Response | None:
     """Record a request's key, and return why the request is refused, if it is.
 
     One answer for keys that are unknown and that have expired: only the log tells them apart.
     """
     record = record_of(scope)
-    given = _given_key(scope)
+    given = _read_key(scope)
     key = keys.find(given) if given else None
     if key is not None:
         record.key = key.name
     valid = None if key is None or key.has_expired else key
     if valid is not None:
         scope[KEY_NAME], scope[OWNER] = valid.name, valid.digest.hex()
-    needed = keys.needed(scope["path"])
+    needed = keys.scope_of(scope["path"])
     if needed is None:
         return None
     if valid is None:
@@ -106,7 +105,7 @@ def may_see_names(scope: Scope, keys: Keys) -> bool:
     return keys.api_is_open or key_name(scope) is not None
 
 
-def _given_key(scope: Scope) -> bytes:
+def _read_key(scope: Scope) -> bytes:
     """Return the key that a request gives: X-API-Key, else a bearer's token; empty without one.
 
     Label Studio can give one to a backend only as the password of basic authentication.

@@ -121,7 +121,7 @@ class Keys:
         """Return a key by its text; it may have expired."""
         return self._by_digest.get(sha256(key).digest())
 
-    def needed(self, path: str) -> Scope | None:
+    def scope_of(self, path: str) -> Scope | None:
         """Return the scope that a key needs for a path; None where the path is open.
 
         A route's pattern also matches a path with a new line at its end (%0A), so this does too.

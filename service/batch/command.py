@@ -123,7 +123,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
     for name in ("workers", "shard_rows"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
-    excluded = _excluded(getattr(options, "exclude", None))
+    excluded = _read_excluded(getattr(options, "exclude", None))
     loaded = _load(options, settings)
     request = _request(command, options, settings, loaded, excluded)
     with _output(options) as place:
@@ -210,7 +210,7 @@ def _json(text: str) -> Any:
         raise InvalidInput("priors", "a JSON object", "something else") from None
 
 
-def _excluded(file: Path | None) -> list[str]:
+def _read_excluded(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:

@@ -136,7 +136,7 @@ def begin(
     wanted = request if is_seeded else replace(request, seed=plan.request.seed)
     for difference in (
         *_differences(plan.request.to_json(), wanted.to_json()),
-        *_changed(plan.files, tuple(listed)),
+        *_file_changes(plan.files, tuple(listed)),
     ):
         raise InvalidInput(OUT, expected, f"one of another: {difference}")
     return plan
@@ -209,7 +209,7 @@ def _differences(there: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             yield f"{name} {value!r} there, {now[name]!r} asked"[:200]
 
 
-def _changed(there: tuple[Listed, ...], now: tuple[Listed, ...]) -> Iterator[str]:
+def _file_changes(there: tuple[Listed, ...], now: tuple[Listed, ...]) -> Iterator[str]:
     before, after = {file.name: file for file in there}, {file.name: file for file in now}
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):

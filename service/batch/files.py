@@ -46,7 +46,7 @@ class Listed:
         values = {unquote(name): unquote(value) for name, mark, value in pairs if mark}
         return {name: None if value == NO_VALUE else value for name, value in values.items()}
 
-    def changed(self) -> InvalidInput:
+    def change_error(self) -> InvalidInput:
         """Return the error of a file that is another by now."""
         expected = f"{self.name} as it was when the job began"
         return InvalidInput("source", expected, "another, or none")
@@ -100,7 +100,7 @@ class LocalFiles:
         """Open a file of the data set; raises InvalidInput if it is not as it was listed."""
         path = self.root if self.root.is_file() else self.root / listed.name
         if not path.is_file() or self._listed(path, listed.name) != listed:
-            raise listed.changed()
+            raise listed.change_error()
         return Copy(path)
 
     def check_output(self) -> None:
@@ -214,10 +214,10 @@ class _BucketCopy(Copy):
         self._held = 0, 0
         try:
             size = min(FOOTER_BYTES, listed.size)
-            self._tail = self._fetched(listed.size - size, size)
+            self._tail = self._fetch(listed.size - size, size)
             footer = int.from_bytes(self._tail[-8:-4], "little") + 8
             if size < footer <= listed.size:
-                self._tail = self._fetched(listed.size - footer, footer)
+                self._tail = self._fetch(listed.size - footer, footer)
             self._begin()
         except BaseException:
             self._file.close()
@@ -229,13 +229,13 @@ class _BucketCopy(Copy):
         self._file.write(self._tail)
         self._file.flush()
 
-    def _fetched(self, first: int, size: int) -> bytes:
+    def _fetch(self, first: int, size: int) -> bytes:
         try:
             content, tag = self._objects.span(self._listed.name, first, size)
         except FileNotFoundError:
-            raise self._listed.changed() from None
+            raise self._listed.change_error() from None
         if len(content) < size or (tag and tag != self._listed.stamp):
-            raise self._listed.changed()
+            raise self._listed.change_error()
         return content
 
     def need(self, first: int, end: int) -> None:
@@ -245,7 +245,7 @@ class _BucketCopy(Copy):
         self._begin()
         for start in range(first, end, PIECE_BYTES):
             self._file.seek(start)
-            self._file.write(self._fetched(start, min(PIECE_BYTES, end - start)))
+            self._file.write(self._fetch(start, min(PIECE_BYTES, end - start)))
         self._file.flush()
         self._held = first, end
 

@@ -272,7 +272,7 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     """Rank the rows of a job, as /acquire does; return the name of the answer's file."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
-    ranked_rows, control = _selected(job.folder, request)
+    ranked_rows, control = _read_selection(job.folder, request)
     k = request.k - len(control)
     asked = request.acquisition, k, request.num_samples, request.race, request.beta
     choice = Choice(manifest.task, *asked)
@@ -290,7 +290,7 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
 
 
-def _selected(
+def _read_selection(
     folder: Path, request: JobRequest
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "C"]]:
     if not request.selected:
@@ -299,7 +299,7 @@ def _selected(
         return selected["ranked"], selected["control"]
 
 
-def answered_rows(folder: Path) -> tuple[int, int]:
+def count_answered(folder: Path) -> tuple[int, int]:
     """Return how many rows the answer of a job has, and how many of them are set aside."""
     ranking = json.loads((folder / ANSWER_FILE).read_bytes())["ranking"]
     return len(ranking), sum(row["control"] for row in ranking)

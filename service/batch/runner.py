@@ -21,7 +21,7 @@ from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
-from service.batch.job_process import PUT_BACK, answered_rows
+from service.batch.job_process import PUT_BACK, count_answered
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -161,7 +161,7 @@ class JobRunner:
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:
                 of_model = job.request["model"], job.request["version"]
                 with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
-                    self.metrics.count_acquired(of_model, *answered_rows(jobs.folder / job.id))
+                    self.metrics.count_acquired(of_model, *count_answered(jobs.folder / job.id))
             logger.info("job %s is %s", job.id, job.state)
         finally:
             running.slot.close()

@@ -174,7 +174,7 @@ class Worker:
         for rows in self._runs(shard, rejects, report):
             arrays, computed = computation.predict(rows.x, self.draws)
             row_draws += int(arrays["num_samples"].sum())
-            rows = _computed(rows, computed, rejects)
+            rows = _keep_computed(rows, computed, rejects)
             ids += rows.ids
             parts.append({name: array[computed] for name, array in arrays.items()})
             count_unknown(unknown, rows.x, manifest.input.columns)
@@ -205,7 +205,7 @@ class Worker:
         for rows in self._runs(shard, rejects, report, wanted):
             found = self._scores(rows)
             computed = np.isfinite(found)
-            rows, found = _computed(rows, computed, rejects), found[computed]
+            rows, found = _keep_computed(rows, computed, rejects), found[computed]
             if request.acquisition != RANDOM:
                 count_unknown(unknown, rows.x, model.manifest.input.columns)
             places.append(rows.places)
@@ -246,7 +246,7 @@ class Worker:
         return np.where(np.isfinite(scores), powers, np.nan)
 
 
-def _computed(rows: Rows, computed: np.ndarray, rejects: list[bytes]) -> Rows:
+def _keep_computed(rows: Rows, computed: np.ndarray, rejects: list[bytes]) -> Rows:
     rejects += [
         reject_line(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
         for i in np.flatnonzero(~computed)

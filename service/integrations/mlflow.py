@@ -84,7 +84,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
     envelope, form, given = await run_reading(context, call, size, work)
     del body, work
     call.record.read = time.perf_counter()
-    served = await context.served(call, envelope)
+    served = await context.find_model(call, envelope)
     spec = served.model.manifest.input
     spec = spec.encoded if envelope.encoded else spec
     rows = await run_reading(
@@ -97,7 +97,7 @@ async def _read_csv(context: Context, call: Call) -> ToPredict:
     settings = context.settings
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     envelope = envelope_of_params({})
-    served = await context.served(call, envelope)
+    served = await context.find_model(call, envelope)
     pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
     refuse_none_or_many("body", pool.rows, settings.max_rows)
     return ToPredict(call, envelope, served, pool)

@@ -75,7 +75,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
-    served = await context.served(call, Envelope(model=name))
+    served = await context.find_model(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
     return json_response({"model_version": model_version(served)})
 
@@ -91,7 +91,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, settings.max_json_bytes)
-    served = await context.served(call, Envelope(model=name))
+    served = await context.find_model(call, Envelope(model=name))
     manifest = served.model.manifest
     config = label_config(content.get("label_config"), manifest)
     tasks = content.get("tasks")
@@ -141,7 +141,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:
         return json_response({"kept": False})
-    served = await context.served(call, Envelope(model=name))
+    served = await context.find_model(call, Envelope(model=name))
     key = key_name(request.scope)
     kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
     return json_response({"kept": kept}, 201 if kept else 200)

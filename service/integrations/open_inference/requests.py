@@ -118,7 +118,7 @@ def _large(text: bytes | bytearray, call: Call) -> dict[str, Any]:
     call.pause()
     if tensors is not None:
         content["inputs"] = []
-        for block in tensors.parsed():
+        for block in tensors.parse_blocks():
             content["inputs"] += block
             call.pause()
     return content

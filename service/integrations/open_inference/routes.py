@@ -174,7 +174,7 @@ async def _read(
     del body, work
     call.record.read = time.perf_counter()
     envelope = envelope_of({**infer.fields, "model": name, "version": version}, "parameters")
-    served = await context.served(call, envelope)
+    served = await context.find_model(call, envelope)
     manifest, most_rows = served.model.manifest, settings.max_rows
     tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
     make = partial(rows_of, tensors, manifest, most_rows, is_passed_on, call, encoded)

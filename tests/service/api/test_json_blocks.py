@@ -44,7 +44,7 @@ def read(text):
     try:
         content, rows = take_apart(text, "inputs", 1000)
         if rows is not None:
-            content["inputs"] = [row for block in rows.parsed() for row in block]
+            content["inputs"] = [row for block in rows.parse_blocks() for row in block]
             assert len(rows) == len(content["inputs"])
     except DubitoError:
         return None
@@ -113,7 +113,7 @@ def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypat
         take_apart(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
     long = b"a" * 1000  # a string may be long: an image
     _, rows = take_apart(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
-    assert list(rows.parsed()) == [[long.decode()]]
+    assert list(rows.parse_blocks()) == [[long.decode()]]
 
 
 def test_rows_that_count_no_more_must_be_json_too():

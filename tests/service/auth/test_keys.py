@@ -197,11 +197,11 @@ def test_a_key_is_one_of_those_configured_or_none():
 def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
     api = list_keys(Settings(api_keys=FIRST))
     admin = list_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
-    assert api.needed("/admin/models") == "read"
+    assert api.scope_of("/admin/models") == "read"
     assert api.find(FIRST.encode()).scopes >= {"read"}
-    assert admin.needed("/admin/models") == "admin"
+    assert admin.scope_of("/admin/models") == "admin"
     assert admin.find(ADMIN.encode()).scopes == {"admin", "metrics"}
-    assert list_keys(Settings()).needed("/admin/models") is None
+    assert list_keys(Settings()).scope_of("/admin/models") is None
 
 
 def test_settings_and_keys_do_not_show_keys():
