@@ -13,7 +13,7 @@ from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
 from model_store.errors import NotFound, StoreError
-from service.api.answers import ModelAnswer, ModelsAnswer, VersionAnswer
+from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
 from service.api.openapi import BINARY, answers, query_of
 from service.api.requests import query_fields
 from service.api.responses import json_response
@@ -24,10 +24,6 @@ from service.error_forms import JSON
 from service.models.drift import drift_content
 from service.models.models import Models
 
-OF_LATEST = (
-    *("method", "task", "input_shape", "columns", "classes", "target", "quality", "smallest_fpr"),
-    *("warnings", "too_few_rows", "categories", "encoder", "smallest_risk"),
-)
 MEDIA_TYPES = {
     "json": "application/json",
     "md": "text/markdown; charset=utf-8",
@@ -130,24 +126,23 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "broken": models.broken(name),
     }
     if latest is None:
-        return overview | dict.fromkeys(OF_LATEST)
+        return dict.fromkeys(OverviewAnswer.model_fields) | overview
     categories, encoder, abstention = latest.categories, latest.encoder, latest.abstention
-    of_latest = (
-        latest.method,
-        latest.task,
-        latest.input.shape,
-        [_column(column) for column in latest.input.columns],
-        latest.classes,
-        latest.target,
-        latest.quality,
-        latest.detectors.smallest_fpr,
-        latest.warnings,
-        too_few_rows(latest.detectors, categories),
-        None if categories is None else categories.model_dump(),
-        None if encoder is None else encoder.model_dump(),
-        None if abstention is None else abstention.smallest_risk,
-    )
-    return overview | dict(zip(OF_LATEST, of_latest, strict=True))
+    return overview | {
+        "method": latest.method,
+        "task": latest.task,
+        "input_shape": latest.input.shape,
+        "columns": [_column(column) for column in latest.input.columns],
+        "classes": latest.classes,
+        "target": latest.target,
+        "quality": latest.quality,
+        "smallest_fpr": latest.detectors.smallest_fpr,
+        "warnings": latest.warnings,
+        "too_few_rows": too_few_rows(latest.detectors, categories),
+        "categories": None if categories is None else categories.model_dump(),
+        "encoder": None if encoder is None else encoder.model_dump(),
+        "smallest_risk": None if abstention is None else abstention.smallest_risk,
+    }
 
 
 def _column(column: AnyColumn) -> dict[str, Any]:
