@@ -20,6 +20,7 @@ from dubito.command import main
 from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
+from tests.support.images import pixel
 
 GUIDE = ROOT / "client" / "README.md"
 
@@ -94,18 +95,12 @@ def test_rows_come_on_standard_input_and_answers_go_to_parquet(
         assert table.column("label").to_pylist() == expected.label.tolist()
         assert table.column("bald").to_pylist() == expected.bald.tolist()
         assert table.schema.metadata[b"dubito.seed"] == b"7"
-    for content, model in ((b"age,city\n31,Rome\n", "people"), (png(), "pictures")):
+    for content, model in ((b"age,city\n31,Rome\n", "people"), (pixel("red"), "pictures")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert run("predict", "-", "--model", model)[0] == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     _, _, err = run("predict", "-")
     assert err == "dubito: standard input: expected rows, got nothing\n"
-
-
-def png():
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1), "red").save(file, "PNG")
-    return file.getvalue()
 
 
 def test_what_made_rows_strange_is_said(run, tmp_path, digits_rows):

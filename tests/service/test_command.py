@@ -11,17 +11,9 @@ import pytest
 
 from model_store.state.database import FILE, Database
 from model_store.state.jobs import Jobs
-from tests.support.environment import ROOT, environment_with
+from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.ports import free_port
 from tests.support.serving import answers, serving, wait_until
-
-
-def service(*arguments, **settings):
-    command = [sys.executable, "-m", "service", *arguments]
-    environment = environment_with(**settings)
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_store, tmp_path):
@@ -43,7 +35,7 @@ def test_the_state_is_backed_up_and_restored_by_commands_with_results(digits_sto
 
 
 def test_help_says_the_options_and_where_the_settings_are():
-    done = service("--help")
+    done = run_service("--help")
     assert done.returncode == 0
     assert "--port N" in done.stdout
     assert "DUBITO_" in done.stdout
@@ -52,7 +44,7 @@ def test_help_says_the_options_and_where_the_settings_are():
 
 @pytest.mark.parametrize("option", [["--prot", "1"], ["--port", "eighty"], ["--port"], ["8000"]])
 def test_a_wrong_option_is_refused_by_name(option):
-    done = service(*option)
+    done = run_service(*option)
     assert done.returncode == 2
     assert option[0] in done.stderr.splitlines()[-1]
 
@@ -77,7 +69,7 @@ def test_a_service_that_was_started_without_standard_files_serves_and_ends_in_or
 
 
 def test_a_port_beyond_the_last_is_refused():
-    done = service("--port", "70000")
+    done = run_service("--port", "70000")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: DUBITO_PORT: expected less than or equal to 65535, got '70000'"
@@ -89,7 +81,9 @@ def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         begun = time.monotonic()
-        done = service("--port", str(port), DUBITO_STORE=str(digits_store), DUBITO_WORKERS=workers)
+        done = run_service(
+            "--port", str(port), DUBITO_STORE=str(digits_store), DUBITO_WORKERS=workers
+        )
         assert time.monotonic() - begun < 10
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
@@ -99,7 +93,7 @@ def test_a_port_in_use_is_noticed_at_once_in_one_line(digits_store, workers):
 
 
 def test_a_host_that_is_not_of_this_machine_is_said():
-    done = service(DUBITO_HOST="192.0.2.1")
+    done = run_service(DUBITO_HOST="192.0.2.1")
     assert done.returncode == 3
     assert done.stderr.startswith("error: cannot listen on 192.0.2.1 port 8000: ")
 
@@ -130,7 +124,7 @@ def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tm
 
 def test_a_store_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "models").write_text("")
-    done = service(DUBITO_STORE=str(tmp_path / "models"))
+    done = run_service(DUBITO_STORE=str(tmp_path / "models"))
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"error: DUBITO_STORE: expected a folder, got {tmp_path / 'models'}"
@@ -139,7 +133,7 @@ def test_a_store_that_is_a_file_is_refused(tmp_path):
 
 def test_a_public_key_that_is_none_is_refused(tmp_path):
     (tmp_path / "key").write_text("not a key")
-    done = service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
+    done = run_service(DUBITO_VERIFY_KEY_FILE=str(tmp_path / "key"))
     assert done.returncode == 2
     expected = (
         "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
@@ -148,7 +142,7 @@ def test_a_public_key_that_is_none_is_refused(tmp_path):
 
 
 def test_a_cluster_needs_ray():
-    done = service("cluster")
+    done = run_service("cluster")
     assert done.returncode == 2
     expected = "error: cluster: expected the packages of the extra `scale`, Ray among them, got none of them"
     assert done.stderr.splitlines() == [expected]

@@ -2,14 +2,12 @@
 names it."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from model_store.errors import InvalidInput
 from service.settings import OF_CLIENT, OF_TRAINING, Settings, processors, read_settings
-from tests.support.environment import ROOT, environment_with
+from tests.support.environment import ROOT, run_service
 
 
 def documented():
@@ -80,16 +78,7 @@ def test_settings_are_read_from_the_environment_whatever_its_case(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"DUBITO_PORT": "eighty"}, {"DUBITO_STOER": "models"}])
 def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
-    command = [sys.executable, "-m", "service"]
-    done = subprocess.run(
-        command,
-        env=environment_with(**wrong),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_service(**wrong)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1

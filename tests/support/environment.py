@@ -31,6 +31,18 @@ def environment_in(folder: Path) -> dict[str, str]:
     )
 
 
+def run_service(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m service` with settings of `environment_with` until it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "service", *arguments],
+        env=environment_with(**settings),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def run_training(folder: Path, *arguments: str) -> None:
     """Run `python -m training` in `environment_in` a folder; it succeeds."""
     command = [sys.executable, "-m", "training", *arguments]

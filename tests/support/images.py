@@ -1,7 +1,17 @@
-"""Image files, byte by byte."""
+"""Image files, the odd ones byte by byte."""
 
+import io
 import struct
 import zlib
+
+from PIL import Image
+
+
+def pixel(colour: str | tuple[int, int, int]) -> bytes:
+    """A PNG file of one pixel."""
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1), colour).save(file, "PNG")
+    return file.getvalue()
 
 
 def png_file(header: tuple[int, ...], data: bytes) -> bytes:

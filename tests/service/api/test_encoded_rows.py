@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from dubito import Client, InvalidInput
-from tests.support.files import npz_bytes
+from tests.support.files import npy_bytes, npz_bytes
 from tests.support.serving import client_of, wait_until
 
 PERSON = {"age": 31, "city": "Rome"}
@@ -25,12 +25,6 @@ def client(kinds, tmp_path_factory):
     settings = {"DUBITO_POOLS": str(pools), "DUBITO_DEFAULT_MODEL": "people"}
     with client_of(kinds, **settings) as client:
         yield client
-
-
-def npy_bytes(rows):
-    file = io.BytesIO()
-    np.save(file, rows)
-    return file.getvalue()
 
 
 def in_json(path, field, **more):

@@ -3,8 +3,6 @@
 import json
 import logging
 import re
-import subprocess
-import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -15,7 +13,7 @@ import pytest
 from model_store.errors import InvalidInput
 from service.auth.keys import FILE_VARIABLE, SCOPES, KeyRing, Keys, new_key, parse_keys
 from service.settings import Settings
-from tests.support.environment import ROOT, environment_with
+from tests.support.environment import run_service
 from tests.support.serving import client_of, wait_until
 
 ROW = [0.0] * 64
@@ -309,27 +307,10 @@ def test_a_wrong_argument_of_a_new_key_is_named(arguments, named):
 
 
 def test_the_command_gives_the_key_to_the_person_and_the_entry_to_the_file():
-    command = [sys.executable, "-m", "service", "key", "shop", "--scopes", "predict"]
-    done = subprocess.run(
-        command,
-        env=environment_with(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_service("key", "shop", "--scopes", "predict")
+    assert done.returncode == 0
     (key,) = re.findall(r"dubito_[\w-]{43}", done.stderr)
     assert parse_keys(done.stdout).find(key.encode()).name == "shop"
-    command[-1] = "everything"
-    done = subprocess.run(
-        command,
-        env=environment_with(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_service("key", "shop", "--scopes", "everything")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --scopes: expected some of read,")

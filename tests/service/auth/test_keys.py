@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 from urllib.parse import urlsplit
 
 import httpx
@@ -12,7 +10,7 @@ import pytest
 from model_store.errors import InvalidInput
 from service.auth.keys import KeyRing, list_keys
 from service.settings import Settings
-from tests.support.environment import ROOT, environment_with
+from tests.support.environment import run_service
 
 FIRST, SECOND, ADMIN = (
     "first-key-of-the-api",
@@ -248,15 +246,7 @@ def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settin
 def test_the_service_does_not_start_without_the_keys_that_it_is_to_have(tmp_path):
     (tmp_path / "empty").touch()
     for wrong in ({"DUBITO_API_KEYS_FILE": str(tmp_path / "empty")}, {"DUBITO_API_KEYS": "short"}):
-        done = subprocess.run(
-            [sys.executable, "-m", "service"],
-            env=environment_with(**wrong),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_service(**wrong)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert done.stderr.startswith(f"error: {next(iter(wrong))}: ")

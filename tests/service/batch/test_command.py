@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from model_store.errors import InvalidInput
 from service.batch import command, computation, shards
 from service.batch.files import Stopped
 from service.settings import Settings
-from tests.support.environment import ROOT, environment_with
+from tests.support.environment import ROOT, environment_with, run_service
+from tests.support.images import pixel
 from tests.support.ray_cluster import processes
 from tests.support.serving import client_of, wait_until
 
@@ -245,14 +245,7 @@ def test_a_job_goes_on_after_its_driver_was_killed_and_ends_with_the_same_bytes(
         process.kill()
         process.wait()
     (out / ".draft-of-the-killed").write_bytes(b"half")
-    done = subprocess.run(
-        [sys.executable, "-m", "service", *arguments],
-        env=environment_with(DUBITO_STORE=str(digits_store)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_service(*arguments, DUBITO_STORE=str(digits_store))
     assert done.returncode == 0, done.stderr
     assert content_of(out) == content_of(scored)
 
@@ -479,22 +472,8 @@ def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
 
 
 def test_the_command_ends_with_one_line(digits_store, data, tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "service",
-            "score",
-            str(tmp_path / "absent"),
-            "--out",
-            str(tmp_path / "out"),
-        ],
-        env=environment_with(DUBITO_STORE=str(digits_store)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    asked = "score", str(tmp_path / "absent"), "--out", str(tmp_path / "out")
+    done = run_service(*asked, DUBITO_STORE=str(digits_store))
     assert done.returncode == 2
     assert done.stderr.startswith("error: source: expected")
     assert done.stderr.count("\n") == 1
@@ -543,7 +522,7 @@ def of_kind(model):
         texts = ["a lovely film", "the meal was cold", "and it"]
         return {"text": texts, "other": [1, 2, 3]}, texts
     if model == "pictures":
-        files = [png(color) for color in ("red", "blue", "white")]
+        files = [pixel(color) for color in ("red", "blue", "white")]
         struct = [{"bytes": file, "path": None} for file in files]
         return {"image": struct}, [base64.b64encode(file).decode() for file in files]
     if model == "groups":
@@ -551,10 +530,3 @@ def of_kind(model):
         return {name: [row[i] for row in rows] for i, name in enumerate("abc")}, rows
     people = [{"age": 30, "city": "Rome"}, {"age": 51, "city": "Paris"}, {"age": 18, "city": None}]
     return {name: [row[name] for row in people] for name in ("city", "age")}, people
-
-
-def png(color):
-    """A picture of one pixel."""
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1), color).save(file, "PNG")
-    return file.getvalue()

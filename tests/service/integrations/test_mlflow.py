@@ -1,19 +1,18 @@
 """MLflow's scoring protocol over HTTP."""
 
 import base64
-import io
 import json
 import tracemalloc
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from service.call import Call
 from service.integrations import mlflow
 from service.integrations.mlflow import read_invocation
 from service.server.budget import ByteBudget, Reservation
+from tests.support.images import pixel
 from tests.support.serving import client_of, serving
 
 JSON, CSV = "application/json", "text/csv"
@@ -99,11 +98,9 @@ def test_rows_of_numbers_come_in_every_form(client, digits_rows):
 
 
 def test_texts_and_pictures_come_in_every_form(client):
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1), (128, 12, 250)).save(file, "PNG")
     of_kind = {
         "texts": ["good film", "bad day"],
-        "pictures": [base64.b64encode(file.getvalue()).decode()] * 2,
+        "pictures": [base64.b64encode(pixel((128, 12, 250))).decode()] * 2,
     }
     for model, rows in of_kind.items():
         expected = native(client, rows, model=model, seed=7)

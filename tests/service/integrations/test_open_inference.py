@@ -11,8 +11,8 @@ import zlib
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.support.images import pixel
 from tests.support.raw import Connection
 from tests.support.serving import client_of, metric, serving
 from tests.support.tiny import GROUPS
@@ -20,6 +20,7 @@ from tests.support.tiny import GROUPS
 HEADER = "Inference-Header-Content-Length"
 PEOPLE = [{"age": 31.0, "city": "Rome"}, {"age": None, "city": None}]
 NOT_BY_DEFAULT = {"samples", "classes", "abstain"}
+PICTURE = pixel((128, 12, 250))
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +145,6 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def picture():
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1), (128, 12, 250)).save(file, "PNG")
-    return file.getvalue()
-
-
 # What is answered
 
 
@@ -204,10 +199,10 @@ def test_pictures_come_as_files_in_bytes_or_base64_and_as_arrays(client):
     expected = native(client, pixels.tolist(), "pictures")
     assert_same(arrays(infer(client, [tensor(pixels)], "pictures")), expected)
     assert_same(
-        arrays(infer(client, [strings([base64.b64encode(picture()).decode()])], "pictures")),
+        arrays(infer(client, [strings([base64.b64encode(PICTURE).decode()])], "pictures")),
         expected,
     )
-    content = elements([picture()])
+    content = elements([PICTURE])
     asked = {
         "name": "x",
         "datatype": "BYTES",
