@@ -219,6 +219,7 @@ async def _queue(
         rows = await open_rows_file(context, call, body, envelope, served, field)
     else:
         rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
+    del inline  # which may be many times as large as the numbers
     num_samples = num_samples_of(envelope, served, settings)
     work = count_rows(rows) * num_samples
     if work > settings.max_job_row_draws:
