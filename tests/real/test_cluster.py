@@ -260,7 +260,7 @@ def test_more_replicas_come_with_more_work(digits_store, digits_rows, tmp_path):
     ) as (url, _):
         assert len(replicas()) == 1
         with Load(url, {"1": [(request, b"")]}, threads=8):
-            wait_until(lambda: len(replicas()) == 2, 90)
+            wait_until(lambda: len(replicas()) == 2, 300)
 
 
 def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
@@ -282,7 +282,7 @@ def test_the_guide_s_configuration_file_serves(digits_store, tmp_path):
         command = [str(PYTHON.with_name("serve")), "run", str(path)]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/models"), 90)
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/models"), 300)
         answer = httpx.post(f"{url}/predict", json={"inputs": [[0.0] * 64], "seed": 1}, timeout=60)
         assert answer.json()["seed"] == 1
         assert (

@@ -81,7 +81,7 @@ def cluster(
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/ready"), 90)
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health/ready"), 300)
         assert process.poll() is None, log.read_text()
         yield url, log
     finally:
