@@ -83,6 +83,7 @@ def strangeness(prediction: Prediction) -> Float64[np.ndarray, "N"]:
 
 
 def is_fooled(prediction: Prediction, label: int) -> tuple[np.ndarray, np.ndarray]:
+    assert isinstance(prediction.scores, Scores)
     wrong = prediction.scores.probabilities.argmax(axis=1) != label
     return wrong, wrong & (prediction.p_values.p_value > DEFAULT_FPR)
 
@@ -118,6 +119,7 @@ def attack(
 def answered_rightly(service: Service, rows: Rows, count: int) -> Rows:
     """Return the first rows that are answered rightly and without a flag."""
     prediction = service.ask(rows.x.astype(np.float32))
+    assert isinstance(prediction.scores, Scores)
     right = prediction.scores.probabilities.argmax(axis=1) == rows.y
     return rows.take(np.flatnonzero(right & (prediction.p_values.p_value > DEFAULT_FPR))[:count])
 
