@@ -49,7 +49,7 @@ class Cell:
     row: str
     seed: int
     measured: Measured
-    seconds: float
+    seconds: float  # of a processor, without what an earlier run or a shared fit took
     commit: str
     code: str
     versions: dict[str, str]

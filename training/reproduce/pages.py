@@ -65,13 +65,13 @@ def link_to(path: Path, folder: Path) -> str:
 
 
 def page(target: Target, results: Results, picture: str | None) -> str:
-    header = ["", *(column.title for column in target.columns.values()), "seeds", "seconds a seed"]
+    header = ["", *(column.title for column in target.columns.values()), "seeds"]
     lines = [
         f"# {target.title}",
         "",
         f"`python -m training reproduce {target.name}`. {target.protocol}",
         "",
-        "Mean ± standard deviation over seeds; in brackets the paper's. Seconds are of one core.",
+        "Mean ± standard deviation over seeds; in brackets the paper's.",
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
@@ -94,8 +94,7 @@ def row_line(target: Target, row: str, cells: list[Cell]) -> str:
             text = f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
         paper = target.papers.get(row, {}).get(key)
         shown.append(text if paper is None else f"{text} ({paper})")
-    seconds = f"{sum(cell.seconds for cell in cells) / len(cells):.0f}" if cells else NONE
-    return f"| {' | '.join([*shown, str(len(cells)), seconds])} |"
+    return f"| {' | '.join([*shown, str(len(cells))])} |"
 
 
 def counts(cells: list[Cell]) -> bool:
