@@ -187,8 +187,8 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
         ),
         {
             None: None,
-            "class": Categories.by_class(
-                description().classes, np.stack([s.label for s in ranking.scores]), y
+            "class": Categories(
+                "class", description().classes, np.stack([s.label for s in ranking.scores]), y
             ),
             "group": Categories.by_group(GROUPS, np.arange(RANKING) % 3, len(COUNTS)),
         }[kind],
