@@ -162,7 +162,10 @@ def _plan_layers(
     if train < REFIT_ROWS:
         content["training"]["refit"] = True
         reasons["training.refit"] = "then fitted again, with validation rows among the others"
-    reasons["method"] = "tried on a panel of public sets (docs/results/panel.md)"
+    reasons["method"] = (
+        "tried on a panel of public sets (docs/results/panel.md); "
+        "between clusters of rows anchored-ensemble doubts more"
+    )
     outputs = max(2, len(found.classes))
     return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from training.evaluation import evidence
 from training.evaluation.figures import Ends
+from training.posteriors import METHODS
 
 MEASURES = {
     "auroc": "AUROC",
@@ -148,6 +149,7 @@ def blocks(report: evidence.Report, plots: list[str]) -> list[Block]:
         "of the same kind; where they are bootstrapped, of "
         f"{report.resamples} samples of the rows.",
         *_convergence(report.convergence),
+        *_gaps(report.method),
         *(f"Note: {warning}." for warning in report.warnings),
         "## Test rows",
         Table(["", ""], figures),
@@ -189,6 +191,13 @@ def _convergence(fit: dict[str, Any] | None) -> list[Block]:
     if "pareto_k" in fit:
         k_hat = f"; k-hat {fit['pareto_k']:.2g} (below .7 it covers the exact one)"
     return [f"Its fit: {fit['says']}; negative ELBO {bound} nats a training row{k_hat}."]
+
+
+def _gaps(method: str) -> list[Block]:
+    if METHODS[method].is_anchored or METHODS[method].is_point:
+        return []
+    seen = "in a gap between clusters of training rows it doubts less than it should"
+    return [f"Of `{method}`: {seen}; `anchored-ensemble` doubts more (docs/results/certify.md)."]
 
 
 def _baselines(baselines: Mapping[str, Mapping[str, float]]) -> list[Block]:
