@@ -206,7 +206,8 @@ class Runtime:
         """Return what `after_draws` takes in of rows, and the density detectors' scores: what no
         draw changes."""
         x = self.encoded(x)
-        blocks = self._row_blocks(len(x))
+        # few rows are one thread's, which reads the weights once for all of them
+        blocks = self._row_blocks(len(x)) if len(x) > SMALL_ROWS else [slice(None)]
         parts = self._each(lambda block: self._before_draws(x[block]), blocks, len(x))
         if len(parts) == 1:
             return parts[0]

@@ -22,7 +22,7 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
-from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress
+from service.engine.jobs import Job, MicroBatch, Part, PoolScores, Predicted, Progress, finish
 from service.errors import PastDeadline
 from service.server.shares import Shares
 from service.telemetry.metrics import Metrics
@@ -35,8 +35,6 @@ REMADE_ROW_DRAWS = 100_000
 SUMMED_NUMBERS = 4_000_000  # that the draws of a micro-batch or part are summed in: 32 MB
 ENCODED_S = 0.25  # that the encoder takes for the rows of a micro-batch or part, at most
 LEAST_AT_ONCE = 16  # requests that a micro-batch may take, however few are about
-# After a micro-batch, in which those who come with the next requests are waited for
-GATHER_S = 0.01
 
 
 class Engine:
@@ -110,11 +108,14 @@ class Engine:
                 return False
             batch = self._next()
         if batch:
+            begun = time.monotonic()
             self._run(batch)
-            # While half of those about are computed the others are read, and so on in turns.
-            about = len(batch) + len(self._queue)
-            self._gathered, self._at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
-            self._gathering_until = time.monotonic() + GATHER_S
+            ended = time.monotonic()
+            # A draw set takes as long as several rows, so most of those about share the next one,
+            # while the others are read. Nobody waits for them longer than the last one took.
+            most = 3 * (len(batch) + len(self._queue)) // 4
+            self._gathered, self._at_once = most, max(LEAST_AT_ONCE, most)
+            self._gathering_until = 2 * ended - begun
         return True
 
     def _await_work(self) -> None:
@@ -170,16 +171,17 @@ class Engine:
         try:
             self._compute(batch)
         except Exception as error:
-            for progress in batch:
-                progress.finish(error)
+            finish(batch, error)
             return
+        done = []
         for progress in batch:
             if progress.rows_left:
                 self._put(progress)
             else:
                 if len(progress.parts) > 1:
                     progress.gather()
-                progress.finish()
+                done.append(progress)
+        finish(done)
 
     def _compute(self, batch: list[Progress]) -> None:
         begun = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -181,17 +181,12 @@ class Progress:
         """Whether nobody waits for it any more, or not in time."""
         assert self.future is not None
         if time.monotonic() > self.job.call.deadline:
-            self.finish(PastDeadline())
+            finish([self], PastDeadline())
             return True
         return self.future.cancelled()
 
-    def finish(self, error: Exception | None = None) -> None:
-        """Resolve the future, from another thread; its event loop may be gone."""
-        assert self.future is not None
-        with suppress(RuntimeError):
-            self.future.get_loop().call_soon_threadsafe(self._tell, error)
-
-    def _tell(self, error: Exception | None) -> None:
+    def tell(self, error: Exception | None) -> None:
+        """Resolve the future, in its event loop."""
         assert self.future is not None
         if self.future.done():
             return
@@ -225,3 +220,22 @@ class Progress:
         assert self.draws is not None
         assert part.scores is not None
         return PoolScores(part.scores, self.draws.seed, self.phases, self.best, part.errors)
+
+
+def finish(done: Sequence[Progress], error: Exception | None = None) -> None:
+    """Resolve the futures of jobs, from another thread; their event loop may be gone.
+
+    A loop is woken once for all of them.
+    """
+
+    def tell(of_loop: list[Progress]) -> None:
+        for progress in of_loop:
+            progress.tell(error)
+
+    loops: dict[asyncio.AbstractEventLoop, list[Progress]] = {}
+    for progress in done:
+        assert progress.future is not None
+        loops.setdefault(progress.future.get_loop(), []).append(progress)
+    for loop, of_loop in loops.items():
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, of_loop)

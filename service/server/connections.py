@@ -404,6 +404,8 @@ class HttpConnection(asyncio.Protocol):
         held = held if held > FREE_BYTES else 0
         unread = self.transport.get_write_buffer_size() if self._write_paused else 0
         more = held + unread - self._held
+        if more == 0:
+            return True
         if more <= 0 or unread or self._is_reading_body:
             self.shared.budget.force(more)
         elif not self.shared.budget.try_acquire(more):

@@ -122,7 +122,7 @@ def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alon
         assert_as_alone(served, x, answer)
 
 
-def test_a_micro_batch_takes_half_of_those_about(engine, served, digits_rows):
+def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digits_rows):
     """So that the others are read while these are computed; of few it takes all."""
 
     def batches(waiting):
@@ -130,8 +130,8 @@ def test_a_micro_batch_takes_half_of_those_about(engine, served, digits_rows):
         return list(Counter(predicted.seed for predicted in found).values())
 
     waiting = 2 * LEAST_AT_ONCE + 8
-    half = waiting // 2 + 1  # of those that wait and the one before them, rounded up
-    assert batches(waiting) == [half, waiting - half]
+    most = 3 * (waiting + 1) // 4  # of those that wait and the one before them
+    assert batches(waiting) == [most, waiting - most]
     assert batches(LEAST_AT_ONCE) == [LEAST_AT_ONCE]
 
 
