@@ -106,7 +106,7 @@ def test_a_version_of_other_classes_is_measured_by_the_names_of_the_rows(own_sto
             assert found[name].value == pytest.approx(figure.value), name
 
 
-def rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
+def test_rows_as_taken_by_a_table_are_encoded_as_the_other_version_takes_them(own_store, tmp_path):
     generator = np.random.default_rng(0)
     x, y = generator.normal(3, 2, 80), generator.integers(0, 2, 80)
     lines = [f"{value:.6f},{'ab'[label]}" for value, label in zip(x, y, strict=True)]
