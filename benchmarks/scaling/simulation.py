@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from service.engine.admission import FIRST_TRY_S, LAST_TRY_S, LASTING_S, REST_S, TRIED_S
-from service.engine.batching import BATCH_ROW_DRAWS, GATHER_S, LEAST_AT_ONCE, SMALL_ROW_DRAWS
+from service.engine.batching import BATCH_ROW_DRAWS, LEAST_AT_ONCE, SMALL_ROW_DRAWS
 from service.models.reservoir import PATIENCE_S, PIECE_DRAWS
 
 Balance = Literal["random", "two", "least"]
@@ -312,6 +312,7 @@ class _Replica:
         self.queue: deque[_Request] = deque()
         self.model, self.model_turn = IDLE, 0
         self.gathered, self.at_once = 0, LEAST_AT_ONCE
+        self.begun = 0.0  # of the micro-batch that is computed
         at_first = clock.cluster.sets_at_first
         self.stock = self.depth if at_first is None else min(at_first, self.depth)
         self.maker, self.maker_turn = ASLEEP, 0
@@ -418,7 +419,7 @@ class _Replica:
         while self.queue and len(batch) < self.at_once and rows + self.queue[0].rows <= self.most:
             batch.append(self.queue.popleft())
             rows += batch[-1].rows
-        self.model = COMPUTING
+        self.model, self.begun = COMPUTING, self.clock.now
         self.clock.batches.append(rows)
         work = self.costs.batch_s + rows * self.draws * self.costs.row_draw_s + self._take_draws()
         self.core.add(work, self._computed, batch)
@@ -426,11 +427,12 @@ class _Replica:
     def _computed(self, batch: list[_Request]) -> None:
         for request in batch:
             self._loop(self.costs.answer_s, self._answered, request)
-        about = len(batch) + len(self.queue)
-        self.gathered, self.at_once = about // 2, max(LEAST_AT_ONCE, -(-about // 2))
+        most = 3 * (len(batch) + len(self.queue)) // 4
+        self.gathered, self.at_once = most, max(LEAST_AT_ONCE, most)
         if len(self.queue) < self.gathered:
             self.model = GATHERING
-            self.clock.at(self.clock.now + GATHER_S, self._gathering_ends, self.model_turn)
+            until = 2 * self.clock.now - self.begun  # as long again as the last micro-batch took
+            self.clock.at(until, self._gathering_ends, self.model_turn)
         else:
             self._compute()
 
