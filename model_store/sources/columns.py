@@ -40,6 +40,7 @@ from model_store.sources.cells import (
 Columns = Sequence[AnyColumn]
 Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing; times are numbers
 Categories = list[str | None]  # None where a value is missing
+OR_NULL = ", or null"  # where columns may miss values
 MAX_SHOWN = 10
 
 
@@ -98,7 +99,7 @@ def from_objects(
             expected = "an object keyed by column, as the row before it"
             raise InvalidInput(f"{field}.{n}", expected, kind_of(row))
         if row.keys() != names:
-            _refuse_keys(row, names, [column.name for column in columns], f"{field}.{n}")
+            _refuse_keys(row, columns, f"{field}.{n}")
     return from_cells(
         {c.name: [row[c.name] for row in rows] for c in columns}, columns, field, first_row
     )
@@ -135,19 +136,30 @@ def from_cells(
 def _values(
     column: AnyColumn, cells: Sequence[Any] | Numbers, field: str, first_row: int
 ) -> Numbers | Categories:
-    name, placed = column.name, enumerate(cells, start=first_row)
-    values: Numbers | Categories
-    if isinstance(cells, np.ndarray):
-        values = cells
-    elif isinstance(column, NumericColumn | TimeColumn):
-        of_cell = _number if isinstance(column, NumericColumn) else _time
-        read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
-        values = np.array([read(cell, f"{field}.{n}.{name}") for n, cell in placed])
-    else:
-        values = [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
+    name = column.name
+    try:
+        values = _read(column, cells, field, first_row)
+    except InvalidInput as error:
+        if column.missing is not False:
+            raise
+        expected = error.expected.removesuffix(OR_NULL)
+        raise InvalidInput(error.field, expected, error.got) from None
     if column.missing is False:
         _refuse_missing(values, name, field, first_row)
     return values
+
+
+def _read(
+    column: AnyColumn, cells: Sequence[Any] | Numbers, field: str, first_row: int
+) -> Numbers | Categories:
+    name, placed = column.name, enumerate(cells, start=first_row)
+    if isinstance(cells, np.ndarray):
+        return cells
+    if isinstance(column, NumericColumn | TimeColumn):
+        of_cell = _number if isinstance(column, NumericColumn) else _time
+        read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
+        return np.array([read(cell, f"{field}.{n}.{name}") for n, cell in placed])
+    return [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
@@ -219,16 +231,22 @@ def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_r
         raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
 
 
-def _refuse_keys(row: dict[str, Any], names: set[str], ordered: list[str], field: str) -> None:
+def _refuse_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
+    ordered = [column.name for column in columns]
+    where = {True: OR_NULL + " where it is missing", False: ""}
     wrong = [
-        InvalidInput(f"{field}.{name}", "a value, or null where it is missing", "no such column")
-        for name in ordered
-        if name not in row
+        InvalidInput(
+            f"{field}.{column.name}",
+            f"a value{where[column.missing is not False]}",
+            "no such column",
+        )
+        for column in columns
+        if column.name not in row
     ]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
     wrong += [
         InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
-        for name in nsmallest(MOST_ERRORS, map(str, row.keys() - names))
+        for name in nsmallest(MOST_ERRORS, map(str, row.keys() - set(ordered)))
     ]
     raise all_of(wrong)
 
@@ -242,11 +260,11 @@ def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
         except ValueError:
             example = number_example(written)
             expected = (
-                f"a number, or text as the training data had it, such as {example!r}, or null"
+                f"a number, or text as the training data had it, such as {example!r}{OR_NULL}"
             )
             raise InvalidInput(field, expected, kind_of(cell)) from None
     if type(cell) not in (int, float):
-        raise InvalidInput(field, "a number, or null", kind_of(cell))
+        raise InvalidInput(field, f"a number{OR_NULL}", kind_of(cell))
     return float(cell)
 
 
@@ -256,7 +274,7 @@ def _time(written: str | None, cell: Any, field: str) -> float:
     as_text = ""
     if written is not None:
         as_text = f", or as the training data had it, such as {date_example(written)!r}"
-    expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}, or null"
+    expected = f"a date or time in ISO 8601, such as {TIME_EXAMPLE}{as_text}{OR_NULL}"
     if type(cell) is not str:
         raise InvalidInput(field, expected, kind_of(cell))
     try:
@@ -271,7 +289,7 @@ def _category(cell: Any, field: str) -> str | None:
     if cell is None:
         return None
     if type(cell) not in (str, int, float, bool):
-        raise InvalidInput(field, "a string, number or boolean, or null", kind_of(cell))
+        raise InvalidInput(field, f"a string, number or boolean{OR_NULL}", kind_of(cell))
     return category_text(cell)
 
 

@@ -117,6 +117,16 @@ def test_an_absent_column_is_refused_and_is_no_missing_value():
         from_objects([GOOD, [0.0] * 9], COLUMNS, "inputs")
 
 
+def test_a_column_that_no_training_row_misses_is_never_said_to_take_null():
+    columns = [column.model_copy(update={"missing": False}) for column in COLUMNS]
+    for row in (GOOD | {column.name: [1] for column in COLUMNS}, {}):
+        with pytest.raises(InvalidInput) as refused:
+            from_objects([row], columns, "inputs")
+        errors = [refused.value, *refused.value.others]
+        assert [error.field for error in errors] == [f"inputs.0.{c.name}" for c in columns]
+        assert not any("null" in error.expected for error in errors)
+
+
 DAY = 24 * 60 * 60.0
 TIMES = (
     TimeColumn(name="seen", mean=DAY, std=2 * DAY, indicator=True, cycles=("week", "day")),

@@ -130,7 +130,7 @@ def test_a_pool_as_a_file_is_ranked_as_its_rows_and_what_the_model_does_not_know
     refused = ask.client.post(
         "/acquire", params=asked, content=csv.replace("p1,0.1", "p1,ten"), headers=headers
     )
-    expected = "pool.1.a: expected a number, or null, got a string of 3 characters (id 'p1')"
+    expected = "pool.1.a: expected a number, got a string of 3 characters (id 'p1')"
     assert refused.json()["detail"] == expected
 
 
