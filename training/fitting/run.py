@@ -317,9 +317,13 @@ class Run:
         was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
         figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
+        several = len(self.laplace["layers"]) > 1
+        fewer = "draw fewer layers (network.bayesian; by default the last), or " if several else ""
+        narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
+        advised = narrower.get(section.prior_std, "'auto'")
         self.laplace["says"] += (
-            f"; ! its draws say less than the trained network alone: {figures}. Draw fewer layers "
-            "(network.bayesian; by default the last), or leave posterior.prior_std at 'auto'"
+            f"; ! its draws say less than the trained network alone: {figures}; "
+            f"{fewer}set posterior.prior_std to {advised}"
         )
 
     def _step(self, index: Tensor) -> None:

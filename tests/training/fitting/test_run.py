@@ -376,11 +376,19 @@ def test_gradients_are_clipped_as_torch_does(size):
     assert torch.equal(ours[0].grad.nan_to_num(), theirs[0].grad.nan_to_num())
 
 
+@pytest.mark.parametrize(
+    ("prior_std", "advised"),
+    [("auto", "'held-out'"), ("held-out", "a smaller number"), (2.0, "'auto'")],
+)
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("fall", "warns"), [(0.0, False), (0.005, False), (2.0, True)])
-def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns, monkeypatch):
+def test_a_laplace_posterior_that_says_less_than_its_centre_is_told_with_what_else_to_try(
+    fall, warns, layers, prior_std, advised, monkeypatch
+):
     before = torch.tensor([[0.1, -0.1, 0.0]] * 50)
     after = before - torch.tensor([0.0, fall, -0.5])
-    monkeypatch.setattr("training.fitting.run.fit_laplace", lambda *_, **__: {"says": "found"})
+    facts = {"says": "found", "layers": dict.fromkeys(range(layers))}
+    monkeypatch.setattr("training.fitting.run.fit_laplace", lambda *_, **__: facts)
     likelihood = SimpleNamespace(metric="accuracy", to_metric=lambda error: 1 - error)
     validations = iter([before, after])
     run = SimpleNamespace(
@@ -394,9 +402,10 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told(fall, warns,
         steps=1,
         parent=None,
     )
-    Run._fit_laplace(run, LaplaceSection())
-    assert run.laplace["says"].startswith("found")
-    assert (
-        "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
-        in run.laplace["says"]
-    ) is warns
+    Run._fit_laplace(run, LaplaceSection(prior_std=prior_std))
+    says = run.laplace["says"]
+    assert says.startswith("found")
+    told = "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"
+    assert (told in says) is warns
+    assert says.endswith(f"set posterior.prior_std to {advised}") is warns
+    assert ("draw fewer layers" in says) is (warns and layers == 2)
