@@ -212,9 +212,7 @@ def test_the_commands_take_a_url(url, tmp_path, quick_recipe):
 def test_a_server_that_ignores_conditions_is_read_and_refused_for_writing(tmp_path, monkeypatch):
     """It serves a folder, so a store that was made as a folder is read as a bucket."""
     with rclone(tmp_path / "rclone") as address:
-        ModelStore(tmp_path / "rclone" / BUCKET / "prefix").publish(
-            "m", tiny_description(), tiny_files()
-        )
+        tiny.publish(ModelStore(tmp_path / "rclone" / BUCKET / "prefix"), "m")
         settings = {
             **credentials(address),
             "DUBITO_STORE": f"s3://{BUCKET}/prefix",

@@ -155,7 +155,7 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
     rows = digits_rows[:20]
     job = service.post("/predict/jobs", json={"inputs": rows.tolist()})
     job.raise_for_status()
-    wait_until(lambda: service.get(f"/jobs/{job.json()['id']}").json()["state"] == "done")
+    wait_until(lambda: service.get(f"/jobs/{job.json()['id']}").json()["state"] == "done", 120)
     pool = {
         "pool": rows.tolist(),
         "ids": [f"r{n}" for n in range(20)],
@@ -178,7 +178,11 @@ def test_every_panel_of_the_dashboard_has_data(watched, digits_rows):
         }
 
     send(service, digits_rows[:50])
-    wait_until(lambda: not empty(), 60)
+    send(service, np.random.default_rng().uniform(0, 16, (160, 64)))  # and an alert fires
+    end = time.monotonic() + 120
+    while found := empty():
+        assert time.monotonic() < end, f"without data: {sorted(found)}"
+        time.sleep(0.5)
     for annotation in DASHBOARD["annotations"]["list"][1:]:
         asked(server, chosen(annotation["expr"]))
 

@@ -42,7 +42,7 @@ class SeaweedFS:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it takes objects: it lists them before."""
         folder = self.folder / "data"
         folder.mkdir(parents=True, exist_ok=True)
         command = [
@@ -68,9 +68,9 @@ class SeaweedFS:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(self._has_bucket, 60)
+        wait_until(self._takes_objects, 60)
 
-    def _has_bucket(self) -> bool:
+    def _takes_objects(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "log").read_text()[-2000:]
         options = {
@@ -80,10 +80,10 @@ class SeaweedFS:
             "region": "us-east-1",
         }
         once = {"max_retries": 0}
+        store = S3Store(BUCKET, **options, client_options={"allow_http": True}, retry_config=once)
         try:
-            S3Store(
-                BUCKET, **options, client_options={"allow_http": True}, retry_config=once
-            ).list().collect()
+            store.put("started", b"yes")
+            store.delete("started")
         except BaseError:
             return False
         return True
