@@ -154,7 +154,7 @@ def test_workers_and_jobs_take_versions_from_a_bucket(url, tmp_path):
         job = httpx.post(f"{address}/predict/jobs", json=asked, timeout=60)
         assert job.status_code == 202, job.text
         path = f"{address}/jobs/{job.json()['id']}"
-        wait_until(lambda: httpx.get(path).json()["state"] in ("done", "failed"), 60)
+        wait_until(lambda: httpx.get(path).json()["state"] in ("done", "failed"), 300)
         assert httpx.get(path).json()["state"] == "done", httpx.get(path).text
 
 

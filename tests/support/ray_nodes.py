@@ -10,6 +10,8 @@ import sys
 import ray
 from ray.cluster_utils import Cluster
 
+SECONDS = 120  # that a node may take to come: Ray's own 30 are too few for a busy machine
+
 
 def main() -> None:
     cluster = Cluster()
@@ -21,7 +23,8 @@ def main() -> None:
         if what == "kill":
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
         else:
-            nodes.append(cluster.add_node(num_cpus=int(number)))
+            nodes.append(cluster.add_node(wait=False, num_cpus=int(number)))
+            cluster.wait_for_nodes(SECONDS)
         print("done", flush=True)
     ray.shutdown()
     cluster.shutdown()
