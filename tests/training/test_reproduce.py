@@ -108,6 +108,11 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
         "| [A table](table.md) | `table` | 1 of 3 | 8 of 9 |"
         in (tmp_path / "README.md").read_text()
     )
+    path = tmp_path / "table" / "a-0.json"
+    path.write_text(path.read_text().replace("90.0", "Infinity"))
+    write_pages([target], tmp_path, tmp_path)
+    assert "| a | not finite (90.5) | 3 |" in (tmp_path / "table.md").read_text()
+    path.write_text(path.read_text().replace("Infinity", "90.0"))
     write_pages([replace(target, code=("fit.py",))], tmp_path, tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page

@@ -209,6 +209,10 @@ EXACT = Target(
         "settled": Column("called settled, %", 0),
     },
     draw=draw_columns,
+    remarks=(
+        "Flows have no couplings here, so that the best of the family is known. `bhn-realnvp` and "
+        "`bhn-iaf` are the same fit then, as are `bbb-gaussian` and `bbb-mixture` of equal parts."
+    ),
     seeds=10,
 )
 

@@ -1,5 +1,6 @@
 """A target's page and picture, with ours and the paper's figures, and the index of all."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -90,8 +91,10 @@ def row_line(target: Target, row: str, cells: list[Cell]) -> str:
         values = values_of(cells, key)
         text = NONE
         if counts(cells) and values:
-            mean, spread = mean_and_spread(values)
-            text = f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
+            text = "not finite"
+            if all(map(math.isfinite, values)):
+                mean, spread = mean_and_spread(values)
+                text = f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
         paper = target.papers.get(row, {}).get(key)
         shown.append(text if paper is None else f"{text} ({paper})")
     return f"| {' | '.join([*shown, str(len(cells))])} |"
@@ -157,7 +160,7 @@ def draw_columns(target: Target, results: Results) -> Figure:
     )
     for axis, key in zip(axes[0], target.columns, strict=True):
         dots(axis, target, results, key)
-    figure.suptitle(f"{target.title} (× the paper's)")
+    figure.suptitle(f"{target.title} (× the paper's)" if target.papers else target.title)
     return figure
 
 

@@ -139,6 +139,10 @@ def _target(
         rows={method: partial(measure, draw, rows, units, ends, method) for method in METHODS},
         columns={"log_likelihood": Column("log-likelihood", 3), "ratio": Column("off over on", 1)},
         draw=_draw,
+        remarks=(
+            "Factors of `variational-hypernet` are exponentials of what its inference network "
+            "says, which goes on in straight lines beyond the data: deviations there can overflow."
+        ),
         code=(*OF_FITS, MEASURES),
     )
 
