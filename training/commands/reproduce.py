@@ -45,7 +45,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--list", action="store_true", help="say what there is, and how much of it is measured")
     add("--pages", action="store_true", help="measure nothing, write pages of what is there")
     add("--again", action="store_true", help="also what was measured before its code changed")
-    add("--budget", type=float, metavar="MINUTES", help="begin no cell after so many")
+    add("--budget", type=float, metavar="MINUTES", help="begin no cell after that time")
     add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
     add("--quiet", action="store_true", help="no progress bar")
 

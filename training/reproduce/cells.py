@@ -127,7 +127,7 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure what is missing, and begin no cell after so many minutes; return how many are left.
+    """Measure what is missing, and begin no cell after `minutes`; return how many are left.
 
     A cell that was stopped goes on from its fit's checkpoint. Targets that fit the same recipe to
     the same rows share the fit.
