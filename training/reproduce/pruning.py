@@ -85,9 +85,9 @@ PRUNING = Target(
     name="pruning",
     title="Weights removed by signal-to-noise (Weight Uncertainty, Table 2, Figure 3)",
     protocol=(
-        f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row names the share of weights, "
-        "in %, that are 0 in every draw: those of lowest |mu| / sigma. Bytes of both graphs and the "
-        "weights, and the time of a request of one row under fresh draws, in % of the whole "
+        f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row names the share of "
+        "weights that are 0 in every draw: those of lowest |mu| / sigma. Bytes of both graphs and "
+        "the weights, and the time of a request of one row under fresh draws, in % of the whole "
         "model's. Kept weights are fewer than the share says where units lead nowhere."
     ),
     module=__name__,
