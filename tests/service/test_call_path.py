@@ -7,7 +7,7 @@ import sys
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-MOST_MODULES, MOST_MOVES = 32, 110
+MOST_MODULES, MOST_MOVES = 32, 107
 
 
 def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
