@@ -18,7 +18,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 LEAST_NICE = 19
 SECRET = ("DUBITO_", "AWS_", "AZURE_", "GOOGLE_")  # keys, and what opens buckets
-READY = "ready"  # the first line of a process that answers
+READY = "ready"  # the first line of a process that is not to be trusted
 # in which it must be ready: it imports for a second, on an idle machine for less
 START_S = 120.0
 LOOK_S = 0.05  # between looks at whether it is to be given up
@@ -59,11 +59,15 @@ class GivenUp(Exception):
 
 
 class AnsweringProcess:
-    """A process that does what is not to be trusted, where it may be killed: it says `READY`, and
-    then answers each line of JSON with one."""
+    """A process that reads lines of JSON, and answers in lines. It may be killed.
 
-    def __init__(self, module: str, **environment: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRET)}
+    Args:
+        is_trusted: whether it gets what is secret in the environment.
+    """
+
+    def __init__(self, module: str, is_trusted: bool = False, **environment: str) -> None:
+        hidden = () if is_trusted else SECRET
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         self._process = start_module(
             module, {**kept, **environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -71,7 +75,7 @@ class AnsweringProcess:
         self._received = b""
 
     def is_ready(self, stopping: threading.Event) -> bool:
-        """Wait until the process is ready; return whether it is.
+        """Wait until the process says `READY`; return whether it does.
 
         Raises:
             GivenUp: if `stopping` is set meanwhile.

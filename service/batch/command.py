@@ -271,7 +271,7 @@ def _work(
         return progress
     running: Generator[ShardResult | RowsDone, None, None]
     if options.ray is None:
-        running = run_here(to_workers, plan, todo, options.workers or processors())
+        running = run_here(to_workers, todo, options.workers or processors())
     else:
         from service.batch.on_ray import run_on_ray
 

@@ -7,19 +7,16 @@ written before it, so a part that is there is done.
 
 import hashlib
 import json
-import multiprocessing
-import os
+import math
 import signal
+import sys
+import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from ctypes import c_int64
-from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
-from multiprocessing.sharedctypes import RawArray
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -38,7 +35,12 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.processes import be_killed_first, end_with_parent
+from model_store.processes import (
+    AnsweringProcess,
+    answers_file,
+    be_killed_first,
+    end_with_parent,
+)
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -55,8 +57,7 @@ NOT_COMPUTED = (
 )
 REASONS = 3  # of rejects, that are passed on
 MOST_TRIES = 5  # of one shard
-LOOK_S = 0.5  # between looks at how far shards are
-DEATH_S = 1.0  # in which the exit codes of a broken pool are there
+MODULE = "service.batch.shards"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Report = Callable[[int], None]  # takes how many rows of a shard are done
@@ -87,6 +88,10 @@ class ShardResult:
 class RowsDone:
     shard: int
     rows: int
+
+
+# Of a process, in the end None
+Said = ShardResult | RowsDone | BaseException | None
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -254,135 +259,96 @@ def _keep_computed(rows: Rows, computed: np.ndarray, rejects: list[bytes]) -> Ro
     return rows if computed.all() else rows.take(computed)
 
 
-_worker: Worker  # of a process of the pool
-_rows_done: Any
+class ShardProcess:
+    """A process of this machine that does shards, and is replaced when it dies."""
 
+    def __init__(self, options: WorkerOptions, stopping: threading.Event) -> None:
+        self._options, self._stopping = options, stopping
+        self._start()
 
-def _begin(options: WorkerOptions, rows_done: Any) -> None:
-    """Prepare a process of the pool, which ends with the one that started it."""
-    global _worker, _rows_done
-    end_with_parent()
-    parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():
-        os._exit(1)
-    be_killed_first()
-    keep_heaps_whole()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the parent too
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    _worker, _rows_done = Worker(options, threads=1), rows_done
+    def _start(self) -> None:
+        self._process = AnsweringProcess(MODULE, is_trusted=True, **ONE_THREAD)
+        self._process.send(asdict(self._options))
 
-
-def _do_shard(number: int) -> ShardResult:
-    def report(rows: int) -> None:
-        _rows_done[number] = rows
-
-    return _worker.result(number, report)
-
-
-@dataclass(eq=False)
-class _Processes:
-    """A pool of processes, and the shards that they do."""
-
-    options: WorkerOptions
-    workers: int
-    rows_done: Any
-    running: dict[Future[ShardResult], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._others = set(multiprocessing.active_children())
-        self._children: set[BaseProcess] = set()
-        self._executor = ProcessPoolExecutor(
-            self.workers,
-            multiprocessing.get_context("spawn"),
-            _begin,
-            (self.options, self.rows_done),
-        )
-
-    def submit(self, number: int) -> None:
-        self.running[self._executor.submit(_do_shard, number)] = number
-        self._children |= set(multiprocessing.active_children()) - self._others
+    def result(self, number: int, say: Callable[[RowsDone], None]) -> ShardResult:
+        self._process.send(number)
+        while (line := self._process.line(math.inf, self._stopping)) is not None:
+            content = json.loads(line)
+            if isinstance(content, dict):
+                return ShardResult(**content)
+            say(RowsDone(number, content))
+        error = f"its process died ({self._process.end()})"
+        self._process.close()
+        self._start()
+        return ShardResult(number, error=error, may_pass=True)
 
     def close(self) -> None:
-        self._children |= set(multiprocessing.active_children()) - self._others
-        for child in self._children:
-            child.kill()
-        self._executor.shutdown(cancel_futures=True)
-
-    def cause_of_death(self) -> str:
-        """Return how a process died, once the pool is broken, and end the pool.
-
-        The pool terminates the others; one that was being started then lives on, and is killed.
-        """
-        end = time.monotonic() + DEATH_S
-        for child in self._children:
-            child.join(max(0.0, end - time.monotonic()))
-        codes = [child.exitcode for child in self._children if child.exitcode is not None]
-        self.close()
-        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
-        return signal.Signals(-code).name if code < 0 else str(code)
+        self._process.close()
 
 
 def run_here(
-    options: WorkerOptions, plan: Plan, todo: list[int], workers: int
+    options: WorkerOptions, todo: list[int], workers: int
 ) -> Generator[ShardResult | RowsDone, None, None]:
     """Do shards in processes of this machine, and yield their results and how far they are.
-
-    Shards whose processes died are tried again one by one, so that one which kills them is known.
 
     Raises:
         Stopped: if a shard's process dies, or an error does not pass, again and again.
     """
-    left, tries, suspects = deque(todo), Counter[int](), set[int]()
-    rows_done = RawArray(c_int64, len(plan.shards))
-    processes = _Processes(options, workers, rows_done)
-
-    def again(number: int, why: str) -> None:
-        tries[number] += 1
-        if tries[number] >= MOST_TRIES:
-            raise Stopped(f"{OUT}: part {number} was tried {MOST_TRIES} times: {why}")
-        left.appendleft(number)
-
-    with _environment(ONE_THREAD):
+    left, said, stopping = iter(todo), Queue[Said](), threading.Event()
+    running = min(workers, len(todo))
+    with ThreadPoolExecutor(running) as threads:
+        for _ in range(running):
+            threads.submit(_have_done, options, left, said.put, stopping)
         try:
-            while left or processes.running:
-                try:
-                    while left and len(processes.running) < (1 if suspects else workers):
-                        processes.submit(left[0])
-                        left.popleft()
-                    done, _ = wait(processes.running, LOOK_S, FIRST_COMPLETED)
-                    results = [future.result() for future in done]
-                except BrokenProcessPool:
-                    why = f"its process died ({processes.cause_of_death()})"
-                    suspects = set(processes.running.values())
-                    processes = _Processes(options, workers, rows_done)
-                    for number in sorted(suspects, reverse=True):
-                        again(number, why)
-                    continue
-                for future in done:
-                    del processes.running[future]
-                for result in results:
-                    suspects.discard(result.shard)
-                    if result.error is not None and result.may_pass:
-                        again(result.shard, result.error)
-                    else:
-                        yield result
-                for number in processes.running.values():
-                    yield RowsDone(number, rows_done[number])
+            while running:
+                one = said.get()
+                if isinstance(one, BaseException):
+                    raise one
+                if one is None:
+                    running -= 1
+                else:
+                    yield one
         finally:
-            processes.close()
+            stopping.set()
 
 
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def _have_done(
+    options: WorkerOptions,
+    left: Iterator[int],
+    say: Callable[[Said], None],
+    stopping: threading.Event,
+) -> None:
+    """Have a process do shards until none is left; the last that is said is None."""
     try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        with closing(ShardProcess(options, stopping)) as process:
+            for number in left:
+                for _ in range(MOST_TRIES):
+                    result = process.result(number, say)
+                    if not result.may_pass:
+                        break
+                else:
+                    tried = f"part {number} was tried {MOST_TRIES} times"
+                    raise Stopped(f"{OUT}: {tried}: {result.error}")
+                say(result)
+    except BaseException as error:
+        say(error)
+    say(None)
+
+
+def main() -> None:
+    end_with_parent()
+    be_killed_first()
+    keep_heaps_whole()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the parent too
+    answers = answers_file()
+
+    def say(content: Any) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    worker = Worker(WorkerOptions(**json.loads(sys.stdin.readline())), threads=1)
+    for line in sys.stdin:
+        say(asdict(worker.result(json.loads(line), say)))
+
+
+if __name__ == "__main__":
+    main()
