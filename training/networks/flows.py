@@ -4,6 +4,10 @@ A transform maps z of shape (..., D) to (z', log |det dz'/dz|) with shapes (...,
 the direction from noise to parameters is needed: variational inference evaluates the density of its
 own samples (Krueger et al. 2017, "Bayesian hypernetworks", equation 6: log q(theta) = log N(eps; 0,
 I) - log |det dtheta/deps|).
+
+Couplings also carry the score s = d log q(z)/dz along: the next one is J^-T (s - d log |det J|/dz),
+with J = dz'/dz, without the flow's inverse (Vaitl et al. 2024, "Fast and unified path gradient
+estimators for normalizing flows", arXiv 2403.15881).
 """
 
 import math
@@ -113,12 +117,31 @@ class Coupling(nn.Module):
     def forward(
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        first, second = z[..., : self.middle], z[..., self.middle :]
-        kept, moved = (second, first) if self.flipped else (first, second)
+        kept, moved = self._split(z)
         shift, log_scale = self.conditioner(kept)
         moved = moved * torch.exp(log_scale) + shift
-        halves = [moved, kept] if self.flipped else [kept, moved]
-        return torch.cat(halves, dim=-1), log_scale.sum(-1)
+        return self._join(kept, moved), log_scale.sum(-1)
+
+    def with_score(
+        self, z: Float[Tensor, "*batch D"], score: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
+        kept, moved = self._split(z)
+        score_kept, score_moved = self._split(score)
+        shift, log_scale = self.conditioner(kept)
+        moved = moved * torch.exp(log_scale) + shift
+        score_moved = score_moved * torch.exp(-log_scale.detach())
+        through = log_scale.sum() + (moved * score_moved).sum()
+        (pulled,) = torch.autograd.grad(through, kept, retain_graph=True)
+        score = self._join(score_kept - pulled, score_moved)
+        return self._join(kept, moved), log_scale.sum(-1), score
+
+    def _split(self, z: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
+        """Return the half that stays, and the one that moves."""
+        first, second = z[..., : self.middle], z[..., self.middle :]
+        return (second, first) if self.flipped else (first, second)
+
+    def _join(self, kept: Tensor, moved: Tensor) -> Float[Tensor, "*batch D"]:
+        return torch.cat([moved, kept] if self.flipped else [kept, moved], dim=-1)
 
 
 class Autoregressive(nn.Module):
@@ -162,6 +185,11 @@ class ElementwiseAffine(nn.Module):
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         return self.shift + torch.exp(self.log_scale) * z, self.log_scale.sum().expand(z.shape[:-1])
 
+    def with_score(
+        self, z: Float[Tensor, "*batch D"], score: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
+        return *self(z), score * torch.exp(-self.log_scale.detach())
+
 
 class Composition(nn.Module):
     def __init__(self, transforms: Sequence[nn.Module]) -> None:
@@ -176,6 +204,19 @@ class Composition(nn.Module):
             z, step_log_det = transform(z)
             log_det = log_det + step_log_det
         return z, log_det
+
+    def with_score(
+        self, eps: Float[Tensor, "*batch D"]
+    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
+        """Return as well the score of theta = z', d log q(theta)/dtheta, as a constant; eps ~ N(0,
+        I)."""
+        z, score = eps.detach().requires_grad_(), -eps
+        log_det = z.new_zeros(z.shape[:-1])
+        for transform in self.transforms:
+            assert isinstance(transform, Coupling | ElementwiseAffine)
+            z, step_log_det, score = transform.with_score(z, score)
+            log_det = log_det + step_log_det
+        return z, log_det, score.detach()
 
 
 # Successive steps are flipped rather than permuted: that couples every coordinate with others, and

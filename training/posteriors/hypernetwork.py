@@ -26,13 +26,23 @@ class HypernetworkPosterior(Posterior):
     The prior on theta is N(0, prior_std^2 I). With noise of fewer dimensions than theta, theta = c
     + A flow(eps) lies on a subspace whose centre c and directions A are parameters, as a network's
     directions V are; random are the subspace's coordinates, and the prior is theirs.
+
+    With `follows_paths` the gradient of log q is that along theta alone, without the score of the
+    flow's parameters, which is 0 on average (Roeder et al. 2017, "Sticking the landing"): where q
+    is the exact posterior each draw's gradient is then 0.
     """
 
     def __init__(
-        self, flow: Composition, dimension: int, prior_std: float, lift: "Subspace | None" = None
+        self,
+        flow: Composition,
+        dimension: int,
+        prior_std: float,
+        lift: "Subspace | None" = None,
+        follows_paths: bool = False,
     ) -> None:
         super().__init__()
         self.flow = flow
+        self.follows_paths = follows_paths
         self.lift = lift
         self.noise_dimension = dimension
         self.theta_dimension = dimension if lift is None else lift.centre.numel()
@@ -43,8 +53,14 @@ class HypernetworkPosterior(Posterior):
         return z if self.lift is None else self.lift(z)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        z, log_det = self.flow(eps)
-        log_ratio = log_normal(eps, 1.0) - log_det - log_normal(z, self.prior_std)
+        if self.follows_paths and torch.is_grad_enabled():
+            z, log_det, score = self.flow.with_score(eps)
+            path = (score * z).sum(-1)
+            log_q = (log_normal(eps, 1.0) - log_det - path).detach() + path
+        else:
+            z, log_det = self.flow(eps)
+            log_q = log_normal(eps, 1.0) - log_det
+        log_ratio = log_q - log_normal(z, self.prior_std)
         return z if self.lift is None else self.lift(z), log_ratio
 
     def spread_parameters(self) -> list[nn.Parameter]:
@@ -111,6 +127,7 @@ def hypernetwork(
     section: FlowSection,
     network: DrawnNetwork,
     generator: torch.Generator,
+    follows_paths: bool = False,
 ) -> HypernetworkPosterior:
     dimension = network.theta_dimension
     inner = section.noise_dimension if isinstance(section, IAFSection) else None
@@ -118,13 +135,15 @@ def hypernetwork(
     made = flow(
         inner or dimension, section.couplings, section.hidden, section.initial_log_std, generator
     )
-    return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift)
+    return HypernetworkPosterior(made, inner or dimension, section.prior_std, lift, follows_paths)
 
 
 def weight_hypernetwork(
     section: WeightFlowSection, network: DrawnNetwork, generator: torch.Generator
 ) -> HypernetworkPosterior:
-    return hypernetwork(realnvp if section.flow == "realnvp" else iaf, section, network, generator)
+    has_couplings = section.flow == "realnvp"  # of iaf scores would take an inverse
+    flow = realnvp if has_couplings else iaf
+    return hypernetwork(flow, section, network, generator, follows_paths=has_couplings)
 
 
 for name, kind, flow in (("realnvp", FlowSection, realnvp), ("iaf", IAFSection, iaf)):

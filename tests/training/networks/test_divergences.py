@@ -359,3 +359,30 @@ def test_an_ensembles_members_and_their_decay_find_the_mode_of_the_posterior():
     fit_members(network, design, y)
     for member in network.members:
         torch.testing.assert_close(member.weight[0].detach(), mean, rtol=1e-4, atol=1e-6)
+
+
+def gradients(posterior, eps):
+    """The gradient of the mean log ratio with respect to every parameter, as one vector."""
+    loss = posterior.sample(eps)[1].mean()
+    found = torch.autograd.grad(loss, [*posterior.parameters()], allow_unused=True)
+    return torch.cat([g.flatten() for g in found if g is not None])
+
+
+def test_gradients_along_paths_are_the_whole_ones_on_average():
+    flow = realnvp(4, 2, 6, -0.5, torch.Generator().manual_seed(0))
+    whole = jiggled(HypernetworkPosterior(flow, 4, PRIOR_STD))
+    paths = HypernetworkPosterior(flow, 4, PRIOR_STD, follows_paths=True)
+    eps = standard_noise(4000, 4, 0).double()
+    torch.testing.assert_close(paths.sample(eps), whole.sample(eps))
+    parts = [gradients(paths, part) - gradients(whole, part) for part in eps.split(100)]
+    off = torch.stack(parts)
+    error = off.std(0) / math.sqrt(len(off))
+    assert (off.mean(0).abs() <= 5.0 * error + 1e-9).all()
+
+
+def test_at_the_exact_posterior_each_draw_s_gradient_along_paths_is_zero():
+    flow = realnvp(4, 0, 6, math.log(PRIOR_STD), torch.Generator().manual_seed(0)).double()
+    eps = standard_noise(1, 4, 0).double()
+    for follows_paths in (True, False):
+        found = gradients(HypernetworkPosterior(flow, 4, PRIOR_STD, None, follows_paths), eps)
+        assert (found.abs().max() < 1e-6) == follows_paths

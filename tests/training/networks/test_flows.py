@@ -75,6 +75,19 @@ def test_log_determinant_is_that_of_the_jacobian_and_finite(name, dimension):
     assert flow(z)[1].isfinite().all()
 
 
+@pytest.mark.parametrize("couplings", [0, 1, 2, 4])
+def test_the_score_of_parameters_is_that_by_the_whole_jacobian(couplings):
+    flow, eps = make(f"realnvp-{couplings}", 5), noise(6, 5)
+
+    def log_density(row):
+        return -0.5 * row.square().sum() - flow(row)[1]
+
+    jacobian, slope = vmap(jacrev(lambda row: flow(row)[0]))(eps), vmap(jacrev(log_density))(eps)
+    theta, log_det, score = flow.with_score(eps)
+    torch.testing.assert_close((theta, log_det), flow(eps))
+    torch.testing.assert_close(score, torch.linalg.solve(jacobian.mT, slope))
+
+
 @every_flow
 def test_newton_inverts_it(name, dimension):
     flow, z = make(name, dimension).requires_grad_(False), 0.5 * noise(3, dimension)
