@@ -23,6 +23,7 @@ from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, kind_of
+from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
@@ -35,7 +36,6 @@ from service.settings import Settings
 logger = logging.getLogger("dubito")
 
 RETRY_BROKEN_S = 30.0
-ENCODER_COPIES = 1.5  # in memory, of an encoder's file, while it is loaded
 HOW_TO_PUBLISH = (
     "no model is published in the store yet: run `dubito fit recipes/digits.toml` "
     "with the same DUBITO_STORE, and the service picks it up"
@@ -357,8 +357,8 @@ class Models:
         """Return about how many bytes versions take in memory together; an encoder that several
         have counts once."""
         files = [m.files[ENCODER] for m in manifests if ENCODER in m.files]
-        encoders = {file.sha256: file.size for file in files}
-        return sum(map(self.model_bytes, manifests)) + int(ENCODER_COPIES * sum(encoders.values()))
+        encoders = {file.sha256: encoder_bytes(file) for file in files}
+        return sum(map(self.model_bytes, manifests)) + sum(encoders.values())
 
     def model_bytes(self, manifest: Manifest) -> int:
         """Return about how many bytes a version takes in memory, ready draws included, without its

@@ -11,8 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.manifest import EncoderSpec, FileSpec
-from model_store.inference.encoder import Encoder, shared_encoder, without_weights
-from model_store.inference.runtime import GraphError
+from model_store.inference.encoder import (
+    Encoder,
+    encoder_bytes,
+    shared_encoder,
+    without_weights,
+)
+from model_store.inference.runtime import GraphError, run_graph
 
 WIDTH = 3
 
@@ -40,19 +45,60 @@ def spec(rows_at_once=1, outputs=WIDTH):
     return EncoderSpec(outputs=outputs, rows_at_once=rows_at_once)
 
 
+@pytest.fixture
+def runs(monkeypatch):
+    """The rows and the threads of each run of a graph, as they come."""
+    found = []
+
+    def run(session, outputs, values):
+        threads = session.get_session_options().intra_op_num_threads
+        found.append((len(values["x"]), threads))
+        return run_graph(session, outputs, values)
+
+    monkeypatch.setattr("model_store.inference.encoder.run_graph", run)
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 8])
-def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, rows_at_once):
-    encoder = Encoder(written(tmp_path, graph()), spec(rows_at_once), 4)
+def test_rows_are_encoded_in_their_order_so_many_together(tmp_path, runs, rows_at_once, threads):
+    encoder = Encoder(written(tmp_path, graph()), spec(rows_at_once), 4, threads)
     x = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
-    sizes = []
-    run = encoder.run
-    encoder.run = lambda part: sizes.append(len(part)) or run(part)
+    runs.clear()
     np.testing.assert_allclose(
         encoder(x), x @ np.arange(12, dtype=np.float32).reshape(4, 3), rtol=1e-5
     )
+    sizes = [rows for rows, _ in runs]
     assert max(sizes) == min(rows_at_once, 7)
     assert sum(sizes) == 7
     assert encoder.row_s > 0
+
+
+@pytest.mark.parametrize(("most", "apart"), [(1 << 20, 1), (0, 3)], ids=["small", "large"])
+def test_threads_share_a_row_and_take_blocks_of_rows_apart(
+    tmp_path, runs, monkeypatch, most, apart
+):
+    monkeypatch.setattr("model_store.inference.encoder.APART_BYTES", most)
+    path = written(tmp_path, graph(size=1000))
+    encoder, size = Encoder(path, spec(2), 1000, threads=3), path.stat().st_size
+    x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
+    runs.clear()
+    alone = np.concatenate([encoder(x[n : n + 2]) for n in range(0, 9, 2)])
+    assert {threads for _, threads in runs} == {3}
+    runs.clear()
+    assert np.array_equal(encoder(x), alone)  # bit for bit
+    assert {threads for _, threads in runs} == {apart}
+    sessions = 2 if apart == 1 else 1
+    assert encoder_bytes(FileSpec(sha256="a" * 64, size=size)) == int(1.5 * sessions * size)
+
+
+def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
+    clock = iter([0.0, 0.004, 1.0, 1.002, 2.0, 2.03, 3.0, 3.2])
+    encoder = Encoder(written(tmp_path, graph()), spec(), 4)
+    monkeypatch.setattr("model_store.inference.encoder.time.perf_counter", lambda: next(clock))
+    least = encoder._least_seconds(np.zeros((1, 4), dtype=np.float32))
+    assert least == pytest.approx(0.002)
+    assert not list(clock)  # it stopped after a tenth of a second
 
 
 def test_a_model_is_read_without_the_numbers_of_its_weights(tmp_path):
