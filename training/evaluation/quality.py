@@ -21,6 +21,7 @@ from model_store.scores.classification import Scores
 from model_store.scores.records import concatenate
 from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
+from training import log
 from training.data import Rows
 from training.evaluation import evidence
 from training.evaluation.detection import by_class, class_probabilities, detection
@@ -55,6 +56,7 @@ SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
 MOST_GROUPS = 100  # that are told apart, those of the most rows
 
+LARGEST = np.finfo(np.float64).max
 Values = Float64[np.ndarray, "N"]
 Bounds = Float64[np.ndarray, "N 2"]
 
@@ -66,7 +68,8 @@ class ServedPrediction:
     `scores` has every posterior score, every detector alone, the flag's statistic, and the same
     without each detector. Density detectors are given by their surprisals: by label, and some from
     both sides, as the flag sees them. `flagged` is how often the flag fires at each false-positive
-    rate that the calibration can tell.
+    rate that the calibration can tell. A row whose result is not finite, which the service refuses,
+    has the largest of all scores and counts as flagged.
     """
 
     prediction: Prediction
@@ -75,10 +78,13 @@ class ServedPrediction:
 
     @classmethod
     def of(cls, prediction: Prediction, calibration: Calibration) -> "ServedPrediction":
-        p_value = prediction.judged_p_values.p_value
+        refused = refused_rows(prediction)
+        p_value = np.where(refused, 0.0, prediction.judged_p_values.p_value)
         usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
         flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
-        return cls(prediction, _scores(prediction, calibration), flagged)
+        found = _scores(prediction, calibration)
+        scores = {name: np.where(refused, LARGEST, score) for name, score in found.items()}
+        return cls(prediction, scores, flagged)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,20 @@ class ServedPredictor:
         prediction = Prediction.concatenate([self.model.prediction(*part) for part in parts])
         if groups is not None:
             prediction = prediction.of_groups(groups)
+        refused = np.count_nonzero(refused_rows(prediction))
+        if refused:
+            log.warning(
+                "%s: the service refuses %s of %s rows, whose result is not finite; they count as "
+                "detected",
+                name,
+                refused,
+                len(x),
+            )
         return ServedPrediction.of(prediction, self.model.calibration)
+
+
+def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
+    return ~np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
 
 
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:

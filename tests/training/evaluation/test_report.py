@@ -19,7 +19,7 @@ from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main, print_messages
 from training.data import digits
 from training.evaluation.attacks import differentiable_flag
-from training.evaluation.quality import ServedPredictor
+from training.evaluation.quality import ServedPredictor, measure_set
 from training.evaluation.report import Wanted, data_of, say_rows
 from training.evaluation.report import test_rows as measured_rows
 from training.publishing.baselines import LOG_LIKELIHOOD
@@ -175,6 +175,23 @@ def test_rows_are_judged_as_the_service_judges_them(model, digits_rows):
             predicted.prediction.p_values.p_value[rows], expected.p_values.p_value
         )
         assert np.array_equal(predicted.scores["entropy"][rows], expected.detected["entropy"])
+
+
+def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, caplog):
+    known = digits_rows[:8]
+    odd = known.copy()
+    odd[:3] = 3e38  # overflows in the first layer
+    with np.errstate(all="ignore"):
+        predicted = ServedPredictor(model, draws=10, seed=0)("far", odd)
+    assert "far: the service refuses 3 of 8 rows" in caplog.text
+    whole = ServedPredictor(model, draws=10, seed=0)("far", known)
+    measured = measure_set(whole, predicted)
+    for name, score in predicted.scores.items():
+        assert (score[:3] > score[3:].max()).all(), name
+        np.testing.assert_array_equal(score[3:], whole.scores[name][3:])
+        assert measured.scores[name].auroc >= 0.5
+    for fpr, share in predicted.flagged.items():
+        assert share >= 3 / 8, fpr
 
 
 def test_the_flags_statistic_orders_rows_as_its_p_values_do(model, digits_rows):
