@@ -13,7 +13,16 @@ from model_store.errors import InvalidInput
 from training.__main__ import main
 from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
-from training.reproduce import cells, choice, detection, labelling, moons, parameters, pruning
+from training.reproduce import (
+    alpha,
+    cells,
+    choice,
+    detection,
+    labelling,
+    moons,
+    parameters,
+    pruning,
+)
 from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
 from training.reproduce.measures import recipe_with
@@ -296,6 +305,18 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
     assert few["bytes"] < 100.0
     assert {*pruning.PRUNING.columns} < {*few}
     assert np.dot(few["density"], np.diff(pruning.EDGES)) == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
+    def short(base, seed, **changes):
+        training = changes.get("training", {}) | {"epochs": 2}
+        return recipe_with(base.replace("mnist", "digits"), seed, training=training)
+
+    monkeypatch.setattr(alpha, "recipe_with", short)
+    for row in ("mlp", "alpha-0.5"):
+        assert {*alpha.ALPHA.columns} < {*alpha.ALPHA.rows[row](0, tmp_path).values}
+    assert alpha.ALPHA_DRAWS.rows["2"](0, tmp_path).values["seconds"] > 0.0
 
 
 @pytest.mark.fits

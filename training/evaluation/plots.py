@@ -212,8 +212,9 @@ def attacks_plot(
         hits, label = [e.hits for e in entries], f"wrong, unflagged; {suffix}"
         axes[0].plot(steps[1:], hits, style, marker="x", label=label)
         for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
-            values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
-            axes[1].plot(steps, values / clean, style, color=colour)
+            if clean > 0.0:  # as BALD of one network is not
+                values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
+                axes[1].plot(steps, values / clean, style, color=colour)
         for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
             values = np.array([0.5, *(entry.scores[name].auroc for entry in entries)])
             first = name if count == counts[0] else None

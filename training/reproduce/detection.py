@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from model_store.artifacts.store import ModelStore
@@ -48,7 +49,16 @@ CURVES = {
     "flag": "attacks by the flag",
     "errors_bald": "errors by BALD",
 }
-REPORTED = (*OF_FITS, "detectors", "evaluation", "export", "publishing", MEASURES)
+REPORTED = (
+    *OF_FITS,
+    "detectors",
+    *(f"evaluation/{name}.py" for name in ("attacks", "detection", "metrics", "outliers")),
+    "evaluation/quality.py",
+    "evaluation/report.py",
+    "export",
+    "publishing",
+    MEASURES,
+)
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mnist-mle", {}),
     "dropout": ("mnist-dropout", {}),
@@ -98,6 +108,30 @@ def values_of_report(report: dict[str, Any]) -> dict[str, float]:
                 f"{name}_{score}": 100 * of["scores"][score]["auroc"] for score in of["scores"]
             }
     return values
+
+
+def values_of_fgsm(report: dict[str, Any]) -> dict[str, float]:
+    """Return the accuracy in % and the mean entropy under FGSM by one draw, of every step."""
+    values = {}
+    for step in STEPS:
+        found = report["attacks"][f"fgsm-{step:g}-of-1-draws"]
+        values[f"attacked_accuracy_{step:g}"] = 100 * found["accuracy"]
+        values[f"attacked_entropy_{step:g}"] = found["mean_scores"]["entropy"]
+    return values
+
+
+def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
+    """Draw means of `values_of_fgsm` over seeds."""
+    for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
+        for i, (row, cells) in enumerate(results.items()):
+            if cells:
+                values = [values_of(cells, f"attacked_{key}_{step:g}") for step in STEPS]
+                means = [mean_and_spread(of)[0] for of in values]
+                axis.plot(STEPS, means, "o-", color=f"C{i}", markersize=3, label=row)
+        axis.set_xlabel("step of FGSM")
+        axis.grid(alpha=0.3)
+    accuracy.set_ylabel("accuracy, %")
+    entropy.set_ylabel("mean entropy, nats")
 
 
 def _draw(target: Target, results: Results) -> Figure:

@@ -129,6 +129,24 @@ MEASURED = {  # by a figure that is larger in the first row, or smaller by a mar
         "0 75",
         0.1,
     ),
+    **{
+        (
+            f"on MNIST alpha {alpha} is ahead of 0 in likelihood",
+            LI,
+            "alpha-mnist",
+            "log_likelihood",
+        ): (f"alpha-{alpha} alpha-0", 0.0)
+        for alpha in ("0.5", "1")
+    },
+    **{
+        (
+            f"attacked (FGSM, .1), alpha 1 keeps more accuracy than {what}",
+            LI,
+            "alpha-mnist",
+            "attacked_accuracy_0.1",
+        ): (f"alpha-1 {row}", 0.0)
+        for what, row in {"the network without dropout": "mlp", "alpha 0": "alpha-0"}.items()
+    },
     (
         "lambda .01 costs at most .5 % of accuracy",
         "Kristiadi",

@@ -13,19 +13,22 @@ from matplotlib.figure import Figure
 from model_store.scores.classification import Scores
 from training.data import Rows
 from training.data.arrays import find_idx, read_idx
-from training.evaluation.attacks import STEPS
 from training.fit import Fitted
 from training.folders import data_root
-from training.reproduce.cells import Column, Measured, Results, Target, mean_and_spread
-from training.reproduce.detection import REPORTED, ROWS, evaluated
+from training.reproduce.cells import Column, Measured, Results, Target
+from training.reproduce.detection import (
+    REPORTED,
+    ROWS,
+    draw_attacked,
+    evaluated,
+    values_of_fgsm,
+)
 from training.reproduce.measures import measured_of, recipe_with
-from training.reproduce.pages import values_of
 
 WEIGHTS = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5")  # of the divergence: Kristiadi's lambda
 POINT = "point"  # the same network without a posterior
 QUANTILES = np.linspace(0.0, 1.0, 101)
 OTHER = "notmnist"
-ATTACK = "fgsm-{:g}-of-1-draws"
 
 
 def measure(row: str, seed: int, runs: Path) -> Measured:
@@ -43,10 +46,7 @@ def measure(row: str, seed: int, runs: Path) -> Measured:
         entropies = entropy_of(fitted, x[:ROWS])
         values[f"entropy_{name}"] = float(entropies.mean())
         values[f"quantiles_{name}"] = np.quantile(entropies, QUANTILES).round(4).tolist()
-    for step in STEPS:
-        found = report["attacks"][ATTACK.format(step)]
-        values[f"attacked_accuracy_{step:g}"] = 100 * found["accuracy"]
-        values[f"attacked_entropy_{step:g}"] = found["mean_scores"]["entropy"]
+    values |= values_of_fgsm(report)
     return measured_of(fitted, values)
 
 
@@ -66,15 +66,9 @@ def _draw(target: Target, results: Results) -> Figure:
         label = row if row == POINT else f"λ = {row}"
         cdf.plot(first["quantiles_test"], QUANTILES, "--", color=color)
         cdf.plot(first[f"quantiles_{OTHER}"], QUANTILES, color=color, label=label)
-        for axis, key in ((accuracy, "accuracy"), (entropy, "entropy")):
-            values = [values_of(cells, f"attacked_{key}_{step:g}") for step in STEPS]
-            means = [mean_and_spread(of)[0] for of in values]
-            axis.plot(STEPS, means, "o-", color=color, markersize=3)
+    draw_attacked(accuracy, entropy, results)
     cdf.set(xlabel="entropy, nats", ylabel="share of rows", title="MNIST (dashed) and notMNIST")
-    accuracy.set(xlabel="step of FGSM", ylabel="accuracy, %")
-    entropy.set(xlabel="step of FGSM", ylabel="mean entropy, nats")
-    for axis in (cdf, accuracy, entropy):
-        axis.grid(alpha=0.3)
+    cdf.grid(alpha=0.3)
     cdf.legend()
     figure.suptitle(target.title)
     return figure
