@@ -70,7 +70,7 @@ def recipe_of(method: str, units: int, seed: int) -> Recipe:
         "data": {"source": "npz:toy.npz", **HELD_OUT},
         "network": {"hidden": [units]},
         "likelihood": {"noise": "homoscedastic"},
-        "training": {"max_epochs": 2000, "batch_rows": 50, "learning_rate": 5e-3},
+        "training": {"max_epochs": 6000, "patience": 400, "batch_rows": 50, "learning_rate": 5e-3},
         "serving": {"draws": 200},
         **METHODS[method],
     }
