@@ -122,7 +122,10 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     write_pages([target], tmp_path, tmp_path)
     assert "| a | not finite (90.5) | 3 |" in (tmp_path / "table.md").read_text()
     path.write_text(path.read_text().replace("Infinity", "90.0"))
+    for seed in range(2):
+        (tmp_path / "table" / f"c-{seed}.json").unlink()
     write_pages([replace(target, code=("fit.py",))], tmp_path, tmp_path)
+    assert "* Not run: `c`." in (tmp_path / "table.md").read_text()
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
     assert f"* {OLDER} before the code that it depends on changed" in page

@@ -213,10 +213,14 @@ def _without_docstrings(file: Path) -> ast.AST:
 
 @cache
 def commit() -> str:
-    describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    command = ["git", "-C", str(PACKAGE), *describe]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """Return the commit that measures, "-dirty" where code has changed since."""
+
+    def git(*options: str) -> str:
+        command = ["git", "-C", str(PACKAGE.parent), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "*.py", "*.toml")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("-dirty" if changed else "")
 
 
 def versions() -> dict[str, str]:

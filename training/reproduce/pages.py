@@ -29,7 +29,7 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
         results = target.results(out)
         measured = sum(map(len, results.values()))
         path = (guides if target.is_guide else out) / f"{target.name}.md"
-        shown = {row: cells if counts(cells) else [] for row, cells in results.items()}
+        shown = {row: cells if counts(cells) else [] for row, cells in results.items() if cells}
         counted = sum(map(bool, shown.values()))
         picture = out / f"{target.name}.png"
         if counted:
@@ -76,7 +76,7 @@ def page(target: Target, results: Results, picture: str | None) -> str:
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
-        *(row_line(target, row, cells) for row, cells in results.items()),
+        *(row_line(target, row, cells) for row, cells in results.items() if cells),
         "",
         *notes(target, results),
         *([target.remarks, ""] if target.remarks else []),
@@ -115,13 +115,14 @@ def values_of(cells: list[Cell], key: str) -> list[float]:
 def notes(target: Target, results: Results) -> list[str]:
     """Return why rows are empty, which cells are of other code, and what measured them."""
     said = []
+    not_run = [f"`{row}`" for row, cells in results.items() if not cells]
+    if not_run:
+        said.append(f"* Not run: {', '.join(not_run)}.")
     for row, cells in results.items():
         moving = sorted({what for cell in cells for what in cell.measured.moving})
-        if not cells:
-            said.append(f"* {row}: not run.")
-        elif moving:
+        if moving:
             said.append(f"* {row}: after {len(cells)} seeds, {'; '.join(moving)}.")
-        elif len(cells) < FEWEST_SEEDS:
+        elif 0 < len(cells) < FEWEST_SEEDS:
             said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
     measured = [cell for cells in results.values() for cell in cells]
     if any(is_older(target, cells) for cells in results.values()):
