@@ -451,11 +451,16 @@ def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[i
     return 0, present[0][1] if present else ""
 
 
+def is_mostly_numbers(others: int, present: int) -> bool:
+    """Whether so few of a column's values are no numbers that a person has to say what they are."""
+    return 0 < others <= (1.0 - MOSTLY) * present + 1e-9
+
+
 def _refuse_mostly_numbers(column: Column, name: str) -> None:
     texts = column.to_pylist()
     present = sum(text is not None for text in texts)
     cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]
-    if not 0 < len(cells) <= (1.0 - MOSTLY) * present + 1e-9:
+    if not is_mostly_numbers(len(cells), present):
         return
     named = ", ".join(f"{text[:SHOWN]!r} in row {row}" for row, text in cells[:NAMED_CELLS])
     if len(cells) > NAMED_CELLS:

@@ -13,7 +13,7 @@ from pyarrow import types
 from model_store.errors import InvalidInput
 from model_store.sources.cells import is_number
 from model_store.sources.columns import Numbers, category_text
-from training.data.cells import MOSTLY, as_text, floats_of, is_numeric, with_times
+from training.data.cells import as_text, floats_of, is_mostly_numbers, is_numeric, with_times
 from training.data.columns import FREQUENT, MAX_CATEGORIES
 
 Index = Int64[np.ndarray, "N"]
@@ -130,7 +130,7 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
         return ColumnFinding(name, "ignored", why, missing, values)
     words = {value for value in counts if not is_number(value)}
     odd = sum(counts[value] for value in words)
-    if 0 < odd <= (1.0 - MOSTLY) * present + 1e-9:
+    if is_mostly_numbers(odd, present):
         cells = [f"{v[:30]!r} in row {n}" for n, v in zip(rows, values, strict=True) if v in words]
         shown = ", ".join(cells[:SHOWN_VALUES])
         more = f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > SHOWN_VALUES else ""
