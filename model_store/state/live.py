@@ -96,10 +96,9 @@ def _of_targets(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
     }
 
 
-def wilson_interval(hits: int, rows: int) -> tuple[float, float]:
-    """Return the interval of a share, given how many of the rows it is (Wilson 1927)."""
+def wilson_interval(share: float, rows: int) -> tuple[float, float]:
+    """Return the interval of a share, which need not be of whole rows (Wilson 1927)."""
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
-    share = hits / rows
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = (
         z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
@@ -108,8 +107,8 @@ def wilson_interval(hits: int, rows: int) -> tuple[float, float]:
 
 
 def _share(hits: Sequence[bool]) -> dict[str, Any]:
-    count = sum(hits)
-    return {"value": count / len(hits), "interval": list(wilson_interval(count, len(hits)))}
+    share = sum(hits) / len(hits)
+    return {"value": share, "interval": list(wilson_interval(share, len(hits)))}
 
 
 def _mean(

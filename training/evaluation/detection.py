@@ -17,6 +17,7 @@ from scipy import optimize, stats
 from scipy.special import expit, logit, ndtri
 from sklearn import metrics
 
+from model_store.state.live import wilson_interval
 from training.evaluation.evidence import ClassProbability, Detection, OfClass
 from training.evaluation.figures import LEVEL, BinnedGap, Ends, Resamples, share_interval
 from training.evaluation.metrics import BINS, probability_bins, reliability
@@ -79,13 +80,6 @@ def false_positive_rate(
     `detection_rate` of the positive ones."""
     false, true = roc_curve(positive, negative)
     return float(false[np.argmax(true >= detection_rate - 1e-9)])
-
-
-def wilson_interval(share: float, rows: int) -> Ends:
-    """Return the interval of a share that need not be of whole rows, which scipy's must be."""
-    centre = (share + Z * Z / (2 * rows)) / (1 + Z * Z / rows)
-    half = Z * np.sqrt(share * (1 - share) / rows + Z * Z / (4 * rows * rows)) / (1 + Z * Z / rows)
-    return min(share, max(0.0, float(centre - half))), max(share, min(1.0, float(centre + half)))
 
 
 def auroc_interval(area: float, positive: Positive, negative: Negative) -> Ends:

@@ -37,11 +37,11 @@ def test_figures_of_targets_by_hand():
 
 
 def test_the_interval_of_a_share_is_wilson_s():
-    assert wilson_interval(81, 263) == pytest.approx(
+    assert wilson_interval(81 / 263, 263) == pytest.approx(
         (0.2553, 0.3662), abs=1e-4
     )  # Newcombe 1998, table I
-    assert wilson_interval(0, 20)[0] == 0.0
-    assert wilson_interval(20, 20)[1] == 1.0
+    assert wilson_interval(0.0, 20)[0] == 0.0
+    assert wilson_interval(1.0, 20)[1] == 1.0
 
 
 def test_intervals_hold_what_they_are_of_about_as_often_as_they_say():

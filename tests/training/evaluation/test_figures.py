@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from model_store.state.live import wilson_interval
 from training.evaluation.detection import (
     auroc_interval,
     auroc_variance,
     average_precision,
     false_positive_rate_interval,
-    wilson_interval,
 )
 from training.evaluation.figures import (
     BinnedGap,
