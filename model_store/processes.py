@@ -62,10 +62,13 @@ class AnsweringProcess:
     """A process that reads lines of JSON, and answers in lines. It may be killed.
 
     Args:
+        environment: variables besides those of this process.
         is_trusted: whether it gets what is secret in the environment.
     """
 
-    def __init__(self, module: str, is_trusted: bool = False, **environment: str) -> None:
+    def __init__(
+        self, module: str, environment: Mapping[str, str], is_trusted: bool = False
+    ) -> None:
         hidden = () if is_trusted else SECRET
         kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         self._process = start_module(

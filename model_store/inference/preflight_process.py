@@ -37,7 +37,7 @@ class PreflightProcess(AnsweringProcess):
     more use."""
 
     def __init__(self) -> None:
-        super().__init__(PREFLIGHT, CUDA_VISIBLE_DEVICES="")  # preflights run on the processor
+        super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # preflights run on the processor
 
     def run(
         self,

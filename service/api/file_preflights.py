@@ -58,7 +58,8 @@ class FilePreflights:
         if self._process is None:
             # No threads: a copy of the process has none of them
             alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._process = AnsweringProcess(MODULE, ARROW_DEFAULT_MEMORY_POOL="system", **alone)
+            alone["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+            self._process = AnsweringProcess(MODULE, alone)
         process, line = self._process, None
         seconds = max(0.001, min(MOST_S, call.deadline - time.monotonic()))
         bounds = {"most_bytes": MOST_BYTES, "seconds": seconds}

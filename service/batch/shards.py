@@ -267,7 +267,7 @@ class ShardProcess:
         self._start()
 
     def _start(self) -> None:
-        self._process = AnsweringProcess(MODULE, is_trusted=True, **ONE_THREAD)
+        self._process = AnsweringProcess(MODULE, ONE_THREAD, is_trusted=True)
         self._process.send(asdict(self._options))
 
     def result(self, number: int, say: Callable[[RowsDone], None]) -> ShardResult:
