@@ -32,8 +32,8 @@ ABOUT = {
     "backup": "Write the state folder to standard output, as a tar file.",
     "restore": "Make a state folder of what `backup` wrote, from standard input.",
 }
-
-COMMANDS = ("key", "label-studio", "cluster", "score", "acquire", "backup", "restore")
+# `acquire` is another name of `rank`.
+COMMANDS = ("key", "label-studio", "cluster", "score", "rank", "acquire", "backup", "restore")
 
 
 def main(arguments: list[str] | None = None, prog: str | None = None) -> int:
@@ -48,6 +48,8 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> int:
     open_standard_files()
     arguments = sys.argv[1:] if arguments is None else arguments
     command, others = next(iter(arguments), None), arguments[1:]
+    if command == "serve":
+        arguments, command = others, None
     place = WorkerPlace.from_arguments(others) if command == WorkerPlace.OPTION else None
     try:
         if command in COMMANDS:
@@ -130,7 +132,7 @@ def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
             from service.integrations.ray import command as cluster
 
             return cluster.parser_of(prog)
-        case "score" | "acquire":
+        case "score" | "rank" | "acquire":
             from service.batch import command as data_sets
 
             return data_sets.parser_of(command, prog)

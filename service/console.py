@@ -16,16 +16,15 @@ SECTIONS = {
         "restore": "bring a copy of the state back: dubito restore < FILE",
     },
 }
-OTHER_NAMES = {"serve": [], "rank": ["acquire"]}
 
 
 def parser(command: str) -> argparse.ArgumentParser:
     from service.__main__ import parser_of
 
-    return parser_of("acquire" if command == "rank" else command, f"dubito {command}")
+    return parser_of(command, f"dubito {command}")
 
 
 def run(command: str, arguments: list[str]) -> int:
     from service.__main__ import main
 
-    return main([*OTHER_NAMES.get(command, [command]), *arguments], f"dubito {command}")
+    return main([command, *arguments], f"dubito {command}")

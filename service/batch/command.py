@@ -70,7 +70,7 @@ def run(command: str, arguments: list[str], settings: Settings, prog: str) -> in
 
 
 def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
-    about = {"score": "Predict", "acquire": "Rank"}[command]
+    about = "Predict" if command == "score" else "Rank"
     parser = argparse.ArgumentParser(
         prog=prog,
         description=f"{about} a data set of Parquet files: see docs/data-sets.md. "
@@ -140,7 +140,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
             whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
         progress = _work(plan, out, to_workers, options)
-        if command == "acquire":
+        if command != "score":
             parts = RankedParts(plan, out, source, loaded.model)
             ranked = parts.ranking()
             if options.out is None:
