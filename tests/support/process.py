@@ -64,6 +64,7 @@ HEAP_BYTES = 6 << 20  # of small blocks, that an allocator may have or have not 
 def taken_bytes(work: Callable[[], object]) -> int:
     """How much more memory than before this process has while it does something, at most."""
     gc.collect()
+    gc.freeze()  # what was there before is not looked at again: that takes as long as a test
     library = ctypes.CDLL(None)
     library.mallopt(-3, 1 << 20)  # large blocks are given back, as in the service
     library.malloc_trim(0)  # what is free would be taken again
