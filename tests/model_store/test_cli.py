@@ -3,14 +3,12 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from model_store.artifacts.manifest import FILES, Description, Manifest
 from model_store.artifacts.store import ModelStore
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.environment import ROOT, run_store
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def store(tmp_path, digits_store):
 
 def test_list_shows_models_versions_and_aliases(store):
     store.set_alias("digits", "champion", "1")
-    done = run(store, "list")
+    done = run_store(store, "list")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "digits: versions 1, 2, 3 (champion -> 1, latest -> 3)",
@@ -38,7 +36,7 @@ def test_list_shows_models_versions_and_aliases(store):
 
 
 def test_list_of_an_empty_store_says_nothing(tmp_path):
-    done = run(ModelStore(tmp_path / "none"), "list")
+    done = run_store(ModelStore(tmp_path / "none"), "list")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -52,7 +50,7 @@ def test_the_store_may_come_from_the_environment(store):
 
 
 def test_verify_says_that_every_version_is_whole(store):
-    done = run(store, "verify")
+    done = run_store(store, "verify")
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         *(f"digits version {version}: whole" for version in (1, 2, 3)),
@@ -66,7 +64,7 @@ def test_verify_names_what_is_broken_and_exits_1(store):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     (store.root / "other" / "1" / "manifest.json").unlink()
-    done = run(store, "verify")
+    done = run_store(store, "verify")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "error: model digits version 1: weights.safetensors: its SHA-256 is not the manifest's",
@@ -77,42 +75,42 @@ def test_verify_names_what_is_broken_and_exits_1(store):
 
 
 def test_alias_moves_latest_back(store):
-    done = run(store, "alias", "digits", "latest", "1")
+    done = run_store(store, "alias", "digits", "latest", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert store.resolve("digits") == "1"
 
 
 def test_an_alias_moves_to_a_version_that_cannot_be_served_only_if_told_to(store):
-    done = run(store, "alias", "digits", "latest", "2")
+    done = run_store(store, "alias", "digits", "latest", "2")
     assert (done.returncode, store.resolve("digits")) == (2, "3")
     assert done.stderr.startswith("error: model digits version 2: ")
-    done = run(store, "alias", "digits", "latest", "2", "--anyway")
+    done = run_store(store, "alias", "digits", "latest", "2", "--anyway")
     assert (done.returncode, done.stderr, store.resolve("digits")) == (0, "", "2")
 
 
 def test_keep_deletes_and_says_what(store):
     store.set_alias("digits", "champion", "1")
-    assert run(store, "keep", "digits", "1").stdout == "deleted: 2\n"
-    assert run(store, "keep", "digits", "1").stdout == "deleted: nothing\n"
+    assert run_store(store, "keep", "digits", "1").stdout == "deleted: 2\n"
+    assert run_store(store, "keep", "digits", "1").stdout == "deleted: nothing\n"
     assert store.versions("digits") == ["1", "3"]
 
 
 def test_delete_takes_what_no_alias_names(store):
     store.set_alias("digits", "champion", "1")
-    refused = run(store, "delete", "digits:1")
+    refused = run_store(store, "delete", "digits:1")
     assert refused.returncode == 2
     expected = "one that no alias names (--force deletes others too)"
     assert (
         refused.stderr == f"error: version: expected {expected}, got version 1; champion names it\n"
     )
-    assert run(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
+    assert run_store(store, "delete", "digits:2").stdout == "deleted: digits version 2\n"
     assert store.versions("digits") == ["1", "3"]
 
 
 def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_aliases(store):
     store.set_alias("digits", "champion", "2")
     store.set_alias("digits", "latest", "2")  # rolled back from 3, which must not be served again
-    done = run(store, "delete", "digits:2", "--force")
+    done = run_store(store, "delete", "digits:2", "--force")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "deleted: digits version 2",
@@ -120,7 +118,7 @@ def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_al
         "latest: moved to version 1",
     ]
     assert (
-        run(store, "delete", "digits:1", "--force").stdout.splitlines()[-1]
+        run_store(store, "delete", "digits:1", "--force").stdout.splitlines()[-1]
         == "latest: moved to version 3"
     )
     assert store.aliases("digits") == {"latest": "3"}
@@ -129,10 +127,10 @@ def test_delete_by_force_moves_latest_to_the_version_before_and_removes_other_al
 def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(store):
     manifest = store.manifest("digits", "3")
     own = set(Manifest.model_fields) - set(Description.model_fields)
-    refused = run(store, "delete", "digits")
+    refused = run_store(store, "delete", "digits")
     assert (refused.returncode, store.versions("digits")) == (2, ["1", "2", "3"])
     assert "got all of digits: version 1, 2, 3; latest names it" in refused.stderr
-    assert run(store, "delete", "digits", "--force").stdout.splitlines() == [
+    assert run_store(store, "delete", "digits", "--force").stdout.splitlines() == [
         "deleted: digits version 1, 2, 3",
         "latest: removed",
     ]
@@ -145,14 +143,14 @@ def test_a_whole_model_is_deleted_by_force_and_its_numbers_are_not_used_again(st
 
 def test_an_alias_is_removed_and_its_version_stays(store):
     store.set_alias("digits", "champion", "1")
-    done = run(store, "alias", "digits", "champion", "--remove")
+    done = run_store(store, "alias", "digits", "champion", "--remove")
     assert (done.returncode, done.stderr, store.aliases("digits")) == (0, "", {"latest": "3"})
     assert store.versions("digits") == ["1", "2", "3"]
 
 
 def test_show_says_what_a_version_is(store):
     manifest = store.manifest("digits", "1")
-    done = run(store, "show", "digits:1")
+    done = run_store(store, "show", "digits:1")
     assert (done.returncode, done.stderr) == (0, "")
     title, *lines = done.stdout.splitlines()
     assert title == "digits version 1"
@@ -170,7 +168,7 @@ def test_show_says_what_a_version_is(store):
     assert said["training data"] == "digits"
     assert said["size"].startswith(f"{sum(file.size for file in manifest.files.values()):,} bytes")
     assert (said["digest"], said["signature"]) == (manifest.digest, "none")
-    assert run(store, "show", "digits").stdout.startswith("digits version 3 (latest)\n")
+    assert run_store(store, "show", "digits").stdout.startswith("digits version 3 (latest)\n")
 
 
 @pytest.mark.parametrize(
@@ -216,13 +214,8 @@ def test_show_says_what_a_version_is(store):
     ],
 )
 def test_a_wrong_call_says_why_and_exits_2(store, arguments, complaint):
-    done = run(store, *arguments)
+    done = run_store(store, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
     assert store.versions("digits") == ["1", "2", "3"]
-
-
-def run(store, *arguments):
-    command = [sys.executable, "-m", "model_store", "--store", str(store.root), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

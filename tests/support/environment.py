@@ -1,13 +1,18 @@
 """Where commands run in tests: the environment that they see, and the folders that they work in."""
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from model_store.artifacts.store import ModelStore
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -41,6 +46,20 @@ def run_service(*arguments: str, **settings: str) -> subprocess.CompletedProcess
         text=True,
         timeout=60,
     )
+
+
+def run_store(store: "ModelStore", *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run `python -m model_store` on a store, in this process: one of its own takes longer to
+    start than to do anything."""
+    from model_store.__main__ import main
+
+    command = ["--store", str(store.root), *map(str, arguments)]
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as errors:
+        try:
+            code = main(command)
+        except SystemExit as ended:
+            code = ended.code
+    return subprocess.CompletedProcess(command, code, said.getvalue(), errors.getvalue())
 
 
 def run_training(folder: Path, *arguments: str) -> None:

@@ -4,8 +4,6 @@ else."""
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,7 +25,7 @@ from model_store.artifacts.signature import (
 )
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound, UnsupportedFormat
-from tests.support.environment import ROOT
+from tests.support.environment import run_store
 from tests.support.stores import tiny_description, tiny_files
 
 UNSIGNED = f"{SIGNATURE}: there is none: the version is not signed"
@@ -242,35 +240,24 @@ def test_files_that_hold_no_such_key_are_refused_by_field(tmp_path):
 # The commands
 
 
-def run(store, *arguments):
-    command = [
-        sys.executable,
-        "-m",
-        "model_store",
-        "--store",
-        str(store.root),
-        *map(str, arguments),
-    ]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
 def test_the_commands_make_a_key_sign_and_verify(store, tmp_path):
     for _ in range(2):
         store.publish("m", tiny_description(), tiny_files())
     key, public = tmp_path / "key", tmp_path / "key.pub"
-    assert run(store, "keygen", key).stdout == f"private key: {key}, public key: {public}\n"
-    assert run(store, "sign", "m", "--key", key).stdout == "signed: m version 2\n"
-    done = run(store, "verify", "--key", public)
+    assert run_store(store, "keygen", key).stdout == f"private key: {key}, public key: {public}\n"
+    assert run_store(store, "sign", "m", "--key", key).stdout == "signed: m version 2\n"
+    done = run_store(store, "verify", "--key", public)
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         f"error: model m version 1: {UNSIGNED}",
         "m version 2: whole, signed",
     ]
-    assert run(store, "sign", "m:1", "--key", key).returncode == 0
-    assert run(store, "verify", "--key", public).returncode == 0
-    assert run(store, "verify").stdout.splitlines() == ["m version 1: whole", "m version 2: whole"]
-    wrong = run(store, "sign", "m", "--key", public)
+    assert run_store(store, "sign", "m:1", "--key", key).returncode == 0
+    assert run_store(store, "verify", "--key", public).returncode == 0
+    assert run_store(store, "verify").stdout.splitlines() == [
+        "m version 1: whole",
+        "m version 2: whole",
+    ]
+    wrong = run_store(store, "sign", "m", "--key", public)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: --key: expected a private Ed25519 key")
