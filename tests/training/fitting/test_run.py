@@ -20,7 +20,7 @@ from torch import nn
 
 from model_store.errors import InvalidInput
 from tests.support.environment import ROOT, environment_with
-from tests.support.recipes import ALL_DETECTORS, write_recipe
+from tests.support.recipes import write_recipe
 from tests.support.serving import wait_until
 from training.__main__ import main
 from training.data import Rows, Splits
@@ -80,19 +80,23 @@ def test_the_plot_is_a_png(uninterrupted):
     assert height > 100
 
 
-def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(uninterrupted, tmp_path):
+def test_what_a_version_was_fitted_from_is_not_fitted_again_unless_told(
+    uninterrupted, tmp_path, monkeypatch, capsys
+):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    with fitting(folder) as process:
-        said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert said.startswith(
+    assert fit_here(folder, monkeypatch) == 0
+    assert capsys.readouterr().out.startswith(
         "small version 1 was fitted by this recipe on these data, so there is nothing to do; "
         "--again"
     )
     assert published_weights(folder) == published_weights(uninterrupted)
-    for process in (fitting(folder, 4, "--again"), fitting(folder, 4, "--seed", "7")):
-        with process as begun:
-            assert "training rows" in begun.stderr.readline()
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "fit", interrupt)
+    for options in (["--again"], ["--seed", "7"]):
+        assert fit_here(folder, monkeypatch, *options) == 130
 
 
 def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
@@ -101,14 +105,14 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_draft(uninterrupted):
 
 
 @pytest.mark.usefixtures("fits")
-def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_130(tmp_path):
+def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_130(
+    tmp_path, monkeypatch, capsys
+):
     with fitting(tmp_path, epochs=100_000) as first:
         wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None, 60)
-        with fitting(tmp_path, epochs=100_000) as second:
-            _, errors = second.communicate(timeout=60)
-        assert second.returncode == 2
-        assert errors.startswith("error: run: expected a run that no other process works on")
-        assert errors.count("\n") == 1
+        assert fit_here(tmp_path, monkeypatch, epochs=100_000) == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: run: expected a run that no other process works on")
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=60)
     assert first.returncode == 130
@@ -269,8 +273,7 @@ def test_a_corrupt_checkpoint_is_exit_code_2_and_one_line(killed, tmp_path, monk
 
 def refusal(folder, monkeypatch, capsys, recipe, *options):
     """What `fit` says when it refuses: one line; nothing is published."""
-    for name, path in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
-        monkeypatch.setenv(f"DUBITO_{name}", str(folder / path))
+    set_folders(folder, monkeypatch)
     assert main(["fit", str(recipe), "--quiet", *options]) == 2
     assert not (folder / "models").exists()
     *_, line = capsys.readouterr().err.splitlines()
@@ -288,12 +291,24 @@ def recipe_in(folder, epochs=4, seed=1, interval=0.02):
         "validation_draws": 3,
         "checkpoint_interval_s": interval,
     }
-    serving = {"draws": 2, **ALL_DETECTORS}
+    serving = {"draws": 2, "combined": ["residual"]}
     return write_recipe(folder, seed=seed, posterior=posterior, training=schedule, serving=serving)
 
 
+def set_folders(folder, monkeypatch):
+    for name, path in (("STORE", "models"), ("RUNS", "runs"), ("DATA", "data")):
+        monkeypatch.setenv(f"DUBITO_{name}", str(folder / path))
+
+
+def fit_here(folder, monkeypatch, *options, epochs=4):
+    """The exit code of what `fitting` runs, in this process."""
+    set_folders(folder, monkeypatch)
+    recipe = str(recipe_in(folder, epochs))
+    return main(["fit", recipe, "--quiet", "--device", "cpu", *options])
+
+
 @contextmanager
-def fitting(folder, epochs=4, *options):
+def fitting(folder, epochs=4):
     """`python -m training fit` as a process; when the block ends it is killed, if it has not
     ended."""
     environment = environment_with(
@@ -309,7 +324,6 @@ def fitting(folder, epochs=4, *options):
         "--device",
         "cpu",
     ]
-    command += options
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=pipe, stderr=pipe, text=True
