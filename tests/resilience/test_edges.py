@@ -7,46 +7,52 @@ from contextlib import ExitStack
 
 import httpx
 import numpy as np
-import pytest
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import RECENT_ROWS, Drift, Watched, row_digests
 from tests.support.serving import wait_until
+from tests.support.stores import publish_again
 
 ODD_JSON = {
-    "an integer beyond 64 bits": b"1" + b"0" * 40,
-    "a lone surrogate": b'"\\ud800"',
-    "arrays in arrays": b"[" * 400 + b"]" * 400,
+    "integer-beyond-64-bits": b"1" + b"0" * 40,
+    "lone-surrogate": b'"\\ud800"',
+    "arrays-in-arrays": b"[" * 400 + b"]" * 400,
 }
 KEY = "a-key-of-the-interface"
 
 
-@pytest.mark.parametrize("value", ODD_JSON.values(), ids=ODD_JSON)
-def test_an_odd_evaluation_report_is_none_and_its_model_is_described(serve, own_store, value):
-    found = publish_report(own_store, "digits", "1", {"created": "now", "summary": {}}, {})
-    path = found.folder / "evidence.json"
-    path.write_bytes(
-        path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")
-    )
-    assert value in path.read_bytes()
+def test_odd_evaluation_reports_are_none_and_their_models_are_described(
+    serve, own_store, digits_store
+):
+    for name, value in ODD_JSON.items():
+        publish_again(own_store, digits_store, name)
+        found = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, {})
+        path = found.folder / "evidence.json"
+        path.write_bytes(
+            path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")
+        )
+        assert value in path.read_bytes()
     with serve(own_store.root) as (url, _):
-        answer = httpx.get(f"{url}/models/digits")
-        assert answer.status_code == 200
-        assert answer.json()["evidence"] is None
-        assert answer.json()["serving"] == "1"
+        for name in ODD_JSON:
+            answer = httpx.get(f"{url}/models/{name}")
+            assert (name, answer.status_code) == (name, 200)
+            assert (name, answer.json()["evidence"]) == (name, None)
+            assert (name, answer.json()["serving"]) == (name, "1")
 
 
-@pytest.mark.parametrize("value", ODD_JSON.values(), ids=ODD_JSON)
-def test_a_version_with_an_odd_manifest_is_broken_by_name(serve, own_store, value):
-    path = own_store.root / "digits" / "1" / "manifest.json"
-    content = json.loads(path.read_text())
-    content["quality"]["odd"] = "ODD"
-    path.write_bytes(json.dumps(content).encode().replace(b'"ODD"', value))
+def test_versions_with_odd_manifests_are_broken_by_name(serve, own_store, digits_store):
+    for name, value in ODD_JSON.items():
+        publish_again(own_store, digits_store, name)
+        path = own_store.root / name / "1" / "manifest.json"
+        content = json.loads(path.read_text())
+        content["quality"]["odd"] = "ODD"
+        path.write_bytes(json.dumps(content).encode().replace(b'"ODD"', value))
     with serve(own_store.root) as (url, _):
-        answer = httpx.get(f"{url}/models/digits")
-        assert answer.status_code == 200
-        assert "manifest.json" in answer.json()["broken"]["1"]
+        for name in ODD_JSON:
+            answer = httpx.get(f"{url}/models/{name}")
+            assert (name, answer.status_code) == (name, 200)
+            assert "manifest.json" in answer.json()["broken"]["1"], name
 
 
 def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):
