@@ -50,6 +50,7 @@ MAX_NESTED = 1_000_000
 # and half of a string outside the rows; rows that are objects have fewer numbers than commas and
 # colons.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
+COUNTED_BYTES = 256 << 10  # of JSON, at once: some tenths of a millisecond
 AT_ONCE = {b"[": 10, b"{": 10, b":": 2, b",": 1}  # how long each takes to parse, in tenths of a us
 MOST_AT_ONCE = 1_000_000
 _NEVER = re.compile(r"q=0(\.0*)?")  # of a media type that a client does not take
@@ -316,12 +317,24 @@ def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: 
     parsed.
 
     Rows become arrays a block at a time; all else is held as objects."""
-    counts = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
+    counts = _count_marks(body, call.pause)
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
         raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
     size = sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items())
     call.reservation.reserve(size, "body")
+
+
+def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
+    """Count the punctuation of JSON in steps: `bytes.count` keeps the interpreter, and takes longer
+    where it finds many."""
+    whole, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
+    for first in range(0, len(whole), COUNTED_BYTES):
+        part = whole[first : first + COUNTED_BYTES]
+        for mark in counts:
+            counts[mark] += int(np.count_nonzero(part == ord(mark)))
+        pause()
+    return counts
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from service.api.json_blocks import take_apart
+from service.api.requests import COUNTED_BYTES, JSON_OBJECT_BYTES, reserve_json
 from service.api.rows import rows_array
 from service.app import create_app
 from service.call import Call
@@ -64,10 +65,23 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
             rows_array(rows, spec, "pool", 1, Call())
         return
+    _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
+    assert counted < whole / 5
     x, read = longest_step(lambda call: rows_array(rows, spec, "pool", 1, call))
     assert read < whole / 5
     assert x.shape == (len(rows), 64)
     assert np.all(x == 8.0)
+
+
+def test_memory_is_taken_for_all_marks_of_a_body_wherever_its_steps_end():
+    marks = "".join(JSON_OBJECT_BYTES).encode()
+    body = marks * (2 * COUNTED_BYTES // len(marks) + 3)
+    pauses: list[int] = []
+    call = Call(on_pause=lambda: pauses.append(1))
+    reserve_json(body, "pool", len(body), call)
+    expected = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
+    assert call.reservation.held == sum(JSON_OBJECT_BYTES[m] * n for m, n in expected.items())
+    assert len(pauses) == 3
 
 
 def test_what_is_there_at_the_start_is_not_looked_through_for_garbage(tmp_path):
