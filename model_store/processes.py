@@ -25,11 +25,19 @@ LOOK_S = 0.05  # between looks at whether it is to be given up
 STATUS = Path("/proc/self/status")  # of Linux
 
 
-def available_processors() -> int:
-    """How many processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may use, within its container's limit.
+
+    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and
+    the period.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    available = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text(encoding="ascii").split()
+        return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit here
+        return available
 
 
 def start_module(

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.preflight_process import WORKING_BYTES
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 PREFIX = "DUBITO_"
 SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
@@ -263,20 +263,6 @@ class Settings(BaseSettings):
     @property
     def worker_threads(self) -> int:
         return self.threads or max(1, processors() // self.workers)
-
-
-def processors(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may use, within its container's limit.
-
-    `cpu_max` is the file of cgroup v2: microseconds of processor time in each period, or `max`, and
-    the period.
-    """
-    available = available_processors()
-    try:
-        quota, period = cpu_max.read_text(encoding="ascii").split()
-        return available if quota == "max" else max(1, min(available, int(quota) // int(period)))
-    except (OSError, ValueError, ZeroDivisionError):  # no such limit here
-        return available
 
 
 def read_settings() -> Settings:

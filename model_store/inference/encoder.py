@@ -25,7 +25,7 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.operators import refusal
 from model_store.inference.runtime import GraphError, providers, run_graph, session_options
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
 COPIES = 1.5  # of its file, that a session takes in memory while it is loaded
@@ -60,7 +60,7 @@ class Encoder:
             raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
         del model
         on_gpu = providers()[0] == "CUDAExecutionProvider"
-        threads = 1 if on_gpu else threads or available_processors()
+        threads = 1 if on_gpu else threads or processors()
         self._session = self._apart = _session(path, threads)
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1 and path.stat().st_size <= APART_BYTES:

@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from model_store.errors import OutOfMemory
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
 from model_store.inference.operators import refusal
-from model_store.processes import available_processors, is_of_memory
+from model_store.processes import is_of_memory, processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -141,7 +141,7 @@ class Runtime:
         self._terms_session: ort.InferenceSession | None = None
         self._making_terms = threading.Lock()
         on_gpu = providers()[0] == "CUDAExecutionProvider"
-        self.threads = 1 if on_gpu else threads or available_processors()
+        self.threads = 1 if on_gpu else threads or processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:

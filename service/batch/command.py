@@ -20,6 +20,7 @@ from model_store.acquisition.choice import most_candidates
 from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
+from model_store.processes import processors
 from service.api.options import num_samples_of, validate
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.batch.computation import request_fields
@@ -36,7 +37,7 @@ from service.batch.files import Files, Stopped, files_at
 from service.batch.ranking import RANKING, RankedParts
 from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_here
 from service.models.reservoir import fresh_seed
-from service.settings import Settings, processors
+from service.settings import Settings
 
 DONE = "done.json"
 MAX_REJECTS = 0.01

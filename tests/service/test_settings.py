@@ -1,12 +1,10 @@
 """Settings: every one is documented, and a wrong one ends the service at once with one line that
 names it."""
 
-import os
-
 import pytest
 
 from model_store.errors import InvalidInput
-from service.settings import OF_CLIENT, OF_TRAINING, Settings, processors, read_settings
+from service.settings import OF_CLIENT, OF_TRAINING, Settings, read_settings
 from tests.support.environment import ROOT, run_service
 
 
@@ -84,34 +82,3 @@ def test_the_service_ends_with_one_line_and_exit_code_2(wrong):
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ")
     assert next(iter(wrong)) in done.stderr
-
-
-def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
-    monkeypatch, tmp_path
-):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert processors(tmp_path / "none") == 6
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("max 100000\n", 8),
-        ("200000 100000\n", 2),
-        ("250000 100000\n", 2),
-        ("50000 100000\n", 1),
-        ("9000000 100000", 8),
-        ("", 8),
-        ("many 100000", 8),
-        ("1 0", 8),
-        (None, 8),
-    ],
-)
-def test_threads_are_no_more_than_the_container_s_processors(
-    monkeypatch, tmp_path, content, expected
-):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    if content is not None:
-        (tmp_path / "cpu.max").write_text(content)
-    assert processors(tmp_path / "cpu.max") == expected

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "trust.md"
 def record(what, command, conditions, figure):
     """Print a test's figure, and put it into the page in place of its row; the test's row must be
     there."""
-    cores = available_processors()
+    cores = processors()
     row = f"| {what} | `{command}` | {cores} cores, {conditions} | {figure} |"
     print(row)
     lines = PAGE.read_text().splitlines()

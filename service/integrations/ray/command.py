@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from model_store.errors import InvalidInput
+from model_store.processes import processors
 from service.integrations.ray import set_ray_environment
 from service.server.process import cannot_listen
-from service.settings import PREFIX, SECRETS, Settings, processors
+from service.settings import PREFIX, SECRETS, Settings
 from service.telemetry.logs import configure
 
 logger = logging.getLogger("dubito")

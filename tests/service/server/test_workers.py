@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from model_store.processes import available_processors
+from model_store.processes import processors
 from service.engine.batching import BATCH_ROW_DRAWS
 from service.settings import Settings
 from service.shared_state import merge_metrics
@@ -149,7 +149,7 @@ def test_pages_of_metrics_become_one_with_a_label():
 
 @pytest.mark.parametrize(("threads", "workers"), [(0, 1), (0, 2), (0, 10_000), (3, 2)])
 def test_workers_share_the_processors(threads, workers):
-    there = available_processors()
+    there = processors()
     expected = threads or max(1, there // workers)
     assert Settings.model_construct(threads=threads, workers=workers).worker_threads == expected
 

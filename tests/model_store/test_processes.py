@@ -1,0 +1,53 @@
+"""How many processors a process may use, and how threads of training wait for each other."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from model_store.processes import processors
+
+
+def test_where_the_system_does_not_say_which_processors_a_process_may_use_there_are_all(
+    monkeypatch, tmp_path
+):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert processors(tmp_path / "none") == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("max 100000\n", 8),
+        ("200000 100000\n", 2),
+        ("250000 100000\n", 2),
+        ("50000 100000\n", 1),
+        ("9000000 100000", 8),
+        ("", 8),
+        ("many 100000", 8),
+        ("1 0", 8),
+        (None, 8),
+    ],
+)
+def test_threads_are_no_more_than_the_container_s_processors(
+    monkeypatch, tmp_path, content, expected
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    if content is not None:
+        (tmp_path / "cpu.max").write_text(content)
+    assert processors(tmp_path / "cpu.max") == expected
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
+def test_training_s_threads_wait_without_spinning_unless_that_is_asked_for(given):
+    said = (
+        "import os, training; print(os.environ['OMP_WAIT_POLICY'], os.environ['OMP_NUM_THREADS'])"
+    )
+    others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", said], env=others | given, capture_output=True, text=True, check=True
+    )
+    expected = given or {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(processors())}
+    assert done.stdout.split() == [*expected.values()]
