@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("untimed")
 
 pytest.register_assert_rewrite("tests.support")
 
-from tests.support.environment import run_training  # noqa: E402
+from tests.support.environment import run_training_here  # noqa: E402
 from tests.support.once import once_a_run  # noqa: E402
 from tests.support.serving import WITH_TRIALS, client_of, serving  # noqa: E402
 
@@ -68,20 +68,42 @@ def fits() -> Iterator[None]:
     """For whatever fits or exports a model, which takes seconds: its tests are marked `fits`.
 
     Half of that time is spared: torch's exporter registers all its operators again for each graph,
-    here once a process; fits in this process draw no plot, and share a process for preflights.
+    here once a process, and looks for garbage all the time; fits in this process draw no plot, and
+    share a process for preflights.
     """
+    from torch._export.utils import _materialize_cpp_cia_ops
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     from tests.support.preflights import KeptPreflight
+    from training.export.graphs import export_program
 
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(
             ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
         )
+        changes.setattr(
+            "torch._export.utils._materialize_cpp_cia_ops",
+            functools.cache(_materialize_cpp_cia_ops),
+        )
+        changes.setattr("training.export.graphs.export_program", _uncollected(export_program))
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
         changes.setattr("training.publishing.stages.PreflightProcess", KeptPreflight)
         yield
         KeptPreflight.end()
+
+
+def _uncollected(work: Callable[..., object]) -> Callable[..., object]:
+    """Return a function during which no garbage is collected: an export makes little of it."""
+
+    @functools.wraps(work)
+    def run(*args: object) -> object:
+        gc.disable()
+        try:
+            return work(*args)
+        finally:
+            gc.enable()
+
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,11 +123,17 @@ def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits_store(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
+def digits_store(
+    tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path, request: pytest.FixtureRequest
+) -> Path:
     """A model store with one real model, `digits` version 1, fitted by the command that users run.
     Do not change it: copy it (`shutil.copytree`) where a test writes."""
-    fit = ("fit", str(quick_recipe), "--quiet", "--device", "cpu")
-    return once_a_run(tmp_path_factory, "fitted", lambda root: run_training(root, *fit)) / "models"
+
+    def fit(root: Path) -> None:
+        request.getfixturevalue("fits")
+        run_training_here(root, "fit", str(quick_recipe), "--quiet", "--device", "cpu")
+
+    return once_a_run(tmp_path_factory, "fitted", fit) / "models"
 
 
 @pytest.fixture
@@ -118,15 +146,18 @@ def own_store(digits_store: Path, tmp_path: Path) -> object:
 
 
 @pytest.fixture(scope="session")
-def evaluated_store(tmp_path_factory: pytest.TempPathFactory, digits_store: Path) -> Path:
+def evaluated_store(
+    tmp_path_factory: pytest.TempPathFactory, digits_store: Path, request: pytest.FixtureRequest
+) -> Path:
     """A copy of `digits_store` whose model has an evaluation report, with attacks and an npz file
     of other rows, written by the command that users run. Do not change it."""
 
     def evaluate(root: Path) -> None:
+        request.getfixturevalue("fits")
         shutil.copytree(digits_store, root / "models")
         np.savez(root / "odd.npz", x=np.tile(np.array([0, 16], dtype=np.float32), (20, 32)))
         options = ["--attacks", "--rows", "32", "--outliers", "odd=npz:odd.npz", "--quiet"]
-        run_training(root, "evaluate", "digits", *options)
+        run_training_here(root, "evaluate", "digits", *options)
 
     return once_a_run(tmp_path_factory, "evaluated", evaluate) / "models"
 

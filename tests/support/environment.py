@@ -81,3 +81,11 @@ def working_in(folder: Path) -> Iterator[None]:
         settings.setenv("DUBITO_RUNS", str(folder / "runs"))
         settings.setenv("DUBITO_STORE", str(folder / "models"))
         yield
+
+
+def run_training_here(folder: Path, *arguments: str) -> None:
+    """`run_training` in this process, which spares it torch's start."""
+    from training.__main__ import main
+
+    with working_in(folder):
+        assert main([*arguments]) == 0
