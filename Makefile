@@ -4,6 +4,8 @@ RUNTIME ?= cpu
 BIN := .venv/bin
 # tests of a file share what they need, long files come first, and one that hangs is ended
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+# the many processes that tests start would compile all modules again
+test test-quick check: export PYTHONDONTWRITEBYTECODE =
 STORE := $(or $(DUBITO_STORE),models)
 # the digits model, where nothing is published
 PUBLISHED = @if [ -z "$$($(BIN)/python -m model_store --store '$(STORE)' list)" ]; then $(BIN)/python -m training fit recipes/digits.toml; fi
