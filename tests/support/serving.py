@@ -83,7 +83,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     """Wait for a condition, or fail."""
     end = time.monotonic() + seconds
     while not condition():
