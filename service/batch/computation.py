@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 from pydantic import TypeAdapter
 
 from model_store.acquisition.choice import checked_acquisition, checked_beta
-from model_store.acquisition.scoring import pool_candidates
+from model_store.acquisition.scoring import pool_candidates, pool_scores
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
@@ -121,14 +121,13 @@ class Computation:
         return self.model.runtime.draw_set(self.request.seed, number)
 
     def runs(
-        self, rows: Iterable[tuple[int, Float32[np.ndarray, "n I"]]], num_samples: int | None = None
-    ) -> Iterator[tuple[int, Float32[np.ndarray, "n I"]]]:
-        """Yield rows, each part with the place of its first one, as many as are computed at
-        once."""
+        self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None
+    ) -> Iterator[Float32[np.ndarray, "n I"]]:
+        """Yield rows, as many as are computed at once."""
         most = part_rows(self.model, num_samples or self.request.num_samples)
-        for first, x in rows:
+        for x in parts:
             for start in range(0, len(x), most):
-                yield first + start, x[start : start + most]
+                yield x[start : start + most]
 
     def numbers(
         self, part: Part, spec: InputSpec, field: str, first: int
@@ -165,6 +164,10 @@ class Computation:
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about
+
+    def scores(self, x: Float32[np.ndarray, "n I"], draws: DrawSet) -> Float64[np.ndarray, "n"]:
+        """Return what the request's acquisition ranks rows by, or makes its choice from."""
+        return pool_scores(self.model, x, draws, self.request.acquisition, self.request.priors)
 
     def candidates(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], rows: Int64[np.ndarray, "M"]

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from model_store.acquisition.choice import Copies, copies_among, most_candidates, row_digests
 from model_store.acquisition.ranking import (
@@ -30,7 +30,7 @@ from model_store.acquisition.ranking import (
     check_scores_of,
     rank_now,
 )
-from model_store.acquisition.scoring import pool_scores, race_scores
+from model_store.acquisition.scoring import race_scores
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.place import open_store
 from model_store.artifacts.store import ModelStore
@@ -76,7 +76,7 @@ SELECTED_FILE = "selected.npz"  # the places of the rows that are ranked, and of
 ANSWER_FILE = "answer.json"
 
 Format = Literal["parquet", "npz"]
-RowParts = Iterator[tuple[int, Float32[np.ndarray, "n I"]]]  # each with its first row's place
+RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class JobRows:
     def all_from(self, first: int) -> RowParts:
         for part in self._file.parts(first):
             x = self._numbers(part, first)
-            yield first, x
+            yield x
             first += len(x)
 
     def some(self, rows: Int64[np.ndarray, "M"]) -> RowParts:
@@ -155,9 +155,9 @@ class JobRows:
         first = int(rows[0])
         for part in self._file.parts(first):
             n = len(next(iter(part.values()))) if isinstance(part, dict) else len(part)
-            here = rows[(rows >= first) & (rows < first + n)] - first
+            here = rows[slice(*np.searchsorted(rows, [first, first + n]))] - first
             if len(here):
-                yield first + int(here[0]), self._numbers(part, first)[here]
+                yield self._numbers(part, first)[here]
             first += n
             if first > rows[-1]:
                 return
@@ -186,23 +186,19 @@ class JobRows:
         parts_from: Callable[[int], RowParts],
         num_draws: int,
         columns_of: Callable[[int, Float32[np.ndarray, "n I"]], Mapping[str, np.ndarray]],
-        is_counted: Bool[np.ndarray, "N"] | None = None,
     ) -> ColumnFiles:
         """Return what is computed of rows as columns, taken up where an earlier process left them.
 
         Args:
             parts_from: the rows from the one of that number on.
             columns_of: computes some rows, given the number of the first.
-            is_counted: rows whose unknown categories are counted; None: all.
         """
         columns = ColumnFiles(self.folder / name)
         self.done += columns.rows * num_draws
         unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        for _, x in self.computation.runs(parts_from(columns.rows), num_draws):
-            here = slice(columns.rows, columns.rows + len(x))
+        for x in self.computation.runs(parts_from(columns.rows), num_draws):
             columns.append(columns_of(columns.rows, x))
-            counted = x if is_counted is None else x[is_counted[here]]
-            count_unknown(unknown, counted, self.model.manifest.input.columns)
+            count_unknown(unknown, x, self.model.manifest.input.columns)
             self.advance(len(x) * num_draws, columns)
         columns.sync()
         columns.close()
@@ -314,11 +310,11 @@ def _keep_rows(
     places = sorted(row["index"] for row in ranked)
     if not places:
         return
-    x = np.concatenate([part for _, part in job.some(np.array(places))])
+    x = np.concatenate([*job.some(np.array(places))])
     pool = dict(zip(places, x, strict=True))
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
     draws, predictions = job.computation.draws(), list[dict[str, Any]]()
-    for _, part in job.computation.runs([(0, aside)]):
+    for part in job.computation.runs([aside]):
         predictions += control_said(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
@@ -336,49 +332,44 @@ class JobPool(Pool):
         self.ids, self.seed = ids, job.request.seed
         self.unknown: dict[str, int] = {}  # categories of the rows that are scored
         self._job, self._rows, self._choice = job, rows, choice
-        self._columns: ColumnFiles | None = None  # of the scores of all rows of the file
         self._laps = self._lap_work = 0
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        return np.array(self._all_rows().column("score"))[self._rows]
+        return np.array(self._of_all_rows.column("score"))
 
     async def copies(self) -> Copies:
-        return copies_among(np.array(self._all_rows().column("digest"))[self._rows])
-
-    def _all_rows(self) -> ColumnFiles:
-        if self._columns is not None:
-            return self._columns
-        job, request = self._job, self._job.request
-        draws = job.computation.draws()
-        is_ranked = np.zeros(request.rows, dtype=bool)
-        is_ranked[self._rows] = True
-
-        def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
-            scores = pool_scores(job.model, x, draws, request.acquisition, request.priors)
-            check_computed(scores, request.field, first)
-            return {"score": scores, "digest": row_digests(x)}
-
-        columns = job.fill("scores", job.all_from, request.num_samples, columns_of, is_ranked)
-        self._columns, self.unknown = columns, columns.note[UNKNOWN_CATEGORIES]
-        return columns
+        return copies_among(np.array(self._of_all_rows.column("digest")))
 
     async def lap(self, lap: Lap) -> Scored:
-        """Return the scores of some rows, under the first draws with their standard errors."""
+        columns = self._fill(lap)
+        errors = np.array(columns.column("error")) if "error" in columns.names else None
+        return np.array(columns.column("score")), errors
+
+    @cached_property
+    def _of_all_rows(self) -> ColumnFiles:
+        return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples))
+
+    def _fill(self, lap: Lap) -> ColumnFiles:
+        """Return the scores of some rows, under the first draws with their standard errors; their
+        digests where copies are looked for."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws, is_last = job.computation.draws(num_draws), num_draws == request.num_samples
+        is_batch = request.acquisition in job.model.predictive.batches
         if self._laps == 0:
-            self._least_work = int(TIMES_FIRST_LAP * len(rows) * num_draws)
+            times = 1.0 if is_last else TIMES_FIRST_LAP
+            self._least_work = int(times * len(rows) * num_draws)
         self._laps += 1
         self._lap_work += len(rows) * num_draws
         job.work = max(self._lap_work, self._least_work)  # so that progress does not fall
 
         def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
-            wanted = job.model, x, draws, request.acquisition, request.priors
+            columns: dict[str, np.ndarray] = {"digest": row_digests(x)} if is_batch else {}
             if is_last:
-                columns = {"score": pool_scores(*wanted)}
+                columns["score"] = job.computation.scores(x, draws)
             else:
-                columns = dict(zip(("score", "error"), race_scores(*wanted), strict=True))
+                raced = job.model, x, draws, request.acquisition, request.priors
+                columns["score"], columns["error"] = race_scores(*raced)
             check_scores_of(columns["score"], rows[first : first + len(x)], request.field)
             return columns
 
@@ -386,8 +377,7 @@ class JobPool(Pool):
             f"lap {self._laps - 1}", lambda first: job.some(rows[first:]), num_draws, columns_of
         )
         self.unknown = self.unknown or columns.note[UNKNOWN_CATEGORIES]  # the first has all rows
-        errors = None if is_last else np.array(columns.column("error"))
-        return np.array(columns.column("score")), errors
+        return columns
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
         """Return the rows that gain most alone; they are read once more."""
@@ -401,7 +391,7 @@ class JobPool(Pool):
         places = self._rows[copies.first[rows]]
 
         def parts() -> Iterator[Float32[np.ndarray, "n I"]]:
-            for _, x in job.computation.runs(job.some(np.sort(places))):
+            for x in job.computation.runs(job.some(np.sort(places))):
                 yield x
                 job.advance(len(x) * choice.num_samples)
 

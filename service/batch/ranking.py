@@ -19,7 +19,6 @@ from model_store.acquisition.choice import (
     is_again,
     most_candidates,
     ranking,
-    top,
 )
 from model_store.acquisition.ranking import Choice, Pool, rank_now
 from model_store.inference.model import Model
@@ -62,15 +61,13 @@ class RankedParts:
         """
         request = self._plan.request
         is_batch = needs_all_rows(request.acquisition, self._model)
-        if request.acquisition in self._model.predictive.joint_scores:
-            rows = self._candidate_rows()
-        else:
-            rows = self._first_of_copies() if is_batch else self._best()
+        is_joint = request.acquisition in self._model.predictive.joint_scores
+        rows = self._candidate_rows() if is_joint else self._best(is_batch)
         if len(rows) == 0:
             return []
         rows = np.sort(rows, order="place")
         ids = self._ids(rows["place"])
-        if request.acquisition in self._model.predictive.joint_scores:
+        if is_joint:
             task = self._model.manifest.task
             choice = Choice(task, request.acquisition, request.k, request.num_samples)
             ranked = rank_now(CandidatePool(self, rows, ids, request.seed), choice).rows
@@ -105,29 +102,22 @@ class RankedParts:
                 if low == high:
                     continue
                 for rows in self._reader.rows(shard, []):
-                    x = rows.x[np.isin(rows.places, order[low:high])]
-                    yield from (part for _, part in self._computation.runs([(0, x)]))
+                    yield rows.x[np.isin(rows.places, order[low:high])]
 
         try:
-            return self._computation.candidates(parts(), places)
+            return self._computation.candidates(self._computation.runs(parts()), places)
         finally:
             self._reader.close()
 
-    def _best(self) -> PartRows:
-        """Return the rows of the largest scores, ties by hash."""
-        best, k = NO_ROWS, self._plan.request.k
-        for rows in self._parts():
-            best = np.concatenate([best, rows])
-            if len(best):
-                best = best[np.sort(top(best["score"], best["hash"], k))]
-        return best
-
-    def _first_of_copies(self) -> PartRows:
-        """Return the rows of the largest scores, of copies the first by hash before all others."""
+    def _best(self, is_batch: bool) -> PartRows:
+        """Return the rows of the largest scores, ties by hash; where copies are looked for, the
+        first of them by hash before all others."""
         best, again = NO_ROWS, np.empty(0, dtype=bool)
-        for rows in self._bins():
-            again = np.concatenate([again, is_again(copies_among(rows["digest"]), rows["hash"])])
-            best = np.concatenate([best, rows])
+        for rows in self._bins() if is_batch else self._parts():
+            here = np.zeros(len(rows), dtype=bool)
+            if is_batch:
+                here = is_again(copies_among(rows["digest"]), rows["hash"])
+            best, again = np.concatenate([best, rows]), np.concatenate([again, here])
             order = np.lexsort((best["place"], best["hash"], -best["score"], again))
             order = order[: self._plan.request.k]
             best, again = best[order], again[order]

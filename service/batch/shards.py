@@ -30,7 +30,6 @@ from model_store.acquisition.choice import (
     row_digests,
     top,
 )
-from model_store.acquisition.scoring import pool_scores
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import DubitoError, InvalidInput
@@ -164,8 +163,9 @@ class Worker:
         """Yield a shard's rows, as many as are computed at once."""
         done = 0
         for rows in self.reader.rows(shard, rejects, wanted):
-            for start, x in self.computation.runs([(0, rows.x)]):
-                here = slice(start, start + len(x))
+            first = done
+            for x in self.computation.runs([rows.x]):
+                here = slice(done - first, done - first + len(x))
                 yield Rows(rows.places[here], rows.ids[here], x)
                 done += len(x)
                 report(done)
@@ -244,7 +244,7 @@ class Worker:
         name, seed = request.acquisition, request.seed
         if name == RANDOM:
             return random_scores(id_hashes(rows.ids, seed))
-        scores = pool_scores(self.model, rows.x, self.draws, name, request.priors)
+        scores = self.computation.scores(rows.x, self.draws)
         if name not in self.model.predictive.sampled:
             return scores
         powers = power_scores(scores, rows.ids, seed, request.beta)

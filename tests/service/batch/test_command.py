@@ -371,7 +371,9 @@ def test_rows_whose_result_is_not_finite_are_rejected(
 
     monkeypatch.setattr(computation, "prediction_of", predicted)
     monkeypatch.setattr(
-        shards, "pool_scores", lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1))
+        computation,
+        "pool_scores",
+        lambda model, x, *_: np.where(x[:, 0] == 16, np.nan, x.sum(axis=1)),
     )
     write(tmp_path / "huge.parquet", rows)
     run("score", tmp_path / "huge.parquet", tmp_path / "out", max_rejects=0.05)
