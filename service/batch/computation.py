@@ -120,11 +120,14 @@ class Computation:
         number = num_samples or self.request.num_samples
         return self.model.runtime.draw_set(self.request.seed, number)
 
+    def rows_at_once(self, num_samples: int | None = None) -> int:
+        return part_rows(self.model, num_samples or self.request.num_samples)
+
     def runs(
         self, parts: Iterable[Float32[np.ndarray, "n I"]], num_samples: int | None = None
     ) -> Iterator[Float32[np.ndarray, "n I"]]:
         """Yield rows, as many as are computed at once."""
-        most = part_rows(self.model, num_samples or self.request.num_samples)
+        most = self.rows_at_once(num_samples)
         for x in parts:
             for start in range(0, len(x), most):
                 yield x[start : start + most]
@@ -152,6 +155,11 @@ class Computation:
         decision = decide(prediction, options)
         arrays = Results(self.manifest, self.request.num_samples, prediction, decision).arrays
         return dict(arrays), computed
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the request's acquisition looks for copies among all rows."""
+        return self.request.acquisition in self.model.predictive.batches
 
     @property
     def is_grouped(self) -> bool:

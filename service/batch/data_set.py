@@ -226,9 +226,13 @@ class Rows:
     ids: list[str]
     x: Float32[np.ndarray, "n I"]
 
-    def take(self, chosen: np.ndarray) -> "Rows":
+    def take(self, chosen: np.ndarray | slice) -> "Rows":
         ids = [self.ids[i] for i in np.arange(len(self.ids))[chosen]]
         return Rows(self.places[chosen], ids, self.x[chosen])
+
+    def parts(self, most: int) -> Iterator["Rows"]:
+        for start in range(0, len(self.ids), most):
+            yield self.take(slice(start, start + most))
 
 
 def reject_line(place: int, name: str | None, reason: str) -> bytes:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,6 @@ from model_store.acquisition.ranking import (
 from model_store.acquisition.scoring import race_scores
 from model_store.artifacts.disk import sync_folder
 from model_store.artifacts.place import open_store
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.rank_tables import benjamini_hochberg
 from model_store.errors import DubitoError, InvalidInput, NoSpace, StateUnusable
 from model_store.inference.model import NEEDED, Model
@@ -44,8 +43,8 @@ from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids, open_rows, stamp_of
 from model_store.sources.row_file import Part, RowFile
 from model_store.state.database import Database, of_disk
-from model_store.state.jobs import Job, Jobs
-from model_store.state.labels import AcquiredRow, Acquisition, keep_acquired, row_format
+from model_store.state.jobs import Job, Jobs, State
+from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.options import group_numbers
 from service.api.rows import with_id
 from service.batch.candidate import Cancelled, fit_candidate
@@ -138,9 +137,6 @@ class JobRows:
             return [str(i) for i in range(self.request.rows)]
         check_ids(ids, self.request.rows)
         return list(ids)
-
-    def error_text(self, error: InvalidInput) -> str:
-        return str(with_id(error, self.ids() if self.has_ids else None))
 
     def all_from(self, first: int) -> RowParts:
         for part in self._file.parts(first):
@@ -264,7 +260,7 @@ def _table(
     return {**named, **table_columns(job.model.manifest, columns)}
 
 
-def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]) -> str:
+def acquire(job: JobRows, database: Database) -> str:
     """Rank the rows of a job, as /acquire does; return the name of the answer's file."""
     request, manifest = job.request, job.model.manifest
     ids = job.ids()
@@ -280,7 +276,7 @@ def acquire(job: JobRows, keep: Callable[[Acquisition, list[AcquiredRow]], None]
     ]
     rows += set_aside(control.tolist(), ids, len(rows))
     if request.keep:
-        _keep_rows(job, rows, keep)
+        _keep_rows(job, rows, database)
     found = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
     answer = acquire_answer(manifest, request, rows, *found)
     return job.write(ANSWER_FILE, lambda path: path.write_text(json.dumps(answer)))
@@ -301,11 +297,7 @@ def count_answered(folder: Path) -> tuple[int, int]:
     return len(ranking), sum(row["control"] for row in ranking)
 
 
-def _keep_rows(
-    job: JobRows,
-    ranked: list[dict[str, Any]],
-    keep: Callable[[Acquisition, list[AcquiredRow]], None],
-) -> None:
+def _keep_rows(job: JobRows, ranked: list[dict[str, Any]], database: Database) -> None:
     request, model = job.request, job.model
     places = sorted(row["index"] for row in ranked)
     if not places:
@@ -320,7 +312,7 @@ def _keep_rows(
         )
     of_model = request.model, request.version, row_format(model.manifest)
     how = Acquisition(*of_model, request.acquisition, request.seed, request.num_samples)
-    keep(how, acquired_rows(pool, ranked, predictions))
+    keep_acquired(database, how, acquired_rows(pool, ranked, predictions))
 
 
 class JobPool(Pool):
@@ -355,7 +347,6 @@ class JobPool(Pool):
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
         draws, is_last = job.computation.draws(num_draws), num_draws == request.num_samples
-        is_batch = request.acquisition in job.model.predictive.batches
         if self._laps == 0:
             times = 1.0 if is_last else TIMES_FIRST_LAP
             self._least_work = int(times * len(rows) * num_draws)
@@ -364,7 +355,9 @@ class JobPool(Pool):
         job.work = max(self._lap_work, self._least_work)  # so that progress does not fall
 
         def columns_of(first: int, x: Float32[np.ndarray, "n I"]) -> dict[str, np.ndarray]:
-            columns: dict[str, np.ndarray] = {"digest": row_digests(x)} if is_batch else {}
+            columns: dict[str, np.ndarray] = {}
+            if job.computation.is_batch:
+                columns["digest"] = row_digests(x)
             if is_last:
                 columns["score"] = job.computation.scores(x, draws)
             else:
@@ -407,56 +400,55 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the service too
     database = Database(Path(options["state"]))
-    jobs, store = Jobs(database), open_store(**options["store"])
     try:
-        job = jobs.get(options["job"])
-        threads, most_bytes = options["threads"], options["most_bytes"]
-        return run(jobs, job, store, threads, most_bytes, ending, partial(keep_acquired, database))
+        return run(database, options, ending)
     finally:
         database.close()
 
 
-def run(
-    jobs: Jobs,
-    job: Job,
-    store: ModelStore,
-    threads: int,
-    most_bytes: int,
-    ending: threading.Event,
-    keep: Callable[[Acquisition, list[AcquiredRow]], None],
-) -> int:
+def run(database: Database, options: dict[str, Any], ending: threading.Event) -> int:
     """Run a job that was claimed, and record how it ended."""
-    begun = time.monotonic()
+    jobs, begun = Jobs(database), time.monotonic()
+    job, most_bytes = jobs.get(options["job"]), options["most_bytes"]
 
     def report(work: int, done: int) -> bool:
         worked_s = job.worked_s + time.monotonic() - begun
         return jobs.progress(job.id, work, done, worked_s, most_bytes) and not ending.is_set()
 
+    state: State = "failed"
+    outcome: str | None
     try:
         if job.kind == "candidate":
-            jobs.finish(job.id, "done", fit_candidate(jobs.folder, job, report))
-            return OVER
-        request = JobRequest.from_json(job.request)
-        model = Model.load(store.open(request.model, request.version, wanted=NEEDED), threads)
-        rows = JobRows(jobs.folder / job.id, request, model, report)
-        try:
-            answer = predict(rows) if job.kind == "predict" else acquire(rows, keep)
-        except InvalidInput as error:
-            jobs.finish(job.id, "failed", rows.error_text(error))
-            return OVER
+            outcome = fit_candidate(jobs.folder, job, report)
+        else:
+            outcome = _compute(database, job, options, report)
+        state = "done"
     except Cancelled:
         if not jobs.get(job.id).cancel:
             return PUT_BACK
-        jobs.finish(job.id, "cancelled", None)
+        state, outcome = "cancelled", None
     except (NoSpace, StateUnusable):
         raise
     except DubitoError as error:
-        jobs.finish(job.id, "failed", str(error))
+        outcome = str(error)
     except OSError as error:
-        jobs.finish(job.id, "failed", str(of_disk(error)))
-    else:
-        jobs.finish(job.id, "done", answer)
+        outcome = str(of_disk(error))
+    jobs.finish(job.id, state, outcome)
     return OVER
+
+
+def _compute(
+    database: Database, job: Job, options: dict[str, Any], report: Callable[[int, int], bool]
+) -> str:
+    request = JobRequest.from_json(job.request)
+    store = open_store(**options["store"])
+    version = store.open(request.model, request.version, wanted=NEEDED)
+    model = Model.load(version, options["threads"])
+    rows = JobRows(Jobs(database).folder / job.id, request, model, report)
+    try:
+        return predict(rows) if job.kind == "predict" else acquire(rows, database)
+    except InvalidInput as error:
+        raise with_id(error, rows.ids() if rows.has_ids else None) from None
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from service.batch.computation import Computation, acquire_answer
 from service.batch.data_set import OUT, Plan, Reader
 from service.batch.files import Files, Stopped
 from service.batch.output import parquet_bytes
-from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY, needs_all_rows
+from service.batch.shards import EXCLUDED_KEY, UNKNOWN_KEY
 
 RANKING = "ranking"  # .json, the answer of /acquire, and .parquet
 BIN_ROWS = 1 << 22  # about, that are looked at together: 60 bytes each while they are sorted
@@ -60,9 +60,9 @@ class RankedParts:
             InvalidInput: if two of them have the same id.
         """
         request = self._plan.request
-        is_batch = needs_all_rows(request.acquisition, self._model)
+        is_batch = self._computation.is_batch
         is_joint = request.acquisition in self._model.predictive.joint_scores
-        rows = self._candidate_rows() if is_joint else self._best(is_batch)
+        rows = self._candidate_rows() if is_joint else self._best()
         if len(rows) == 0:
             return []
         rows = np.sort(rows, order="place")
@@ -109,9 +109,10 @@ class RankedParts:
         finally:
             self._reader.close()
 
-    def _best(self, is_batch: bool) -> PartRows:
+    def _best(self) -> PartRows:
         """Return the rows of the largest scores, ties by hash; where copies are looked for, the
         first of them by hash before all others."""
+        is_batch = self._computation.is_batch
         best, again = NO_ROWS, np.empty(0, dtype=bool)
         for rows in self._bins() if is_batch else self._parts():
             here = np.zeros(len(rows), dtype=bool)
@@ -164,7 +165,7 @@ class RankedParts:
     def _parts(self) -> Iterator[PartRows]:
         """Yield the rows of each part."""
         self.excluded, self.unknown = 0, Counter()
-        is_batch = needs_all_rows(self._plan.request.acquisition, self._model)
+        is_batch = self._computation.is_batch
         names, digest = ["place", "score", "hash"], ["digest.0", "digest.1"] if is_batch else []
         for shard in self._plan.shards:
             columns = self._columns(shard.number, [*names, *digest])

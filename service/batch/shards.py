@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -97,11 +97,6 @@ def manifest_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
-def needs_all_rows(acquisition: str, model: Model) -> bool:
-    """Whether an acquisition looks for copies among all rows, so that parts hold all of them."""
-    return acquisition in model.predictive.batches
-
-
 class Worker:
     """Does shards, one after the other. The model is loaded with the first."""
 
@@ -153,48 +148,53 @@ class Worker:
         cpu_s = time.process_time() - begun
         return ShardResult(shard.number, len(rejects), reasons, row_draws, cpu_s)
 
-    def _runs(
+    def _compute_rows(
         self,
         shard: Shard,
         rejects: list[bytes],
         report: Report,
+        compute: Callable[[Rows], tuple[Mapping[str, np.ndarray], np.ndarray]],
         wanted: Callable[[str], bool] | None = None,
-    ) -> Iterator[Rows]:
-        """Yield a shard's rows, as many as are computed at once."""
-        done = 0
-        for rows in self.reader.rows(shard, rejects, wanted):
-            first = done
-            for x in self.computation.runs([rows.x]):
-                here = slice(done - first, done - first + len(x))
-                yield Rows(rows.places[here], rows.ids[here], x)
-                done += len(x)
-                report(done)
+    ) -> tuple[list[str], dict[str, np.ndarray], dict[str, int]]:
+        """Return ids of a shard's rows, what is computed of them, and their unknown categories.
 
-    def _score(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
-        computation, manifest = self.computation, self.model.manifest
-        ids: list[str] = []
-        parts: list[dict[str, np.ndarray]] = []
+        Args:
+            compute: returns arrays of some rows, and which of these could be computed.
+        """
+        ids, parts, done = list[str](), list[Mapping[str, np.ndarray]](), 0
         unknown: dict[str, int] = {}
-        row_draws = 0
-        for rows in self._runs(shard, rejects, report):
-            arrays, computed = computation.predict(rows.x, self.draws)
-            row_draws += int(arrays["num_samples"].sum())
-            rows = _keep_computed(rows, computed, rejects)
-            ids += rows.ids
-            parts.append({name: array[computed] for name, array in arrays.items()})
-            count_unknown(unknown, rows.x, manifest.input.columns)
+        for read in self.reader.rows(shard, rejects, wanted):
+            for rows in read.parts(self.computation.rows_at_once()):
+                arrays, computed = compute(rows)
+                done += len(rows.ids)
+                odd, rows = rows.take(~computed), rows.take(computed)
+                named = zip(odd.places.tolist(), odd.ids, strict=True)
+                rejects += [reject_line(place, name, NOT_COMPUTED) for place, name in named]
+                ids += rows.ids
+                parts.append({name: array[computed] for name, array in arrays.items()})
+                count_unknown(unknown, rows.x, self.model.manifest.input.columns)
+                report(done)
         if not parts:  # for the columns
             row = np.zeros((1, self.model.row_size), dtype=np.float32)
-            arrays, _ = computation.predict(row, self.draws)
+            arrays, _ = compute(Rows(np.zeros(1, dtype=np.int64), [""], row))
             parts = [{name: array[:0] for name, array in arrays.items()}]
-        of_rows = ((name, np.concatenate([part[name] for part in parts])) for name in parts[0])
-        columns = {ID: ids, **table_columns(manifest, of_rows)}
-        return parquet_bytes(columns, table_metadata(computation.about(unknown))), row_draws
+        return ids, {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, unknown
+
+    def _score(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
+        computation = self.computation
+
+        def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            return computation.predict(rows.x, self.draws)
+
+        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute)
+        columns = {ID: ids, **table_columns(self.model.manifest, arrays.items())}
+        content = parquet_bytes(columns, table_metadata(computation.about(unknown)))
+        return content, int(arrays["num_samples"].sum())
 
     def _rank(self, shard: Shard, rejects: list[bytes], report: Report) -> tuple[bytes, int]:
         """Return a table of the rows that may be ranked, the k best, or all where copies are looked
         for among them, and how many draws of rows were taken."""
-        request, model = self.plan.request, self.model
+        request, is_batch = self.plan.request, self.computation.is_batch
         excluded = 0
 
         def wanted(name: str) -> bool:
@@ -202,41 +202,29 @@ class Worker:
             excluded += name in self.excluded_ids
             return name not in self.excluded_ids
 
-        is_batch = needs_all_rows(request.acquisition, model)
-        places, scores = [np.empty(0, dtype=np.int64)], [np.empty(0)]
-        digests = [np.empty((0, 2), dtype=np.uint64)]
-        ids: list[str] = []
-        unknown: dict[str, int] = {}
-        for rows in self._runs(shard, rejects, report, wanted):
-            found = self._scores(rows)
-            computed = np.isfinite(found)
-            rows, found = _keep_computed(rows, computed, rejects), found[computed]
-            if request.acquisition != RANDOM:
-                count_unknown(unknown, rows.x, model.manifest.input.columns)
-            places.append(rows.places)
-            scores.append(found)
-            ids += rows.ids
-            if is_batch:
-                digests.append(row_digests(rows.x))
+        def compute(rows: Rows) -> tuple[dict[str, np.ndarray], np.ndarray]:
+            scores = self._scores(rows)
+            digests = {"digest": row_digests(rows.x)} if is_batch else {}
+            return {"place": rows.places, "score": scores, **digests}, np.isfinite(scores)
+
+        ids, arrays, unknown = self._compute_rows(shard, rejects, report, compute, wanted)
         check_ids(ids, len(ids))
-        score, hashes = np.concatenate(scores), id_hashes(ids, request.seed)
-        kept = np.arange(len(ids))
-        if not is_batch and len(ids):
-            kept = top(score, hashes, request.k)
+        score, hashes = arrays["score"], id_hashes(ids, request.seed)
+        kept = np.arange(len(ids)) if is_batch or not ids else top(score, hashes, request.k)
         columns: dict[str, Any] = {
-            "place": np.concatenate(places)[kept],
+            "place": arrays["place"][kept],
             ID: [ids[i] for i in kept.tolist()],
             "score": score[kept],
             "hash": hashes[kept],
         }
         if is_batch:
-            digest = np.concatenate(digests)
-            columns |= {"digest.0": digest[:, 0], "digest.1": digest[:, 1]}
+            columns |= {f"digest.{i}": arrays["digest"][:, i] for i in range(2)}
+        is_random = request.acquisition == RANDOM
         metadata = {
             EXCLUDED_KEY.decode(): str(excluded),
-            UNKNOWN_KEY.decode(): json.dumps(unknown),
+            UNKNOWN_KEY.decode(): json.dumps({} if is_random else unknown),
         }
-        row_draws = 0 if request.acquisition == RANDOM else len(ids) * request.num_samples
+        row_draws = 0 if is_random else len(ids) * request.num_samples
         return parquet_bytes(columns, metadata), row_draws
 
     def _scores(self, rows: Rows) -> Float64[np.ndarray, "n"]:
@@ -249,14 +237,6 @@ class Worker:
             return scores
         powers = power_scores(scores, rows.ids, seed, request.beta)
         return np.where(np.isfinite(scores), powers, np.nan)
-
-
-def _keep_computed(rows: Rows, computed: np.ndarray, rejects: list[bytes]) -> Rows:
-    rejects += [
-        reject_line(int(rows.places[i]), rows.ids[i], NOT_COMPUTED)
-        for i in np.flatnonzero(~computed)
-    ]
-    return rows if computed.all() else rows.take(computed)
 
 
 class ShardProcess:
