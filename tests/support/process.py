@@ -3,8 +3,12 @@
 import ctypes
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 
 def pss_bytes(pid):
@@ -61,10 +65,18 @@ def settled(measure, seconds=30.0, quiet_s=0.5):
 HEAP_BYTES = 6 << 20  # of small blocks, that an allocator may have or have not at hand
 
 
+@contextmanager
+def measuring() -> Iterator[Callable[..., Any]]:
+    """Call functions in a process that has done nothing else, for `taken_bytes`: where much was
+    allocated and freed before, what a heap takes of the system depends on that, and garbage is
+    long looked for."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        yield lambda function, *args: process.submit(function, *args).result()
+
+
 def taken_bytes(work: Callable[[], object]) -> int:
     """How much more memory than before this process has while it does something, at most."""
     gc.collect()
-    gc.freeze()  # what was there before is not looked at again: that takes as long as a test
     library = ctypes.CDLL(None)
     library.mallopt(-3, 1 << 20)  # large blocks are given back, as in the service
     library.malloc_trim(0)  # what is free would be taken again
