@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory, fits):
     """A folder in which `fit` ran from beginning to end."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     with fitting(folder) as process:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return folder
 
@@ -55,7 +55,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(uninterrupted, 
     folder = shutil.copytree(killed, tmp_path / "run")
     kill_after_a_checkpoint(folder)
     with fitting(folder) as process:
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert "going on from step" in said
     assert published_weights(folder) == published_weights(uninterrupted)
@@ -109,12 +109,12 @@ def test_two_fits_of_one_run_at_once_are_refused_and_interrupting_is_exit_code_1
     tmp_path, monkeypatch, capsys
 ):
     with fitting(tmp_path, epochs=100_000) as first:
-        wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None, 60)
+        wait_until(lambda: first.poll() is not None or checkpoint_of(tmp_path) is not None)
         assert fit_here(tmp_path, monkeypatch, epochs=100_000) == 2
         *_, line = capsys.readouterr().err.splitlines()
         assert line.startswith("error: run: expected a run that no other process works on")
         first.send_signal(signal.SIGINT)
-        _, errors = first.communicate(timeout=60)
+        _, errors = first.communicate(timeout=120)
     assert first.returncode == 130
     assert "run the same command again to go on" in errors
     assert "Traceback" not in errors
@@ -343,7 +343,7 @@ def kill_after_a_checkpoint(folder):
     before = checkpoint_of(folder)
     with fitting(folder) as process:
         wait_until(
-            lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}, 60
+            lambda: process.poll() is not None or checkpoint_of(folder) not in {None, before}
         )
         time.sleep(random.uniform(0, 0.2))
     assert process.returncode == -signal.SIGKILL
