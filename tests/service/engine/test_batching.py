@@ -28,7 +28,7 @@ from service.engine.batching import (
     kept_bytes,
     part_rows,
 )
-from service.engine.jobs import Job, Progress
+from service.engine.jobs import TOLD_AT_ONCE, Job, Progress, finish
 from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
 from service.models.models import Served
@@ -477,3 +477,21 @@ def assert_as_alone(served, x, answer):
         assert np.array_equal(answer.prediction.p_values.detector_p_values[name], values), name
     assert answer.samples.shape == (answer.num_samples, *expected.scores.probabilities.shape)
     assert np.allclose(answer.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5)
+
+
+def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(served):
+    async def told():
+        loop, jobs, turn = asyncio.get_running_loop(), 3 * TOLD_AT_ONCE + 1, 0
+        done = [Progress(job(served, None), loop.create_future()) for _ in range(jobs)]
+        turns = {}
+        for n, progress in enumerate(done):
+            progress.future.add_done_callback(lambda _, n=n: turns.setdefault(n, turn))
+        threading.Thread(target=finish, args=(done,)).start()
+        while len(turns) < jobs:
+            await asyncio.sleep(0)
+            turn += 1
+        return turns
+
+    turns = asyncio.run(told())
+    assert max(Counter(turns.values()).values()) == TOLD_AT_ONCE
+    assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
