@@ -58,14 +58,15 @@ class _OfRows(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.shape, self.takes_ids = rows.shape, rows.takes_ids
-        self.mean = None if rows.mean is None else torch.from_numpy(rows.mean)
-        self.std = None if rows.std is None else torch.from_numpy(rows.std)
+        # names that no operator has: the exporter may call a node what it calls a constant
+        self.pixel_mean = None if rows.mean is None else torch.from_numpy(rows.mean)
+        self.pixel_std = None if rows.std is None else torch.from_numpy(rows.std)
 
     def forward(self, x: Float[Tensor, "N I"]) -> Float[Tensor, "N F"]:
         h = x.unflatten(1, self.shape)
         h = h.long() if self.takes_ids else h
-        if self.mean is not None and self.std is not None:
-            h = (h - self.mean) / self.std
+        if self.pixel_mean is not None and self.pixel_std is not None:
+            h = (h - self.pixel_mean) / self.pixel_std
         encoded: Tensor = self.encoder(h)
         return encoded
 

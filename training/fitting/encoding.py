@@ -155,11 +155,13 @@ def _encoder_model(recipe: Recipe, data: Dataset, is_told: bool) -> onnx.ModelPr
     try:
         return of_module(parts.encoder, rows)
     except Exception as error:  # torch's exporter lets any kind through
+        reason = f"{type(error).__name__}: {one_line(error)}"[:300]
         if is_told:
-            reason = f"{type(error).__name__}: {one_line(error)}"[:300]
             expected = "frozen layers that can be exported"
             raise InvalidInput("network.encoder", expected, reason) from error
-        return None  # the whole network is tried before the fit, which says which layer it is
+        # the whole network is tried before the fit, which says which layer it is
+        log.info("frozen layers are computed again in every epoch: %s", reason)
+        return None
 
 
 def _check_largest_id(encoder: Encoder, data: Dataset) -> None:

@@ -4,12 +4,14 @@ by name."""
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 from model_store.artifacts.manifest import EncoderSpec
 from model_store.errors import InvalidInput
 from model_store.inference.encoder import Encoder
-from training.export.encoders import RowsTaken, examine, of_file, write_model
+from training.export.encoders import RowsTaken, examine, of_file, of_module, write_model
 
 PIXELS = RowsTaken(
     (3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32)
@@ -57,6 +59,13 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
     expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
     np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
     assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
+
+
+def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
+    layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    encoder, x = encoder_of(tmp_path, of_module(layers, PIXELS), PIXELS)
+    images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
+    np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_grey_image_may_have_a_channel(tmp_path):
