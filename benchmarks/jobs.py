@@ -42,7 +42,7 @@ from benchmarks.common import (
 from benchmarks.load import closed_loop, open_loop, post
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from model_store.processes import available_processors
+from model_store.processes import processors
 from service.engine.batching import part_rows
 
 SECONDS = 10.0  # of one-row requests, each way and round
@@ -77,9 +77,7 @@ def measure(precision: str, rows: int, rounds: int, draws: int) -> dict[str, Any
         pools.mkdir()
         write_pool(pools / "pool.npy", rows)
         write_pool(pools / "few.npy", 64)
-        model = Model.load(
-            store.open(NAME, store.resolve(NAME), wanted=NEEDED), available_processors()
-        )
+        model = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED), processors())
         state = {"DUBITO_STATE": str(folder / "state"), "DUBITO_POOLS": str(pools)}
         with serve(folder / "models", **state) as service:
             few = rank(service, "few.npy", draws, 0.05)
@@ -198,7 +196,7 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         f"# Jobs on pools of 784 numbers a row, {options.draws} draws",
         "",
         f"`python -m benchmarks.jobs --rows {options.rows} {whole}--rounds {options.rounds} "
-        f"--write`; {available_processors()} processors, 784-800-800-10. `benchmarks/jobs.py` "
+        f"--write`; {processors()} processors, 784-800-800-10. `benchmarks/jobs.py` "
         "says how it is measured.",
         "",
         "| rows | precision | kernel, rows/s, before and after | job, rows/s | of the kernel's | "

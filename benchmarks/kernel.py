@@ -34,7 +34,7 @@ from benchmarks.detector_cost import without_detectors
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.runtime import Runtime
-from model_store.processes import available_processors
+from model_store.processes import processors
 from training.export.graphs import export, runtime_of
 from training.export.quantise import quantise_network
 from training.export.served import served_network
@@ -102,7 +102,7 @@ def products(threads: int) -> dict[str, Callable[[], object]]:
 
 
 def measure(store: ModelStore, name: str, rounds: int) -> Figures:
-    threads = available_processors()
+    threads = processors()
     published = Model.load(store.open(name, store.resolve(name), wanted=NEEDED), threads)
     reference = torch_model(store, name)
     graphs = export(reference, served_network(reference, torch.rand(64, published.row_size), 0))

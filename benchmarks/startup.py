@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.common import NAME, report, serve, size_parser, store_of
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 VERSIONS = 4  # besides the first, loaded to see what each adds
 
@@ -122,7 +122,7 @@ def main() -> None:
         manifest = store.manifest(options.model, store.resolve(options.model))
         text = (
             "# Start-up and memory\n\n`python -m benchmarks.startup --write --store DIR --model "
-            f"{options.model}`, {options.repeats} repeats, one process, {available_processors()} "
+            f"{options.model}`, {options.repeats} repeats, one process, {processors()} "
             f"processors shared with others.\nThe model's method is {manifest.method}, its "
             "precision "
             f"{manifest.precision}.\n\n{starts(store, options.model, options.repeats, options.requests)}\n\n## "

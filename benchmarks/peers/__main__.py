@@ -41,7 +41,7 @@ from benchmarks.peers.servers import (
 )
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 BODIES = 64  # different rows in the load
 LOW_LOAD_ANSWERS = (
@@ -143,7 +143,7 @@ def contenders_of(
 ) -> dict[str, Contender]:
     settings = {"DUBITO_STORE": str(store.root.resolve()), "DUBITO_DEFAULT_MODEL": name}
     found = {}
-    for workers in sorted({1, available_processors()}):
+    for workers in sorted({1, processors()}):
         label = "Dubito" if workers == 1 else f"Dubito, {workers} workers"
         found[label] = Contender(
             label, "", DUBITO, {**settings, "DUBITO_WORKERS": str(workers)}, DUBITO.command
@@ -158,7 +158,7 @@ def contenders_of(
             environment = {
                 "PEER_WEIGHTS": str(weights),
                 "PEER_WAY": way,
-                "PEER_THREADS": str(available_processors()),
+                "PEER_THREADS": str(processors()),
                 "BENTOML_DO_NOT_TRACK": "True",
                 "RAY_USAGE_STATS_ENABLED": "0",
             }

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.load import Load
 from benchmarks.peers.check import CHECKED_ROUNDS, CHECKED_ROWS, REFERENCE_DRAWS
-from model_store.processes import available_processors
+from model_store.processes import processors
 
 CONNECTIONS = 64  # of the load that capacity is measured under
 
@@ -57,7 +57,7 @@ def table(
         "# One-row requests, 100 fresh draws, 784-800-800-10, RealNVP 4: Dubito and other servers",
         "",
         f"`python -m benchmarks.peers --seconds {seconds:g} --rounds {rounds} --write`; "
-        f"{available_processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "
+        f"{processors()} processors, torch {torch.__version__.split('+')[0]}, Dubito's "
         f"weights in {precision}.",
         "",
         f"Capacity: closed loop, {CONNECTIONS} connections. Latencies in ms, p50 / p99: of one "
