@@ -72,7 +72,8 @@ def page(target: Target, results: Results, picture: str | None) -> str:
         "",
         f"`python -m training reproduce {target.name}`. {target.protocol}",
         "",
-        "Mean ± standard deviation over seeds; in brackets the paper's.",
+        "Mean ± standard deviation over seeds"
+        + ("; in brackets the paper's." if target.papers else "."),
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
