@@ -41,7 +41,7 @@ def test_threads_are_no_more_than_the_container_s_processors(
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
-def test_training_s_threads_wait_without_spinning_unless_that_is_asked_for(given):
+def test_training_s_threads_spin_for_a_moment_alone_unless_more_is_asked_for(given):
     said = (
         "import os, training; print(os.environ['OMP_WAIT_POLICY'], os.environ['OMP_NUM_THREADS'])"
     )
