@@ -338,12 +338,16 @@ def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
 
 def test_every_figure_of_a_report_is_kept_by_its_set_and_score():
     scores = {"bald": {"auroc": 0.7}, "flag": {"auroc": 0.9}}
+    test = {"accuracy": 0.9, "flagged": {"0.05": 0.06}, "error_detection": {"scores": scores}}
+    test |= {"log_likelihood": -0.3, "brier": 0.1, "expected_calibration_error": 0.02}
+    attack = {"accuracy": 0.0, "flagged": {"0.05": 0.75}, "hits": 0.25, "scores": scores}
     report = {
-        "test": {"accuracy": 0.9, "error_detection": {"scores": scores}},
+        "test": test,
         "outliers": {"noise": {"scores": scores}},
-        "attacks": {"fgsm": {"accuracy": 0.0, "scores": scores, "error_detection": None}},
+        "attacks": {"fgsm": {**attack, "error_detection": None}},
     }
     values = detection.values_of_report(report)
     assert values["errors_bald"] == values["noise_bald"] == values["fgsm_bald"] == 70.0
-    assert (values["accuracy"], values["fgsm_accuracy"]) == (90.0, 0.0)
+    assert (values["accuracy"], values["flagged"], values["log_likelihood"]) == (90.0, 6.0, -0.3)
+    assert (values["fgsm_accuracy"], values["fgsm_flagged"], values["fgsm_hits"]) == (0, 75, 25)
     assert "fgsm_errors_bald" not in values

@@ -96,11 +96,16 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def values_of_report(report: dict[str, Any]) -> dict[str, float]:
-    """Return accuracies and AUROCs in %, of every score, detector and set, and of errors."""
-    values = {"accuracy": 100 * report["test"]["accuracy"]}
-    found = {"errors": report["test"]["error_detection"], **report["outliers"]}
+    """Return figures of the test rows; AUROCs in % of every score and detector, by set, and of
+    errors; of attacked rows in % also the accuracy, and how many are flagged, and wrong and not."""
+    test = report["test"]
+    values = {"accuracy": 100 * test["accuracy"], "flagged": 100 * test["flagged"]["0.05"]}
+    values |= {key: test[key] for key in ("log_likelihood", "brier", "expected_calibration_error")}
+    found = {"errors": test["error_detection"], **report["outliers"]}
     for name, attack in report["attacks"].items():
         values[f"{name}_accuracy"] = 100 * attack["accuracy"]
+        values[f"{name}_flagged"] = 100 * attack["flagged"]["0.05"]
+        values[f"{name}_hits"] = 100 * attack["hits"]
         found |= {name: attack, f"{name}_errors": attack["error_detection"]}
     for name, of in found.items():
         if of is not None:  # no errors, or nothing else
