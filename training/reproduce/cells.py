@@ -63,6 +63,7 @@ Measure = Callable[[int, Path], Measured]  # of a seed, and a folder for runs
 class Column:
     title: str
     digits: int = 2
+    summary: Callable[[list[float]], str] | None = None  # in place of mean and deviation
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Target:
     draw: Callable[["Target", Results], Figure]
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     seeds: int = FEWEST_SEEDS
+    conclude: Callable[[Results], str] | None = None  # a line about all rows
     remarks: str = ""  # why figures differ from the paper's
     is_guide: bool = False  # its page is among the guides
     code: tuple[str, ...] = OF_FITS

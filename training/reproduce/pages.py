@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from training.reproduce.cells import FEWEST_SEEDS, Cell, Results, Target, mean_and_spread
+from training.reproduce.cells import FEWEST_SEEDS, Cell, Column, Results, Target, mean_and_spread
 
 NONE = "–"
 OLDER = "†"
@@ -79,6 +79,7 @@ def page(target: Target, results: Results, picture: str | None) -> str:
         f"|{'---|' * len(header)}",
         *(row_line(target, row, cells) for row, cells in results.items() if cells),
         "",
+        *([target.conclude(results), ""] if target.conclude else []),
         *notes(target, results),
         *([target.remarks, ""] if target.remarks else []),
         *([f"![{target.title}]({picture})"] if picture else []),
@@ -94,11 +95,17 @@ def row_line(target: Target, row: str, cells: list[Cell]) -> str:
         if counts(cells) and values:
             text = "not finite"
             if all(map(math.isfinite, values)):
-                mean, spread = mean_and_spread(values)
-                text = f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
+                text = summary(column, values)
         paper = target.papers.get(row, {}).get(key)
         shown.append(text if paper is None else f"{text} ({paper})")
     return f"| {' | '.join([*shown, str(len(cells))])} |"
+
+
+def summary(column: Column, values: list[float]) -> str:
+    if column.summary is not None:
+        return column.summary(values)
+    mean, spread = mean_and_spread(values)
+    return f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
 
 
 def counts(cells: list[Cell]) -> bool:
