@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
     "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},
 }
+OVER_WEIGHTS = ("bbb-gaussian", "bbb-mixture", "mvn", "bhn-weights")
 
 
 def dataset(seed: int) -> Dataset:
@@ -66,6 +67,12 @@ def dataset(seed: int) -> Dataset:
     return Dataset(train, rows(500), (1,), (), float(train.x.min()), float(train.x.max()))
 
 
+def ramp_of(method: str) -> dict[str, float]:
+    """Return what keeps a posterior over weights from a poor optimum of its bound, in which it fits
+    a straight line."""
+    return {"kl_ramp_epochs": 300.0, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
+
+
 def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
     content = {
         "name": f"gap-{method}",
@@ -78,6 +85,7 @@ def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
             "max_epochs": 4000,
             "batch_rows": 40,
             "learning_rate": 3e-3,
+            **ramp_of(method),
             **training,
         },
         "serving": {"draws": DRAWS},

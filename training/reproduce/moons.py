@@ -20,7 +20,16 @@ from training.fit import fit
 from training.posteriors.gaussian import GaussianPosterior
 from training.recipe import Recipe
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
-from training.reproduce.gap import DRAWS, EVERY, EXACT, HELD_OUT, METHODS, UNITS, settled
+from training.reproduce.gap import (
+    DRAWS,
+    EVERY,
+    EXACT,
+    HELD_OUT,
+    METHODS,
+    UNITS,
+    ramp_of,
+    settled,
+)
 from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, run_chains, split_r_hat
 from training.reproduce.measures import measured_of
 
@@ -50,6 +59,7 @@ def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
             "max_epochs": 4000,
             "batch_rows": 50,
             "learning_rate": 3e-3,
+            **ramp_of(method),
             **training,
         },
         "serving": {"draws": DRAWS},
