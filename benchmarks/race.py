@@ -3,26 +3,30 @@ time.
 
 `python -m benchmarks.race NAME [--rows 4000] [--seeds 100] [--k 10] [--race 0.05] [--write]` ranks
 the model's own test rows by BALD under 100 draws of each seed, with a race and without, in turns,
-in parts as the service does. Times are of arithmetic alone; ratios of a seed count.
+in parts as the service does. Rows beyond these are mixtures of two of them, made whenever they are
+needed: a million rows take no memory. Times are of scores alone; ratios of a seed count.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from matplotlib.figure import Figure
 
 from benchmarks.common import open_model, parser_of, report, spread, unseen_rows
-from model_store.acquisition.ranking import LOST, race, race_stages
+from model_store.acquisition.ranking import LOST, Lap, race, race_stages
 from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.inference.model import Model
 from service.engine.batching import part_rows
 
 DRAWS = 100
 ACQUISITION = "bald"
+BLOCK = 1000  # rows whose mixtures are drawn at once
 
 
 def main() -> None:
@@ -33,68 +37,93 @@ def main() -> None:
     parser.add_argument("--race", type=float, default=0.05)
     options = parser.parse_args()
     model = open_model(options)
-    x = unseen_rows(model).x[: options.rows]
+    pool = RacedRows(unseen_rows(model).x[: options.rows], options.rows)
     found = np.array(
-        [measure(model, x, seed, options.k, options.race) for seed in range(options.seeds)]
+        [measure(model, pool, seed, options.k, options.race) for seed in range(options.seeds)]
     )
-    text = page(options, len(x), found)
-    report(options, f"race-{options.name}", text, lambda: plot(found))
+    report(options, f"race-{options.name}", page(options, pool, found), lambda: plot(found))
 
 
-def measure(
-    model: Model, x: Float32[np.ndarray, "N I"], seed: int, k: int, probability: float
-) -> list[float]:
+@dataclass(frozen=True, eq=False)
+class RacedRows:
+    """A model's unseen rows, and mixtures of two of them up to a number of rows: half of these have
+    less than a sixteenth of the second row, and none more than a half."""
+
+    unseen: Float32[np.ndarray, "M I"]
+    number: int
+
+    def parts(
+        self, places: Int64[np.ndarray, "n"], most: int
+    ) -> Iterator[Float32[np.ndarray, "m I"]]:
+        """Yield the rows at these places, which ascend, by at most so many."""
+        blocks = np.flatnonzero(np.diff(places // BLOCK)) + 1
+        for of_block in np.split(places, blocks):
+            for first in range(0, len(of_block), most):
+                yield self._rows(of_block[first : first + most])
+
+    def _rows(self, places: Int64[np.ndarray, "m"]) -> Float32[np.ndarray, "m I"]:
+        block = int(places[0]) // BLOCK
+        rng, here = np.random.default_rng(block), places - block * BLOCK
+        one, other = rng.integers(0, len(self.unseen), (2, BLOCK))
+        share = 0.5 * rng.random((BLOCK, 1), dtype=np.float32) ** 3
+        is_unseen = places < len(self.unseen)
+        share[here[is_unseen]], one[here[is_unseen]] = 0.0, places[is_unseen]
+        return (1.0 - share[here]) * self.unseen[one[here]] + share[here] * self.unseen[other[here]]
+
+
+def measure(model: Model, pool: RacedRows, seed: int, k: int, probability: float) -> list[float]:
     """Return whether a race found the k rows that all draws find, its share of draws, of time, and
     of finalists."""
-    begun = time.perf_counter()
-    full = in_parts(model, x, seed, DRAWS)[0]
-    between = time.perf_counter()
+    full, _, whole_s = scored(model, pool, seed, Lap(np.arange(pool.number), DRAWS))
     stages = race_stages(probability, ACQUISITION, model.manifest.task, DRAWS)
-    laps = race(len(x), k, stages, DRAWS, probability)
-    lap, draws = next(laps), 0
+    laps = race(pool.number, k, stages, DRAWS, probability)
+    lap, draws, race_s = next(laps), 0, 0.0
     while True:
         draws += len(lap.rows) * lap.num_draws
+        found, errors, lap_s = scored(model, pool, seed, lap)
+        race_s += lap_s
         try:
-            lap = laps.send(in_parts(model, x[lap.rows], seed, lap.num_draws))
+            lap = laps.send((found, errors))
         except StopIteration as ended:
             scores, finalists = ended.value
             break
-    seconds = time.perf_counter() - between
     known = scores > LOST
     assert np.array_equal(scores[known], full[known])
     is_same = set(np.argsort(-full, kind="stable")[:k]) == set(
         np.argsort(-scores, kind="stable")[:k]
     )
-    return [
-        is_same,
-        draws / (len(x) * DRAWS),
-        seconds / (between - begun),
-        finalists / len(x),
-    ]
+    return [is_same, draws / (pool.number * DRAWS), race_s / whole_s, finalists / pool.number]
 
 
-def in_parts(
-    model: Model, x: Float32[np.ndarray, "N I"], seed: int, num_draws: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows' scores, and their standard errors unless these are all draws."""
-    draws, most = model.runtime.draw_set(seed, num_draws), part_rows(model, num_draws)
-    score: Callable[..., object] = pool_scores if num_draws == DRAWS else race_scores
-    parts = [score(model, x[i : i + most], draws, ACQUISITION) for i in range(0, len(x), most)]
-    if num_draws == DRAWS:
-        return np.concatenate(parts), np.zeros(len(x))
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+def scored(
+    model: Model, pool: RacedRows, seed: int, lap: Lap
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return scores of rows, their standard errors unless these are all draws, and the seconds that
+    it took."""
+    draws, most = model.runtime.draw_set(seed, lap.num_draws), part_rows(model, lap.num_draws)
+    is_last, first, seconds = lap.num_draws == DRAWS, 0, 0.0
+    score: Callable[..., Any] = pool_scores if is_last else race_scores
+    found = np.zeros((2, len(lap.rows)))
+    for x in pool.parts(lap.rows, most):
+        begun = time.perf_counter()
+        found[: 1 if is_last else 2, first : first + len(x)] = score(model, x, draws, ACQUISITION)
+        seconds += time.perf_counter() - begun
+        first += len(x)
+    return found[0], found[1], seconds
 
 
-def page(options: argparse.Namespace, rows: int, found: np.ndarray) -> str:
+def page(options: argparse.Namespace, pool: RacedRows, found: np.ndarray) -> str:
     same, *shares = found.T
+    is_mixed = pool.number > len(pool.unseen)
+    mixed = f", of which {len(pool.unseen):,} as they are and the others mixed" if is_mixed else ""
     draws, seconds, finalists = (spread(share.tolist(), 3) for share in shares)
     return "\n".join(
         [
             f"# Races on {options.name}'s unseen rows",
             "",
-            f"`python -m benchmarks.race {options.name} --rows {rows} --seeds {len(found)} --k "
-            f"{options.k} --race {options.race:g} --write`: {rows:,} rows, {DRAWS} draws, "
-            f"{ACQUISITION}; median over seeds (least - most).",
+            f"`python -m benchmarks.race {options.name} --rows {pool.number} --seeds {len(found)} "
+            f"--k {options.k} --race {options.race:g} --write`: {pool.number:,} rows{mixed}, "
+            f"{DRAWS} draws, {ACQUISITION}; median over seeds (least - most).",
             "",
             "| same rows as all draws find | share of the draws | share of the time | rows that "
             "took all draws |",

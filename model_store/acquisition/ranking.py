@@ -4,6 +4,7 @@ A `Pool` knows its rows and how they are scored: by the engine within a request,
 a network in training. `rank_pool` asks it for the scores that the acquisition needs and no others.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
 from model_store.conformal.stopping import student_quantile
@@ -27,6 +28,9 @@ RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
 FEWEST_RACED = 10  # draws, whose standard errors can be relied on
 REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
 FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # neighbours in the order of scores, and as a part of all rows
+CAUTION = 2  # times as many rows are judged as a probability needs
+PART_JUDGED = 10  # of a sample: the part with the largest scores stands for the best rows
+WORTH_SAMPLING = 4  # times a sample must be left without one, so that it saves draws
 LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
 
 
@@ -172,12 +176,19 @@ def race(
     """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
 
     After each stage the rows that are best so far take all draws, so that k scores are known which
-    a row must exceed. A row is left out if its upper bound is below the least of these. Bounds are
-    Student's, of jackknifed standard errors, and hold for all rows and stages together but for a
-    probability. No error is taken to be less than those of rows with scores like its own: few draws
-    that happen to agree make a row look settled. What is bounded is the score of all draws, of
-    which those taken are a random part: its error is less by the factor sqrt(1 - n / num_samples)
-    (Cochran 1977, "Sampling techniques", 2.6).
+    a row must exceed. A row is left out if its upper bound is below the least of these: so many
+    standard errors above its score, of a jackknife. No error is taken to be less than those of rows
+    with scores like its own: few draws that happen to agree make a row look settled.
+
+    How many is Student's quantile, for all rows and stages together but for a probability. What is
+    bounded is the score of all draws, of which those taken are a random part: its error is less by
+    the factor sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
+
+    Where that leaves many rows, bounds are learned. A sample of the pool takes all draws. Its rows
+    of the largest scores show how many standard errors first scores are below those of all draws.
+    If the k best are like them, one of the best is further below than all of M with probability
+    1 / (M + 1); M is such that this is half of what is asked for k rows and all stages. These
+    suffice: a race goes wrong only where one of the k best is left out.
 
     Returns:
         the scores of all draws, `LOST` of rows that were left out, and how many were not.
@@ -186,27 +197,44 @@ def race(
         InvalidInput: naming a row that the model cannot score.
     """
     left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
+    judges = math.ceil(CAUTION * k * len(stages) / probability)
+    judged: Int64[np.ndarray, "n"] | None = None
+
+    def complete(wanted: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
+        new = np.sort(wanted[~is_known[wanted]])
+        if len(new):
+            scores[new], _ = yield Lap(new, num_samples)
+            is_known[new] = True
+
+    def may_be_best(bounds: Float64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+        stays: np.ndarray = bounds >= np.sort(scores[is_known])[-k:][0]
+        return stays
+
     for n in stages:
         if len(left) == 0:  # those that are known are above all others
             break
         found, errors = yield Lap(left, n)
         assert errors is not None
         check_scores_of(found, left, "pool")
-        best = left[np.argsort(-found, kind="stable")[: REFERENCES * k]]
-        best = best[~is_known[best]]
-        if len(best):
-            best.sort()
-            scores[best], _ = yield Lap(best, num_samples)
-            is_known[best] = True
-        least = np.sort(scores[is_known])[::-1][:k][-1]
-        quantile = student_quantile(n - 1, probability / (rows * len(stages))) * np.sqrt(
-            1.0 - n / num_samples
-        )
-        left = left[found + quantile * _smoothed(found, errors) >= least]
-    left = left[~is_known[left]]
-    if len(left):
-        scores[left], _ = yield Lap(left, num_samples)
-        is_known[left] = True
+        errors = _smoothed(found, errors)
+        order = np.argsort(-found, kind="stable")
+        yield from complete(left[order[: REFERENCES * k]])
+        quantile = student_quantile(n - 1, probability / (rows * len(stages)))
+        stays = may_be_best(found + quantile * np.sqrt(1.0 - n / num_samples) * errors)
+        if judged is None and stays.sum() > WORTH_SAMPLING * PART_JUDGED * judges:
+            sample = left[order[:: len(left) // (PART_JUDGED * judges)]]
+            yield from complete(sample)
+            best = np.argsort(-scores[sample], kind="stable")[:judges]
+            judged = np.sort(sample[best])
+        if judged is not None:
+            places = np.searchsorted(left, judged)
+            below = scores[judged] - found[places]
+            # rows without an error, as all rows like them, say nothing
+            below /= np.where(errors[places] > 0.0, errors[places], np.inf)
+            stays = may_be_best(found + below.max() * errors)
+            stays[places] = True  # so that they are seen at the next stage too
+        left = left[stays]
+    yield from complete(left)
     check_scores_of(scores[is_known], np.flatnonzero(is_known), "pool")
     return scores, int(is_known.sum())
 
