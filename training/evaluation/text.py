@@ -197,7 +197,8 @@ def _gaps(method: str) -> list[Block]:
     if METHODS[method].is_anchored or METHODS[method].is_point:
         return []
     seen = "in a gap between clusters of training rows it doubts less than it should"
-    return [f"Of `{method}`: {seen}; `anchored-ensemble` doubts more (docs/results/certify.md)."]
+    more = "`anchored-ensemble` doubts more (docs/results/reproduce/gap.md)"
+    return [f"Of `{method}`: {seen}; {more}."]
 
 
 def _baselines(baselines: Mapping[str, Mapping[str, float]]) -> list[Block]:
