@@ -77,6 +77,8 @@ class CsvTable:
             row = _within(line, len(self.names))
             if len(row) != len(self.names):
                 expected = f"{len(self.names)} cells, as the first line"
+                if len(self.names) == 1:  # often a comment, or a title
+                    expected = f"1 cell, as the first line, {self.names[0][:60]!r}"
                 raise InvalidInput(f"{self.field}.{n}", expected, f"{len(row)}")
             yield row
 

@@ -247,11 +247,12 @@ def test_a_column_of_too_many_categories_is_refused(tmp_path):
         (b"a,label\n", "at least two rows, got 0"),
         (b"a,label\n1,x\n2,y,3\n", "2 cells, as the first line, got 3"),
         (b"a,label\n1,x\n2\n", "2 cells, as the first line, got 1"),
+        (b"# of May\na,label\n1,x\n", "1 cell, as the first line, '# of May', got 2"),
         (b"a,a,label\n1,2,x\n3,4,y\n", "columns with different names"),
         (b"a,,label\n1,2,x\n3,4,y\n", "columns with different names"),
         (b"PAR1" + bytes(40), "data"),
     ],
-    ids=["empty", "header alone", "long row", "short row", "names twice", "no name", "binary"],
+    ids=["empty", "header", "long row", "short row", "comment", "names twice", "no name", "binary"],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, content, says):
     (tmp_path / "a.csv").write_bytes(content)
