@@ -180,6 +180,12 @@ def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
     assert "TARGET: expected one of" in capsys.readouterr().err
 
 
+def test_targets_that_publish_their_fits_come_after_those_that_share_them():
+    names = [*known_targets()]
+    assert names.index("table-1") < names.index("table-2")
+    assert names.index("weight-uncertainty") < names.index("pruning")
+
+
 def test_some_rows_of_a_target_are_named_by_a_pattern(tmp_path, capsys):
     assert main(["reproduce", "uci/yacht-*", "--list", "--out", str(tmp_path)]) == 0
     target = known_targets()["uci"]
