@@ -55,7 +55,7 @@ class RacedRows:
     def parts(
         self, places: Int64[np.ndarray, "n"], most: int
     ) -> Iterator[Float32[np.ndarray, "m I"]]:
-        """Yield the rows at these places, which ascend, by at most so many."""
+        """Yield the rows at these places, which ascend, in parts of at most `most` rows."""
         blocks = np.flatnonzero(np.diff(places // BLOCK)) + 1
         for of_block in np.split(places, blocks):
             for first in range(0, len(of_block), most):

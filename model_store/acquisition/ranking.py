@@ -176,13 +176,14 @@ def race(
     """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
 
     After each stage the rows that are best so far take all draws, so that k scores are known which
-    a row must exceed. A row is left out if its upper bound is below the least of these: so many
-    standard errors above its score, of a jackknife. No error is taken to be less than those of rows
-    with scores like its own: few draws that happen to agree make a row look settled.
+    a row must exceed. A row is left out if its upper bound is below the least of these. The bound
+    is its score and a multiple of its standard error, of a jackknife. No error is taken to be less
+    than those of rows with scores like its own: few draws that happen to agree make a row look
+    settled.
 
-    How many is Student's quantile, for all rows and stages together but for a probability. What is
-    bounded is the score of all draws, of which those taken are a random part: its error is less by
-    the factor sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
+    The multiple is Student's quantile, for all rows and stages together but for a probability. What
+    is bounded is the score of all draws, of which those taken are a random part: its error is less
+    by the factor sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
 
     Where that leaves many rows, bounds are learned. A sample of the pool takes all draws. Its rows
     of the largest scores show how many standard errors first scores are below those of all draws.

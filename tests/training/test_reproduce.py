@@ -30,7 +30,7 @@ from training.reproduce import (
     pruning,
     settled,
 )
-from training.reproduce.cells import Column, Measured, Target, code_digest, measure_missing
+from training.reproduce.cells import Cell, Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
 from training.reproduce.measures import recipe_with
 from training.reproduce.pages import OLDER, draw_columns, write_pages
@@ -235,6 +235,24 @@ def test_a_claim_holds_does_not_or_cannot_be_told(tmp_path):
     assert more.judge(target, tmp_path) == ("holds", "in 9 of 9, 1 not measured")
     (tmp_path / "table" / "b-2.json").unlink()
     assert several.judge(target, tmp_path) == ("not measured", "")
+
+
+def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
+    names = ("uniform", "fgsm", "fgsm_errors")
+    values = {f"{name}_{score}": 90.0 for name in names for score in ("bald", "residual")}
+    values |= {"fgsm_accuracy": 50.0, "fgsm_flagged": 75.0, "fgsm_hits": 20.0}
+    cells = [
+        Cell(detection.OF_DETECTORS, seed, Measured(values, ""), 1.0, "", "", {})
+        for seed in range(3)
+    ]
+    target = known_targets()["table-2"]
+    assert target.conclude is not None
+    told = target.conclude({detection.OF_DETECTORS: cells}).splitlines()
+    assert "| | bald | residual |" in told
+    assert "| uniform | 90.0 | 90.0 |" in told
+    assert "| fgsm | 50.0 | 75.0 | 20.0 |" in told
+    assert not [line for line in told if line.startswith("| fgsm_errors")]
+    assert target.conclude({detection.OF_DETECTORS: cells[:2]}) == ""
 
 
 def test_a_claim_of_no_loss_has_a_margin(tmp_path):

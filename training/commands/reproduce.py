@@ -55,7 +55,7 @@ def known_targets() -> "dict[str, Target]":
     for found in pkgutil.iter_modules(reproduce.__path__):
         module = importlib.import_module(f"{reproduce.__name__}.{found.name}")
         known |= {target.name: target for target in getattr(module, "TARGETS", ())}
-    # what publishes a fit discards its checkpoint, so whoever shares the fit comes before
+    # a target that publishes a fit discards its checkpoint, so those that share the fit come first
     return dict(sorted(known.items(), key=lambda item: "publishing" in item[1].code))
 
 

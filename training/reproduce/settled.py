@@ -160,7 +160,8 @@ SETTLED = Target(
         "off, or after 1,000 epochs: their bounds still fell over the later half of the path, and "
         "they say so. What is said of fits that have not settled, how many times as many epochs "
         "they want, is not held against anything here. Rows that are not run take longer: a fit of "
-        "`bhn-*` or `variational-hypernet` up to a minute, its longer one ten."
+        "`bhn-*` or `variational-hypernet` up to a minute, its longer one ten. Energy and "
+        "concrete, by the defaults 1 to 3 minutes a fit, are left out."
     ),
     seeds=5,
     code=(*OF_FITS, MEASURES, "reproduce/exact.py"),
