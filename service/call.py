@@ -107,6 +107,11 @@ class Call:
     record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
     on_pause: Pause | None = None  # of the thread that works on it
 
+    @property
+    def length(self) -> int:
+        """The bytes that its body is said to have; 0 where nothing is said."""
+        return int(self.request.headers.get("content-length", 0))
+
     @classmethod
     def of(cls, request: Request, deadline_s: float) -> "Call":
         scope, begun = request.scope, time.monotonic()

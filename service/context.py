@@ -109,14 +109,14 @@ class Context:
                 self._state.close()
                 self._state = None
 
-    def begin(self, request: Request) -> Call:
-        """Begin to answer a request that takes work.
+    def begin(self, request: Request, has_rows: bool = False) -> Call:
+        """Begin to answer a request that takes work, as much as its body is long if it has rows.
 
         Raises:
             Overloaded: if too much work is waiting.
         """
         call = Call.of(request, self.settings.deadline_s)
-        self.admission.refuse_overload(1, call.client)
+        self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call
 
     async def find_model(self, call: Call, envelope: ModelRequest) -> Served:

@@ -57,7 +57,7 @@ async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""
     context = context_of(request)
     settings = context.settings
-    call = context.begin(request)
+    call = context.begin(request, has_rows=True)
     answer_type(request, JSON)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     most = settings.max_pool_rows
@@ -75,7 +75,9 @@ async def post_acquire(request: Request) -> Response:
     else:
         pool = rows
     pool_size = count_rows(pool)
-    with context.admission.admitted(pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+    with context.admission.admitted(
+        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
+    ):
         reservation = call.reservation
         names = await find_names(context, call, envelope, pool)
         try:

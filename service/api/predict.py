@@ -105,7 +105,7 @@ async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
-    settings, call = context.settings, context.begin(request)
+    settings, call = context.settings, context.begin(request, has_rows=True)
     media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     most = settings.max_rows
@@ -149,7 +149,9 @@ async def predict(
     refuse_large_answers(envelope, num_rows, num_samples, served, settings)
     more = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
-    with context.admission.admitted(all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+    with context.admission.admitted(
+        all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
+    ):
         cells, counts = None, not is_test(call.request)
         assert asked.rows is not None
         x = await row_numbers(context, call, asked.rows, served, INPUTS, envelope.encoded)

@@ -36,6 +36,7 @@ class Admission:
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
         self._sizes: Counter[int] = Counter()  # requests in work, by their rows x draws
+        self._bytes = 0  # of their bodies
         self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
         self._limit = settings.max_queued_row_draws
@@ -46,11 +47,17 @@ class Admission:
 
     @contextmanager
     def admitted(
-        self, rows: int, draws: int, at_once: int, client: Hashable = None, encoding: int = 0
+        self,
+        rows: int,
+        draws: int,
+        at_once: int,
+        client: Hashable = None,
+        encoding: int = 0,
+        length: int = 0,
     ) -> Iterator[None]:
         """Hold a place for a client's request, of which `at_once` rows x draws count at a time.
 
-        Before its draws a row takes as long as `encoding` more draws.
+        Before its draws a row takes as long as `encoding` more draws. Its body has `length` bytes.
 
         A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody
         has been refused for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those
@@ -75,15 +82,27 @@ class Admission:
         self.in_work += 1
         self._of_clients[client] += work
         self._sizes[work] += 1
+        self._bytes += length
         self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
             self.in_work -= 1
+            self._bytes -= length
             _take_from(self._of_clients, client, work)
             _take_from(self._sizes, work, 1)
             asyncio.get_running_loop().call_later(REST_S, self._rest)
+
+    def refuse_unread(self, length: int, client: Hashable = None) -> None:
+        """Raise Overloaded before a body of rows is read, if it is too much for now.
+
+        It is expected to bring as many rows x draws as those in work do for its bytes, and no more
+        than the largest of them.
+        """
+        expected = length * self.row_draws // self._bytes if self._bytes else 0
+        largest = max(self._sizes, default=1)
+        self.refuse_overload(max(1, min(expected, largest)), client)
 
     def refuse_overload(self, work: int, client: Hashable = None) -> None:
         """Raise Overloaded if `work` more rows x draws of a client are too much for now."""

@@ -65,7 +65,7 @@ async def post_invocations(request: Request) -> Response:
     """Predict rows; `predictions` are those of `POST /predict`, and so is what stands with
     them."""
     context = context_of(request)
-    call = context.begin(request)
+    call = context.begin(request, has_rows=True)
     if request.query_params:
         raise InvalidInput("query", "nothing, since params stand in the body", "parameters")
     asked = await _read(context, call)

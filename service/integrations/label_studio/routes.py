@@ -102,7 +102,9 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
     encoding = served.model.encoding_draws
-    with context.admission.admitted(len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding):
+    with context.admission.admitted(
+        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
+    ):
         x = await row_numbers(context, call, rows, served, "tasks", encoded=False)
         job = Job(served, x, num_samples, None, call)
         call.reservation.reserve(kept_bytes(job), "answer")

@@ -108,7 +108,7 @@ async def post_index(request: Request) -> Response:
 @router.post("/models/{name}/versions/{version}/infer")
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
-    call = context.begin(request)
+    call = context.begin(request, has_rows=True)
     asked, infer = await _read(context, call, name, version)
     encoder = TensorEncoder(infer, call.record.request_id)
     answer = await predict(context, asked, encoder)

@@ -495,3 +495,32 @@ def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(serve
     turns = asyncio.run(told())
     assert max(Counter(turns.values()).values()) == TOLD_AT_ONCE
     assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
+
+
+def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brought_for_their_bytes():
+    admission = Admission(
+        Settings(max_queued_row_draws=4_000, overload_row_draws=4_000), threading.Event()
+    )
+
+    def is_read(length, client="one"):
+        try:
+            admission.refuse_unread(length, client)
+        except Overloaded:
+            return False
+        return True
+
+    async def ask():
+        assert is_read(10**9)  # nothing is known of what bytes bring
+        with ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(
+                    admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "one", length=50_000)
+                )
+            assert not is_read(50_000)
+            assert is_read(40_000)  # about 800 rows x draws: its share of 4,000 among five
+            assert not is_read(40_100)
+            assert is_read(10**9, "other")  # no more than the largest in work is expected of it
+            assert is_read(0)  # no length was said
+        assert is_read(10**9)
+
+    asyncio.run(ask())
