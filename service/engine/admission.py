@@ -22,7 +22,7 @@ from service.settings import Settings
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
 # After the first refusal, or the last try: more is let in, to see if it is over.
-FIRST_TRY_S, LAST_TRY_S = 4.0, 32.0
+FIRST_TRY_S, LAST_TRY_S = 8.0, 256.0
 TRIED_S = 0.25  # without a refusal: that much more is not too much
 LATEST = 0.1  # weight of the latest micro-batch in the rate
 

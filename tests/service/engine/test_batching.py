@@ -360,14 +360,14 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
 
     async def ask():
         found = []
-        for _ in range(160):  # half seconds
+        for _ in range(320):  # half seconds
             found.append((clock.now - 100.0, let_in()))
             clock.now += 0.5
         tried = [(s, most) for s, most in found if most > 1_000]
-        assert tried == [(0.0, 10_000), (4.0, 2_000), (12.0, 4_000), (28.0, 8_000), (60.0, 10_000)]
+        assert tried == [(0.0, 10_000), (8.0, 2_000), (24.0, 4_000), (56.0, 8_000), (120.0, 10_000)]
         answered = []  # now there are ten clients, of which one is refused all the while
         with ExitStack() as stack:
-            while len(answered) < 400:
+            while len(answered) < 1_400:
                 if admission.in_work < 9 and fits(1_001):
                     stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS))
                     continue
