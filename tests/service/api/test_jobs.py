@@ -385,6 +385,7 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
         first = asked(one, "/acquire/jobs", long)
         wait_until(lambda: one.get(f"/jobs/{first['id']}").json()["progress"] > 0)
         second = asked(two, "/acquire/jobs", {"pool_file": "rows.npz"})
+        wait_until(lambda: two.get(f"/jobs/{second['id']}").json()["state"] != "queued")
         is_long = one.get(f"/jobs/{first['id']}").json()["progress"] < 0.5  # on a fast machine not
         second, whole = over(two, second, 240), over(one, first, 240)
         assert (second["state"], whole["state"]) == ("done", "done")
