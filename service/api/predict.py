@@ -70,7 +70,7 @@ INPUTS = "inputs"  # the field that errors name rows by
 BODY = request_body(PredictRequest)
 ENCODINGS = b"accept-encoding"
 PACKED_FROM = 64 << 10  # bytes of an answer as JSON
-FEW_ROWS = 8  # of a request whose answer takes no time to write
+FEW_NUMBERS = 2_500  # of an answer that is written at once: less than a millisecond
 
 router = APIRouter(tags=["Predict"])
 
@@ -175,7 +175,8 @@ async def predict(
         write = partial(
             _write, context, job, predicted, options, groups, encode, to_explain, counts
         )
-        if len(x) <= FEW_ROWS and not keep and not envelope.explain:
+        is_plain = not keep and not envelope.explain
+        if is_plain and _answer_numbers(job) <= FEW_NUMBERS:
             parts, flags = write()
         else:
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
@@ -184,6 +185,11 @@ async def predict(
     del x, job, predicted, write  # an answer may take long to be read
     reservation.shrink(sum(map(len, parts)))
     return parts
+
+
+def _answer_numbers(job: Job) -> int:
+    """Return about how many numbers the answer has, without samples and explanations."""
+    return len(job.x) * (20 + 2 * job.served.model.manifest.output_size)
 
 
 def rows_to_explain(spec: InputSpec) -> int:
@@ -248,7 +254,7 @@ def _decide(
         decision, samples = decide(prediction, options), predicted.samples
         return Results(manifest, job.num_samples, prediction, decision, samples, explained)
 
-    is_small = len(job.x) * (20 + 2 * manifest.output_size) <= NUMBERS_AT_ONCE
+    is_small = _answer_numbers(job) <= NUMBERS_AT_ONCE
     is_plain = predicted.samples is None and groups is None and to_explain is None
     if is_small and is_plain and options.fdr is None:
         whole = predicted.batch.shared(options, results)
