@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Float64
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from scipy.stats import spearmanr
 
 from training import recipe as recipes
@@ -167,13 +168,25 @@ def compare(own: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
 def _draw(_: Target, results: Results) -> Figure:
     """Draw each test row's epistemic deviation over the exact one, of the first seed."""
     figure, axes = plt.subplots(
-        len(SETS), len(METHODS), figsize=(2.0 * len(METHODS), 2.4 * len(SETS)), layout="constrained"
+        len(SETS),
+        len(METHODS),
+        figsize=(1.7 * len(METHODS), 2.6 * len(SETS)),
+        sharex="row",
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     for of_set, name in zip(axes, SETS, strict=True):
         exact = results.get(f"{name}-{EXACT}")
         for axis, method in zip(of_set, METHODS, strict=True):
             cells = results.get(f"{name}-{method}")
-            axis.set(xscale="log", yscale="log", title=method if name == next(iter(SETS)) else "")
+            axis.set(xscale="log", yscale="log")
+            if name == next(iter(SETS)):
+                axis.set_title(method, fontsize="medium")
+            for of in (axis.xaxis, axis.yaxis):
+                of.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+                of.set_major_formatter(StrMethodFormatter("{x:g}"))
+                of.set_minor_locator(NullLocator())
             if exact and cells:
                 pair = [of[0].measured.values["std"] for of in (exact, cells)]
                 axis.plot(*pair, ".", markersize=4)
