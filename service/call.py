@@ -103,14 +103,10 @@ class Call:
     client: Hashable = None  # whose share its work is part of
     deadline: float = math.inf  # on the clock of time.monotonic, as `begun`
     begun: float = 0.0
+    length: int = 0  # of its body, as it was said: 0 where nothing was
     request: Request = NO_REQUEST
     record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
     on_pause: Pause | None = None  # of the thread that works on it
-
-    @property
-    def length(self) -> int:
-        """The bytes that its body is said to have; 0 where nothing is said."""
-        return int(self.request.headers.get("content-length", 0))
 
     @classmethod
     def of(cls, request: Request, deadline_s: float) -> "Call":
@@ -120,8 +116,16 @@ class Call:
             reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
         if KEY_NAME in scope:
             reservation.assign(("key", scope[KEY_NAME]))
-        record = scope[RECORD_KEY]
-        return cls(reservation, reservation.client, begun + deadline_s, begun, request, record)
+        lengths = (int(value) for name, value in scope["headers"] if name == b"content-length")
+        return cls(
+            reservation,
+            reservation.client,
+            begun + deadline_s,
+            begun,
+            next(lengths, 0),
+            request,
+            scope[RECORD_KEY],
+        )
 
     def pause(self) -> None:
         """Let others work; long work calls it every few milliseconds.

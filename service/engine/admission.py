@@ -35,8 +35,8 @@ class Admission:
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
-        self._sizes: Counter[int] = Counter()  # requests in work, by their rows x draws
-        self._bytes = 0  # of their bodies
+        # Requests in work, by their rows x draws and the bytes of their bodies
+        self._sizes: Counter[tuple[int, int]] = Counter()
         self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
         self._limit = settings.max_queued_row_draws
@@ -81,28 +81,26 @@ class Admission:
         self.row_draws += work
         self.in_work += 1
         self._of_clients[client] += work
-        self._sizes[work] += 1
-        self._bytes += length
+        self._sizes[work, length] += 1
         self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
             self.in_work -= 1
-            self._bytes -= length
             _take_from(self._of_clients, client, work)
-            _take_from(self._sizes, work, 1)
+            _take_from(self._sizes, (work, length), 1)
             asyncio.get_running_loop().call_later(REST_S, self._rest)
 
     def refuse_unread(self, length: int, client: Hashable = None) -> None:
         """Raise Overloaded before a body of rows is read, if it is too much for now.
 
-        It is expected to bring as many rows x draws as those in work do for its bytes, and no more
-        than the largest of them.
+        For its bytes it is expected to bring as many rows x draws as that in work does which brings
+        fewest, and no more than the largest.
         """
-        expected = length * self.row_draws // self._bytes if self._bytes else 0
-        largest = max(self._sizes, default=1)
-        self.refuse_overload(max(1, min(expected, largest)), client)
+        of_a_byte = min((work / size for work, size in self._sizes if size), default=0.0)
+        largest = max((work for work, _ in self._sizes), default=1)
+        self.refuse_overload(max(1, min(round(length * of_a_byte), largest)), client)
 
     def refuse_overload(self, work: int, client: Hashable = None) -> None:
         """Raise Overloaded if `work` more rows x draws of a client are too much for now."""
@@ -122,7 +120,10 @@ class Admission:
         """Whether there were room, had no other client, or no other request, brought more."""
         if is_within_share(self._of_clients, client, work, most):
             return True
-        return work + sum(count * min(size, work) for size, count in self._sizes.items()) <= most
+        return (
+            work + sum(count * min(other, work) for (other, _), count in self._sizes.items())
+            <= most
+        )
 
     def _most(self, now: float) -> int:
         burst = self.settings.max_queued_row_draws

@@ -521,6 +521,14 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
             assert not is_read(40_100)
             assert is_read(10**9, "other")  # no more than the largest in work is expected of it
             assert is_read(0)  # no length was said
+        with ExitStack() as stack:
+            for length in (0, 50, 100_000):  # a chunked body, a name of a file, and rows
+                stack.enter_context(
+                    admission.admitted(1_200, 1, BATCH_ROW_DRAWS, "one", length=length)
+                )
+            assert is_read(83_000)  # 996 rows x draws: its share of 4,000 among four
+            assert not is_read(84_000)
+            assert is_read(84_000, "other")
         assert is_read(10**9)
 
     asyncio.run(ask())
