@@ -114,7 +114,8 @@ def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():
     peer = ("192.0.2.1", 1234)
 
     def client_of(client, **key):
-        scope = {"type": "http", "client": client, RECORD_KEY: RequestRecord("", "", 0.0), **key}
+        record = RequestRecord("", "", 0.0)
+        scope = {"type": "http", "headers": [], "client": client, RECORD_KEY: record, **key}
         return Call.of(Request(scope), 1.0).client
 
     def client_with(key, client=peer):
