@@ -2,6 +2,7 @@
 count."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from model_store.errors import InvalidInput
@@ -18,6 +20,7 @@ from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
 from training.fit import fit
 from training.posteriors import METHODS
+from training.posteriors.base import standard_noise
 from training.recipe import TrainingSection
 from training.reproduce import (
     alpha,
@@ -30,6 +33,7 @@ from training.reproduce import (
     parameters,
     pruning,
     settled,
+    toys,
 )
 from training.reproduce.cells import Cell, Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
@@ -401,6 +405,29 @@ def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_
     expected = stats.pearsonr(theta[:, 0], theta[:, 1]).pvalue
     assert values[0] == pytest.approx(expected)
     assert parameters.p_values(np.repeat(theta[:, :1], 2, axis=1)) == pytest.approx(0.0)
+
+
+def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
+    changes = {**parameters.PRODUCTS["bhn-weights-0"], "training": {"epochs": 20, "batch_rows": 30}}
+    network = {"factory": "training.reproduce.parameters:product"}
+    recipe = parameters.recipe_of_toy("product", 0, {**changes, "network": network})
+    data = toys.dataset(partial(parameters.draw_identity, 1.0), 30, 0)
+    fitted = fit(recipe, data, runs=tmp_path, quiet=True)
+    found = parameters.divergence_from_exact(fitted)
+
+    model, rows = fitted.model, fitted.splits.train
+    eps = standard_noise(200_000, 2, 1)
+    with torch.no_grad():
+
+        def log_likelihood(theta):
+            served = model.likelihood(model.network(torch.from_numpy(rows.x), theta[:, None])[0])
+            return model.likelihood.log_likelihood(served, torch.from_numpy(rows.y)).sum(1).double()
+
+        theta, log_ratio = model.posterior.sample(eps)
+        evidence = log_likelihood(eps).logsumexp(0) - math.log(len(eps))  # eps are the prior's
+        ratios = log_ratio - log_likelihood(theta) + evidence
+    error = ratios.std().item() * (1 / (10 * parameters.EVALUATIONS)) ** 0.5
+    assert found == pytest.approx(ratios.mean().item(), abs=5 * error)
 
 
 @pytest.mark.slow
