@@ -449,16 +449,24 @@ class HyperLayer(nn.Module):
             mean, row, column = self.head.bias.split(self.sizes)
             mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
             # of a and b, variances: with both the same, a weight has this log std
-            row.fill_(stochastic.initial_log_std)
-            column.fill_(stochastic.initial_log_std)
+            raw = -math.log(math.expm1(-stochastic.initial_log_std))
+            row.fill_(raw)
+            column.fill_(raw)
             if is_trained:  # the mean of the weights is the layer's own for every row
                 self.head.weight[: self.sizes[0]] = 0.0
+
+    def of_rows(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what M is made of, log a and log b of each row."""
+        mean, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        # at most 1, the prior's: without a bound they grow with h, and overflow far from the data
+        log_a, log_b = (-functional.softplus(-of) for of in raw)
+        return mean, log_a, log_b
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch; in training, also add the rows' mean KL to the
         pass."""
         self.place.arrive(h)
-        mean, log_a, log_b = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        mean, log_a, log_b = self.of_rows(h)
         a, b = log_a.exp(), log_b.exp()
         if self.base is None:
             matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))

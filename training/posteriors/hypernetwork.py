@@ -188,7 +188,7 @@ class HypernetSection(Section):
 
     hidden: Count = 50
     mean: Literal["vector-scaling", "naive"] = "vector-scaling"
-    initial_log_std: LogStd = -4.0
+    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # below the prior's
 
 
 METHODS["variational-hypernet"] = Method(

@@ -128,7 +128,7 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     with torch.no_grad():
         layer.head.weight.mul_(5)
     x = standard_noise(4, 3, 1).double()
-    m, log_a, log_b = layer.head(torch.relu(layer.trunk(x))).split(layer.sizes, dim=-1)
+    m, log_a, log_b = layer.of_rows(x)
     kls, means, variances = [], [], []
     for n in range(4):
         mean = m[n][:, None] * layer.base if vector_scaling else m[n].view(3, 2)
@@ -148,6 +148,23 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     for drawn in (outputs, served):
         assert ((drawn.mean(0) - mean).abs() < 6 * (variance / 20_000).sqrt()).all()
         assert ((drawn.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 20_000)).all()
+
+
+def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_prior():
+    torch.manual_seed(0)
+    network = DrawnNetwork(nn.Linear(3, 2), Stochastic("hypernet", initial_log_std=-1.0), (3,))
+    layer, x = network.module[0], standard_noise(50, 3, 1)
+    with torch.no_grad():
+        served, _ = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
+        _, *far = layer.of_rows(1e30 * x)
+        layer.trunk.weight.zero_()
+        layer.trunk.bias.zero_()
+        _, *start = layer.of_rows(x)
+    assert served.isfinite().all()
+    for log_variance in far:
+        assert log_variance.max() == 0.0
+    for log_variance in start:
+        torch.testing.assert_close(log_variance, torch.full_like(log_variance, -1.0))
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
