@@ -13,11 +13,12 @@ from jaxtyping import Float32, Float64
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from training import recipe as recipes
 from training.fit import Fitted, fit
+from training.model import BayesianModel
 from training.networks.likelihoods import Gaussian
-from training.posteriors.gaussian import GaussianPosterior
 from training.recipe import Recipe
 from training.reproduce.cells import (
     MEASURES,
@@ -27,8 +28,8 @@ from training.reproduce.cells import (
     Results,
     Target,
 )
-from training.reproduce.gap import DRAWS, EVERY, EXACT, METHODS, OVER_WEIGHTS
-from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, run_chains, split_r_hat
+from training.reproduce.gap import DRAWS, EXACT, METHODS, OVER_WEIGHTS
+from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from training.reproduce.measures import measured_of
 
 SETS = {"boston": "uci/bostonHousing", "wine": "uci/wine-quality-red"}
@@ -90,35 +91,25 @@ class Exact:
 def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
     """Return draws of the weights' posterior and the noise's: its log variance has an improper flat
     prior."""
-    # its posterior is the network's and the prior's, however long weights were fitted
-    short = recipe_of(name, "bbb-gaussian", seed, epochs=1)
-    fitted = fit(short, runs=runs, quiet=True)
-    model, rows = fitted.model.double().eval(), fitted.splits.train
+    fitted = fit(recipe_of(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
     places = rows_to_judge(fitted, seed)
-    x, y, judged = (torch.from_numpy(of).double() for of in (rows.x, rows.y, places))
-    likelihood, posterior = model.likelihood, model.posterior
-    assert isinstance(likelihood, Gaussian)
-    assert isinstance(posterior, GaussianPosterior)
-    in_units = 2.0 * likelihood.target_std.log().item()
-
-    def moments(drawn: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        theta, log_variance = drawn[:, :-1], drawn[:, -1, None, None]
-        means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
-        return torch.cat([means, (log_variance + in_units).expand_as(means)], dim=-1)
-
-    def log_density(drawn: torch.Tensor) -> torch.Tensor:
-        of_rows = likelihood.log_likelihood(moments(drawn, x), y).sum(1)
-        return of_rows + posterior.log_prior(drawn[:, :-1])
-
-    draws, accepted = run_chains(log_density, posterior.theta_dimension + 1, seed)
-    with torch.no_grad():
-        chains = torch.stack([moments(some, judged)[..., 0] for some in draws[::10]])
-        kept = moments(draws.flatten(0, 1)[::EVERY], judged).numpy()
+    chains, kept, accepted = sample_answers(fitted, _moments, places, seed, extra=1)
     fitted.discard_checkpoint()
-    tests = fitted.data.test.y.astype(np.float64)
-    r_hat = split_r_hat(chains)[: len(tests)]
+    y, train_y = (rows.y.astype(np.float64) for rows in (fitted.data.test, fitted.splits.train))
+    r_hat = split_r_hat(chains[..., 0])[: len(y)]
     mixed = {"r_hat": r_hat.median().item(), "r_hat_most": r_hat.max().item(), "accepted": accepted}
-    return Exact(kept, tests, y.numpy(), mixed, fitted.data.digest()[:16])
+    return Exact(kept, y, train_y, mixed, fitted.data.digest()[:16])
+
+
+def _moments(model: BayesianModel, drawn: Tensor, x: Tensor) -> Tensor:
+    """Return mean and log variance; the log variance of standardised targets is drawn after the
+    weights."""
+    likelihood = model.likelihood
+    assert isinstance(likelihood, Gaussian)
+    theta, log_variance = drawn[:, :-1], drawn[:, -1, None, None]
+    means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
+    in_units = 2.0 * likelihood.target_std.log().item()
+    return torch.cat([means, (log_variance + in_units).expand_as(means)], dim=-1)
 
 
 def densities(

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from training import recipe as recipes
 from training.data import Dataset, Rows
 from training.fit import Fitted, fit
+from training.model import BayesianModel
 from training.networks.likelihoods import Gaussian
-from training.posteriors.gaussian import GaussianPosterior
 from training.recipe import Recipe
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
-from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, run_chains, split_r_hat
+from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from training.reproduce.measures import measured_of
 
 ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400
@@ -35,7 +36,6 @@ PLACES = {
 }
 TARGETS_GRID = np.linspace(-6.0, 6.0, 1201)
 HELD_OUT = {"validation_rows": 20, "reference_rows": 1, "ranking_rows": 1}
-EVERY = 40  # of the exact posterior's draws that are compared
 EXACT = "hamiltonian"
 METHODS: dict[str, dict[str, Any]] = {
     "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
@@ -98,30 +98,20 @@ def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
 def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], float, float]:
     """Return mean and log variance of each draw on the grid, the largest split R-hat of the means
     there, and the share of accepted proposals."""
-    # its posterior is the network's and the prior's, however long weights were fitted
     short = recipe_of("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    model, rows = fitted.model.double().eval(), fitted.splits.train
-    x, y, grid = (torch.from_numpy(of).double() for of in (rows.x, rows.y, GRID[:, None]))
-    likelihood, posterior = model.likelihood, model.posterior
-    assert isinstance(likelihood, Gaussian)
-    assert isinstance(posterior, GaussianPosterior)
-    noise = 2.0 * (math.log(NOISE_STD) - likelihood.target_std.log().item())
-
-    def moments(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
-        variances = torch.full_like(means, noise + 2.0 * likelihood.target_std.log().item())
-        return torch.cat([means, variances], dim=-1)
-
-    def log_density(theta: torch.Tensor) -> torch.Tensor:
-        return likelihood.log_likelihood(moments(theta, x), y).sum(1) + posterior.log_prior(theta)
-
-    draws, accepted = run_chains(log_density, posterior.theta_dimension, seed)
-    with torch.no_grad():
-        chains = torch.stack([moments(some, grid) for some in draws[::10]])
-        served = moments(draws.flatten(0, 1)[::EVERY], grid).numpy()
+    chains, kept, accepted = sample_answers(fitted, _moments, GRID[:, None], seed)
     fitted.discard_checkpoint()
-    return served, split_r_hat(chains[..., 0]).max().item(), accepted
+    return kept, split_r_hat(chains[..., 0]).max().item(), accepted
+
+
+def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
+    likelihood = model.likelihood
+    assert isinstance(likelihood, Gaussian)
+    means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
+    log_std = likelihood.target_std.log().item()
+    noise = 2.0 * (math.log(NOISE_STD) - log_std)
+    return torch.cat([means, torch.full_like(means, noise + 2.0 * log_std)], dim=-1)
 
 
 def densities(moments: Float64[np.ndarray, "K N 2"]) -> Float64[np.ndarray, "N T"]:

@@ -4,9 +4,14 @@ network's posterior itself, which approximations are held against."""
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
+
+from training.fit import Fitted
+from training.model import BayesianModel
+from training.posteriors.gaussian import GaussianPosterior
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 
@@ -14,6 +19,7 @@ ACCEPTED = 0.8  # of proposals, which the step size is adapted to
 ADAPTATION = 0.05  # of the log of the step size, by a step's acceptance
 FIRST_STEP = 0.01
 CHAINS, WARM_UP, KEPT = 16, 1000, 1000
+EVERY = 40  # of the draws of all chains, which approximations are held against
 PATH = 40  # leapfrog steps of a proposal, at most
 
 
@@ -62,14 +68,36 @@ def sample(
     return torch.stack(kept), accepted
 
 
-def run_chains(
-    log_density: LogDensity, dimension: int, seed: int
-) -> tuple[Float[Tensor, "M K D"], float]:
-    """Return draws of `CHAINS` chains of a small network's theta, whose starts are far apart, and
-    the share of proposals that was accepted."""
+def sample_answers(
+    fitted: Fitted,
+    serve: Callable[[BayesianModel, Float[Tensor, "K D"], Float[Tensor, "N I"]], Tensor],
+    places: Float[np.ndarray, "M I"],
+    seed: int,
+    extra: int = 0,
+) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
+    """Return what `serve` says of places under draws of a network's weights, by chain and of every
+    `EVERY`th draw of all, and the share of proposals that was accepted.
+
+    The posterior is that of the likelihood and the prior of a fit of `bbb-gaussian`, however long
+    it was fitted; `extra` numbers after the weights have flat priors.
+    """
+    model, rows = fitted.model.double().eval(), fitted.splits.train
+    x, at = (torch.from_numpy(of).double() for of in (rows.x, places))
+    y, posterior = torch.from_numpy(rows.y), model.posterior
+    assert isinstance(posterior, GaussianPosterior)
+    size = posterior.theta_dimension
+
+    def log_density(drawn: Tensor) -> Tensor:
+        log_likelihood = model.likelihood.log_likelihood(serve(model, drawn, x), y).sum(1)
+        return log_likelihood + posterior.log_prior(drawn[:, :size])
+
     random = torch.Generator().manual_seed(seed)
-    start = 0.5 * torch.randn(CHAINS, dimension, generator=random, dtype=torch.float64)
-    return sample(log_density, start, WARM_UP, KEPT, random)
+    start = 0.5 * torch.randn(CHAINS, size + extra, generator=random, dtype=torch.float64)
+    draws, accepted = sample(log_density, start, WARM_UP, KEPT, random)
+    with torch.no_grad():
+        chains = torch.stack([serve(model, some, at) for some in draws[::10]])
+        kept = serve(model, draws.flatten(0, 1)[::EVERY], at).numpy()
+    return chains, kept, accepted
 
 
 def _with_gradient(

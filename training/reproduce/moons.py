@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from scipy.spatial import cKDTree
 from scipy.stats import spearmanr
 from sklearn.datasets import make_moons
+from torch import Tensor
 
 from training import recipe as recipes
 from training.data import Dataset, Rows
 from training.fit import fit
-from training.posteriors.gaussian import GaussianPosterior
+from training.model import BayesianModel
 from training.recipe import Recipe
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
 from training.reproduce.gap import (
     DRAWS,
-    EVERY,
     EXACT,
     HELD_OUT,
     METHODS,
@@ -30,7 +30,7 @@ from training.reproduce.gap import (
     ramp_of,
     settled,
 )
-from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, run_chains, split_r_hat
+from training.reproduce.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from training.reproduce.measures import measured_of
 
 ROWS, NOISE_STD = 100, 0.15
@@ -74,27 +74,16 @@ def exact_probabilities(
 ) -> tuple[Float64[np.ndarray, "K N"], np.ndarray, float, float]:
     """Return each draw's probability of the second class on the grid, the training rows, the
     largest split R-hat of the probabilities, and the share of accepted proposals."""
-    # its posterior is the network's and the prior's, however long weights were fitted
     short = recipe_of("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    model, rows = fitted.model.double().eval(), fitted.splits.train
-    x, grid = (torch.from_numpy(of).double() for of in (rows.x, GRID))
-    y, posterior = torch.from_numpy(rows.y), model.posterior
-    assert isinstance(posterior, GaussianPosterior)
-
-    def served(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return model.likelihood(model.network(x, theta[:, None])[0])
-
-    def log_density(theta: torch.Tensor) -> torch.Tensor:
-        of_rows = model.likelihood.log_likelihood(served(theta, x), y).sum(1)
-        return of_rows + posterior.log_prior(theta)
-
-    draws, accepted = run_chains(log_density, posterior.theta_dimension, seed)
-    with torch.no_grad():
-        chains = torch.stack([probability(served(some, grid)) for some in draws[::10]])
-        kept = probability(served(draws.flatten(0, 1)[::EVERY], grid)).numpy()
+    chains, kept, accepted = sample_answers(fitted, _logits, GRID, seed)
     fitted.discard_checkpoint()
-    return kept, rows.x, split_r_hat(chains).max().item(), accepted
+    mixed = split_r_hat(probability(chains)).max().item()
+    return probability(torch.from_numpy(kept)).numpy(), fitted.splits.train.x, mixed, accepted
+
+
+def _logits(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
+    return model.likelihood(model.network(x, theta[:, None])[0])
 
 
 def probability(logits: torch.Tensor) -> torch.Tensor:
