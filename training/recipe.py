@@ -255,7 +255,7 @@ class TrainingSection(Section):
     row_groups: Count = 8
     choose: Literal["elbo", "likelihood", "last"] | None = None
     gradient_norm: Positive = 5.0
-    kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     kl_weight: Positive | None = None
     kl_weight_reason: str | None = None
     kl_weighting: Literal["uniform", "geometric"] = "uniform"

@@ -21,7 +21,15 @@ from training.fitting.checkpoint import (
     optimizer_tensors,
 )
 from training.fitting.run import Diverged
-from training.fitting.steps import adam, decay_rates, kl_weight, spare_threads, step_loss, take_step
+from training.fitting.steps import (
+    adam,
+    decay_rates,
+    kl_ramp,
+    kl_weight,
+    spare_threads,
+    step_loss,
+    take_step,
+)
 from training.model import BayesianModel, build, initialise, with_knots
 from training.networks.likelihoods import Categorical
 from training.posteriors import noise
@@ -80,13 +88,13 @@ class Learner:
         samples = recipe.samples if most is None else most
         parameters = [p for p in model.parameters() if p.requires_grad]
         spare_threads(model, recipe.training.batch_rows, samples)
-        steps, step = epochs * parts, 0
+        steps, step, ramp = epochs * parts, 0, kl_ramp(recipe, parts)
         model.train()
         for epoch in range(epochs):
             order = generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
             for part in torch.from_numpy(order).to(self.device).tensor_split(parts):
                 decay_rates(optimizer, step / steps)
-                weight = kl_weight(recipe.training, len(x), parts, step)
+                weight = kl_weight(recipe.training, len(x), parts, step, ramp)
                 batch = x[part], y[part]
                 loss = step_loss(model, recipe, self.data.shape, *batch, samples, weight, step)
                 if not math.isfinite(loss.total.item()):

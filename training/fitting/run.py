@@ -41,6 +41,7 @@ from training.fitting.steps import (
     adam,
     decay_rates,
     full_kl_weight,
+    kl_ramp,
     kl_weight,
     spare_threads,
     step_loss,
@@ -230,7 +231,7 @@ class Run:
         if self.told_epochs is not None or settings.early_stopping:
             return
         must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
-        if not must_end and epochs < settings.kl_ramp_epochs + self.patience:
+        if not must_end and epochs < self.kl_ramp_epochs + self.patience:
             return
         still = find_moving(self.progress.history, self.patience, self.recipe.is_variational)
         if not still or must_end:
@@ -331,7 +332,7 @@ class Run:
         step, decay = self.progress.step, self._decay()
         decay_rates(self.optimizer, decay)
         x, y = self.train[0][index], self.train[1][index]
-        weight = kl_weight(settings, self.rows, self.epoch_steps, step)
+        weight = kl_weight(settings, self.rows, self.epoch_steps, step, self.kl_ramp_epochs)
         loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, weight, step)
         take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm, step)
         error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
@@ -342,6 +343,13 @@ class Run:
     @property
     def spread_seed(self) -> int:
         return hash_key(self.recipe.seed, Stream.VALIDATION_NOISE)
+
+    @property
+    def kl_ramp_epochs(self) -> float:
+        goes_on = self.parent is not None and self.parent.recipe.method == self.recipe.method
+        if goes_on and self.recipe.training.kl_ramp_epochs is None:
+            return 0.0  # a posterior that goes on from itself fits already
+        return kl_ramp(self.recipe, self.epoch_steps)
 
     @property
     def full_kl_weight(self) -> float:
@@ -428,7 +436,7 @@ class Run:
                 return False
             self.lowest = -log_likelihood
             return True
-        if epoch < self.recipe.training.kl_ramp_epochs:
+        if epoch < self.kl_ramp_epochs:
             return epoch + 1 == self.epochs
         by_validation = self.recipe.choose == "likelihood"
         scores = validation_scores if by_validation else self.losses.clone()

@@ -19,6 +19,7 @@ from training.seeds import Stream, hash_key
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 FADED = 1e-30  # of Adam's means, below which they move no parameter
+RAMP_STEPS, RAMP_SHARE = 2000, 0.1  # of the KL's weight, at most: steps, and of all epochs
 FADES_OVER = 100  # steps, in which what is not faded yet does not become denormal
 
 
@@ -130,8 +131,21 @@ def full_kl_weight(settings: TrainingSection, rows: int) -> float:
     return 1.0 / rows if settings.kl_weight is None else settings.kl_weight
 
 
-def kl_weight(settings: TrainingSection, rows: int, epoch_steps: int, step: int) -> float:
-    ramp = settings.kl_ramp_epochs * epoch_steps
+def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
+    """Return over how many epochs the KL's weight rises to its full value."""
+    told = recipe.training.kl_ramp_epochs
+    if told is not None:
+        return told
+    if not (recipe.inference.ramps_kl and recipe.task == "regression"):
+        return 0.0
+    epochs = recipe.training.epochs or recipe.training.max_epochs
+    return min(RAMP_STEPS / epoch_steps, RAMP_SHARE * epochs)
+
+
+def kl_weight(
+    settings: TrainingSection, rows: int, epoch_steps: int, step: int, ramp_epochs: float
+) -> float:
+    ramp = ramp_epochs * epoch_steps
     weight = full_kl_weight(settings, rows)
     if settings.kl_weighting == "geometric":
         weight *= epoch_steps * geometric_weight(step % epoch_steps, epoch_steps)

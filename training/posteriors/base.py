@@ -87,6 +87,7 @@ class Method:
     decays: bool = False  # whether weights that are not drawn have a prior, section.prior_std
     draws_last_layer: bool = False  # alone, unless layers are named
     is_fitted_after: bool = False  # to weights that may be trained already
+    ramps_kl: bool = False  # of a regression: else weights go to their prior before they fit
     shares_weights: bool = False  # between members
     is_anchored: bool = False  # members decay towards draws of their prior
     is_point: bool = False  # a plain network, at whose weights other methods may begin

@@ -234,7 +234,12 @@ def by_backprop(
 
 for name, kind in (("gaussian", GaussianSection), ("mixture", MixtureSection)):
     METHODS[f"bbb-{name}"] = Method(
-        kind, by_backprop, lambda _: Stochastic("weights"), is_variational=True, samples=2
+        kind,
+        by_backprop,
+        lambda _: Stochastic("weights"),
+        is_variational=True,
+        ramps_kl=True,
+        samples=2,
     )
 METHODS["mvn"] = Method(
     GaussianSection,
@@ -243,5 +248,6 @@ METHODS["mvn"] = Method(
     ),
     lambda _: Stochastic("weights"),
     is_variational=True,
+    ramps_kl=True,
     samples=2,
 )

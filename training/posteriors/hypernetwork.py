@@ -161,6 +161,7 @@ METHODS["bhn-weights"] = Method(
     weight_hypernetwork,
     lambda _: Stochastic("weights"),
     is_variational=True,
+    ramps_kl=True,
     samples=2,
 )
 

@@ -65,8 +65,8 @@ def _fit(name: str, method: str, split: int, runs: Path) -> Measured:
     epochs = max(1, round(STEPS / (kept // 32)))
     changes = METHODS[method]
     training = {"epochs": epochs, "batch_rows": 32, **changes.get("training", {})}
-    if method != "bhn-realnvp":  # the others' posteriors start near where they end
-        training["kl_ramp_epochs"] = 0.0
+    if method != "bhn-realnvp":
+        training["kl_ramp_epochs"] = None
     recipe = recipe_with(
         "uci-concrete",
         0,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.support.recipes import recipe_with
-from training.fitting.steps import FADES_OVER, step_loss, take_step
+from training.fitting.steps import FADES_OVER, kl_ramp, kl_weight, step_loss, take_step
 from training.model import build
 from training.posteriors import noise
 from training.reproduce.exact import METHODS, recipe
@@ -62,3 +62,25 @@ def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before()
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])
     different = by_group[:, :, 0].flatten(0, 1).round(decimals=4).unique(dim=0)
     assert len(different) > settings.samples  # of 80 masks of 8 units
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "epoch_steps", "epochs"),
+    [
+        ("bbb-gaussian", "regression", 25, 80.0),  # 2,000 steps
+        ("mvn", "regression", 5, 100.0),  # a tenth of all epochs
+        ("bbb-gaussian", "classification", 25, 0.0),
+        ("bhn-realnvp", "regression", 25, 0.0),
+    ],
+)
+def test_the_kls_weight_rises_over_the_first_steps_of_a_regression_with_a_posterior_over_weights(
+    method, task, epoch_steps, epochs
+):
+    settings = recipe_with(method=method, task=task, posterior={}, training={"epochs": 1000})
+    assert kl_ramp(settings, epoch_steps) == epochs
+    steps = max(1, round(epochs * epoch_steps))
+    weights = [
+        kl_weight(settings.training, 10, epoch_steps, step, epochs)
+        for step in (0, steps - 1, steps)
+    ]
+    assert weights == pytest.approx([0.1 / steps, 0.1, 0.1])
