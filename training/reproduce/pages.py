@@ -108,6 +108,10 @@ def summary(column: Column, values: list[float]) -> str:
     return f"{mean:.{column.digits}f} ± {spread:.{column.digits}f}"
 
 
+def count(values: list[float]) -> str:
+    return f"{sum(values):.0f} of {len(values)}"
+
+
 def counts(cells: list[Cell]) -> bool:
     return len(cells) >= FEWEST_SEEDS and not any(cell.measured.moving for cell in cells)
 

@@ -211,10 +211,8 @@ MODES = Target(
     draw=_draw_products,
     remarks=(
         "Both modes are found by 8 couplings alone, with some seeds. Of many rows with little "
-        "noise draws between the modes then cost more nats than a lost mode (a KL of 8 and more); "
-        "of few rows seed 4 has both at a KL of 0.42, nearer the posterior than any with one can "
-        "be (its row is empty, since another seed's likelihood still rose). The rows and the noise "
-        "of the paper's figure are not known."
+        "noise draws between the modes then cost more nats than a lost mode. The rows and the "
+        "noise of the paper's figure are not known."
     ),
     seeds=5,
     code=TOYS_CODE,

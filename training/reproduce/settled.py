@@ -19,7 +19,7 @@ from training.posteriors import METHODS
 from training.recipe import Recipe, TrainingSection
 from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
 from training.reproduce.measures import recipe_with
-from training.reproduce.pages import draw_columns, values_of
+from training.reproduce.pages import count, draw_columns, values_of
 
 TIMES, NEAR = 10, 0.02
 EVALUATIONS = 10  # of a bound, each with draws of its own
@@ -107,10 +107,6 @@ def conclude(results: Results) -> str:
     low, high = (100 * end for end in wilson_interval(share, len(near)))
     held = f"{sum(near):.0f}, {100 * share:.0f} % (Wilson's interval {low:.0f} to {high:.0f} %)"
     return f"{said}; of these {held}, lay at most {100 * NEAR:g} % above the bound of the longer."
-
-
-def count(values: list[float]) -> str:
-    return f"{sum(values):.0f} of {len(values)}"
 
 
 def worst(values: list[float]) -> str:

@@ -19,7 +19,7 @@ from training.folders import data_root
 from training.recipe import DataSection
 from training.reproduce.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
 from training.reproduce.measures import measure_fit, recipe_with, values_of
-from training.reproduce.pages import dots
+from training.reproduce.pages import count, dots
 
 STEPS = 20_000  # by validation rows no worse than 5,000 on each of four sets, and mostly better
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
@@ -162,10 +162,6 @@ def _above(results: Results) -> str:
     return f"In likelihood above the figure in brackets: {len(above)} of {len(known)}."
 
 
-def _count(values: list[float]) -> str:
-    return f"{sum(values):.0f} of {len(values)}"
-
-
 def _draw_defaults(target: Target, results: Results) -> Figure:
     """Draw log-likelihoods, each on an axis of its own."""
     figure, axes = plt.subplots(3, 3, figsize=(12, 4), squeeze=False, layout="constrained")
@@ -189,7 +185,7 @@ DEFAULTS = Target(
     ),
     module=__name__,
     rows={name: partial(_fit_default, name) for name in PUBLISHED},
-    columns={**UCI.columns, "ends_at_most": Column("ended by max_epochs", summary=_count)},
+    columns={**UCI.columns, "ends_at_most": Column("ended by max_epochs", summary=count)},
     papers={name: UCI.papers[f"{name}-ensemble"] for name in PUBLISHED},
     draw=_draw_defaults,
     seeds=5,
