@@ -67,12 +67,14 @@ class Fitted:
     def outputs(
         self, x: Num[np.ndarray, "N I"], draws: int | None = None
     ) -> Float32[np.ndarray, "K N C"]:
-        model = self.model.cpu().eval()
+        model = self.model.eval()
+        device = next(model.parameters()).device
         if self.encoding is not None:
             x = self.encoding.encoder.rows(x, quiet=True)
         draws = draws or self.recipe.serving.draws
         eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
-        return model.predict(torch.from_numpy(np.ascontiguousarray(x)).float(), eps).numpy()
+        rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        return model.predict(rows, eps.to(device)).cpu().numpy()
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
         """Return log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""

@@ -24,7 +24,13 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.operators import refusal
-from model_store.inference.runtime import GraphError, providers, run_graph, session_options
+from model_store.inference.runtime import (
+    GraphError,
+    is_on_gpu,
+    providers,
+    run_graph,
+    session_options,
+)
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
@@ -59,9 +65,10 @@ class Encoder:
         if named != ({INPUT}, {OUTPUT}):
             raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
         del model
-        on_gpu = providers()[0] == "CUDAExecutionProvider"
-        threads = 1 if on_gpu else threads or processors()
+        threads = threads or processors()
         self._session = self._apart = _session(path, threads)
+        if is_on_gpu(self._session):
+            threads = 1
         self._pool: ThreadPoolExecutor | None = None
         if threads > 1 and path.stat().st_size <= APART_BYTES:
             self._apart = _session(path, 1)

@@ -17,7 +17,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, StoreError, one_line
 from model_store.inference.explanation import explain
 from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
-from model_store.inference.runtime import CHUNK_ROWS, UNPAIRED_CHUNK_ROWS
 from model_store.processes import (
     READY,
     answers_file,
@@ -91,8 +90,9 @@ def predict(model: Model) -> None:
             model.predict(np.full_like(row, manifest.input.maximum), one)
         if model.text_encoder is not None:
             model.predict(model.text_encoder.row("a text")[None], one)
-        full_run = CHUNK_ROWS if model.runtime.paired else UNPAIRED_CHUNK_ROWS
-        model.predict(row.repeat(ENCODED_ROWS if model.encoder else full_run, axis=0), one)
+        model.predict(
+            row.repeat(ENCODED_ROWS if model.encoder else model.runtime.chunk_rows, axis=0), one
+        )
     except Exception as error:
         reason = f"it does not predict a row: {type(error).__name__}: {one_line(error)}"
         raise manifest.broken("network.onnx", reason) from error

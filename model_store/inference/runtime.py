@@ -28,6 +28,10 @@ from model_store.types import Task
 
 logger = logging.getLogger("dubito")
 
+CUDA = "CUDAExecutionProvider"
+# products as exact as the processor's: TF32 keeps ten bits of a factor
+PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, "CPUExecutionProvider": {}}
+
 T = TypeVar("T")
 U = TypeVar("U")
 # What the network says of some rows under their draws `first` to `last - 1`
@@ -48,6 +52,7 @@ SMALLEST_BLOCK = 8  # rows
 # The same where theta is not paired: a convolution whose weights are drawn needs all patches of its
 # input.
 UNPAIRED_CHUNK_ROWS = 128
+GPU_CHUNK_ROWS = 4096  # the same of a GPU, which fewer do not fill
 CHUNK_BYTES = 32 << 20  # of theta in one run
 WEIGHTS_PER_DRAW = (
     "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
@@ -140,7 +145,10 @@ class Runtime:
         self._terms_graph = terms
         self._terms_session: ort.InferenceSession | None = None
         self._making_terms = threading.Lock()
-        on_gpu = providers()[0] == "CUDAExecutionProvider"
+        on_gpu = is_on_gpu(self._after)
+        self.chunk_rows = CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS  # rows x draws of a run
+        if on_gpu:
+            self.chunk_rows = GPU_CHUNK_ROWS
         self.threads = 1 if on_gpu else threads or processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
 
@@ -262,8 +270,7 @@ class Runtime:
 
     def _row_blocks(self, rows: int) -> list[slice]:
         """Return blocks of rows, as many for each thread, unless they would be small."""
-        most = CHUNK_ROWS if self.paired else UNPAIRED_CHUNK_ROWS
-        size = min(most, max(SMALLEST_BLOCK, -(-rows // self.threads)))
+        size = min(self.chunk_rows, max(SMALLEST_BLOCK, -(-rows // self.threads)))
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
@@ -272,10 +279,10 @@ class Runtime:
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
         if self.paired:
-            most = max(1, CHUNK_ROWS // rows)
+            most = max(1, self.chunk_rows // rows)
         else:
             draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
-            most = min(max(1, UNPAIRED_CHUNK_ROWS // rows), max(1, CHUNK_BYTES // draw_bytes))
+            most = min(max(1, self.chunk_rows // rows), max(1, CHUNK_BYTES // draw_bytes))
         chunks = -(-draws // most)
         if rows * draws * blocks > SMALL_ROWS:
             chunks = max(chunks, -(-self.threads // blocks))
@@ -411,18 +418,17 @@ def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
     except Exception:
         raise GraphError(file, "onnxruntime cannot load it") from None
-    # This build has it, but its libraries do not load
-    if session.get_providers()[0] != providers()[0]:
-        logger.warning("%s does not start; running on the processor", providers()[0])
+    if CUDA in ort.get_available_providers() and not is_on_gpu(session):
+        logger.warning("%s does not start; running on the processor", CUDA)
     return session
 
 
-def providers() -> list[str]:
-    """Return onnxruntime's providers to use: CUDA where this build of it has it, else the
-    processor."""
-    # The second is what the first falls back to
-    wanted = (
-        "CUDAExecutionProvider",
-        "CPUExecutionProvider",
-    )
-    return [name for name in wanted if name in ort.get_available_providers()]
+def is_on_gpu(session: ort.InferenceSession) -> bool:
+    return bool(session.get_providers()[0] == CUDA)
+
+
+def providers() -> list[tuple[str, dict[str, str]]]:
+    """Return onnxruntime's providers to use, with options: CUDA where this build of it has it, and
+    what it falls back to, the processor."""
+    known = ort.get_available_providers()
+    return [(name, options) for name, options in PROVIDERS.items() if name in known]

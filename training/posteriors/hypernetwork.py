@@ -75,7 +75,8 @@ class HypernetworkPosterior(Posterior):
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
-        return self(standard_noise(CENTRE_DRAWS, self.noise_dimension, 0)).mean(0)
+        eps = standard_noise(CENTRE_DRAWS, self.noise_dimension, 0)
+        return self(eps.to(self.output.shift.device)).mean(0)
 
     @torch.no_grad()
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
