@@ -20,7 +20,7 @@ TARGETS = (
         title="Accuracy on CIFAR-10 (Bayesian Hypernetworks, Table 1)",
         protocol=(
             "Four 3x3 convolutions of 64, 64, 128 and 128 channels, a dense layer of 512, batches "
-            "of 128, 30 epochs of Adam, one draw a step; 46,000 rows train, 2,000 choose the "
+            "of 128, 20 epochs of Adam, one draw a step; 46,000 rows train, 2,000 choose the "
             "checkpoint; 100 draws of 10,000 test rows. It needs a GPU, or days."
         ),
         module=__name__,
