@@ -58,14 +58,13 @@ def measure(options: Any) -> dict[str, Any]:
             begun = time.perf_counter()
             service.ask("POST", "/predict", body)
             taken.append(time.perf_counter() - begun)
-        memory = {"resident": service.memory()[0], "GPU": gpu_memory()}
+        memory = {"resident": service.memory()[0], "GPU": float(gpu_says("memory.used"))}
     return {"network": network, "answers": answers, "request": taken, "memory": memory}
 
 
-def gpu_memory() -> float:
-    """Return what is used of the GPU's memory, in MB."""
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return float(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+def gpu_says(field: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def measure_at(place: str, options: Any, folder: Path) -> tuple[dict[str, Any], Any]:
@@ -82,7 +81,8 @@ def table(found: dict[str, Any], answers: dict[str, Any], name: str) -> str:
         "# A published model on a GPU",
         "",
         f"`python -m benchmarks.gpu {name} --write`: {DRAWS} draws, onnxruntime {ort.__version__}, "
-        f"{processors()} processors. Rows a second of whole answers, fastest calls.",
+        f"{gpu_says('name')} and {processors()} processors. Rows a second of whole answers, fastest "
+        "calls. [What else was measured](../decisions/0033-gpu.md).",
         "",
         "| rows | processors | GPU | GPU over processors | network alone, GPU over processors |",
         "|---|---|---|---|---|",
@@ -116,6 +116,8 @@ def table(found: dict[str, Any], answers: dict[str, Any], name: str) -> str:
         f"Of {COMPARED_ROWS} rows under the same draws, mean probabilities are {apart.max():.1e} "
         f"apart at most, {sure.max():.1e} of their Monte Carlo error at most (where it is above "
         f"1e-4); p-values are {np.abs(p_values[0] - p_values[1]).max():.1e} apart at most.",
+        "",
+        "![Rows a second](gpu.png)",
     ]
     return "\n".join(lines) + "\n"
 

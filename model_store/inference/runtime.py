@@ -28,9 +28,9 @@ from model_store.types import Task
 
 logger = logging.getLogger("dubito")
 
-CUDA = "CUDAExecutionProvider"
+CUDA, PROCESSORS = "CUDAExecutionProvider", "CPUExecutionProvider"
 # products as exact as the processor's: TF32 keeps ten bits of a factor
-PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, "CPUExecutionProvider": {}}
+PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, PROCESSORS: {}}
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -92,9 +92,10 @@ class Runtime:
         algorithm: str = NOISE_ALGORITHM,
         paired: bool = True,
         encoder: Rewriting | None = None,
+        on_processors: bool = False,
     ) -> None:
         """Make sessions of serialised graphs; `threads` 0 means one for each processor this process
-        may use.
+        may use. They are on a GPU where there is one, unless they must be `on_processors`.
 
         They are the network's: draws are made ahead, on one thread, while the network works.
         Noise is made by `algorithm`; `paired` says whether rows may have draws of their own. With
@@ -108,12 +109,13 @@ class Runtime:
         self.algorithm = algorithm
         self.paired = paired
         self.encoder = encoder
+        self._on_processors = on_processors
         graph = _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
         if _of_each_row(graph.graph.input, "eps") != (noise_dimension,):
             raise GraphError(
                 "sampler.onnx", f"expected eps of 2 axes, the last of {noise_dimension}"
             )
-        self._sampler = _session("sampler.onnx", graph)
+        self._sampler = self._session("sampler.onnx", graph)
         needed = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
         outputs = [names | terms for names in needed for terms in (set(), {TERMS})]
         whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
@@ -136,8 +138,8 @@ class Runtime:
         after = after or between(whole, ("x", "theta"), (self.output,))
         if before is None or after is None:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
-        self._before = _session("network.onnx", before)
-        self._after = _session("network.onnx", after)
+        self._before = self._session("network.onnx", before)
+        self._after = self._session("network.onnx", after)
         terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
@@ -151,6 +153,17 @@ class Runtime:
             self.chunk_rows = GPU_CHUNK_ROWS
         self.threads = 1 if on_gpu else threads or processors()
         self._pool = ThreadPoolExecutor(self.threads, "network") if self.threads > 1 else None
+
+    def _session(self, file: str, model: onnx.ModelProto) -> ort.InferenceSession:
+        content, wanted = model.SerializeToString(), providers(self._on_processors)
+        # Threads share work by draws and rows, which takes no meeting after each operator
+        try:
+            session = ort.InferenceSession(content, session_options(1), providers=wanted)
+        except Exception:
+            raise GraphError(file, "onnxruntime cannot load it") from None
+        if wanted[0][0] == CUDA and not is_on_gpu(session):
+            logger.warning("%s does not start; running on the processor", CUDA)
+        return session
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
@@ -244,7 +257,7 @@ class Runtime:
             if self._terms_session is None:
                 if self._terms_graph is None:
                     raise ValueError("expected a network with terms, got one without")
-                self._terms_session = _session("network.onnx", self._terms_graph)
+                self._terms_session = self._session("network.onnx", self._terms_graph)
                 self._terms_graph = None  # the session has its weights
             session = self._terms_session
         return run_graph(session, [TERMS], {"x": x})[0]
@@ -411,24 +424,12 @@ def session_options(threads: int) -> ort.SessionOptions:
     return options
 
 
-def _session(file: str, model: onnx.ModelProto) -> ort.InferenceSession:
-    # Threads share work by draws and rows, which takes no meeting after each operator
-    options = session_options(1)
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=providers())
-    except Exception:
-        raise GraphError(file, "onnxruntime cannot load it") from None
-    if CUDA in ort.get_available_providers() and not is_on_gpu(session):
-        logger.warning("%s does not start; running on the processor", CUDA)
-    return session
-
-
 def is_on_gpu(session: ort.InferenceSession) -> bool:
     return bool(session.get_providers()[0] == CUDA)
 
 
-def providers() -> list[tuple[str, dict[str, str]]]:
+def providers(on_processors: bool = False) -> list[tuple[str, dict[str, str]]]:
     """Return onnxruntime's providers to use, with options: CUDA where this build of it has it, and
     what it falls back to, the processor."""
-    known = ort.get_available_providers()
+    known = [PROCESSORS] if on_processors else ort.get_available_providers()
     return [(name, options) for name, options in PROVIDERS.items() if name in known]

@@ -114,12 +114,15 @@ class _WithTerms(nn.Module):
 
 
 def runtime_of(model: BayesianModel, graphs: dict[str, bytes]) -> Runtime:
+    """Return a runtime on processors, whose bits a version is checked and calibrated by: a GPU's
+    are others in a batch than of a lone row."""
     return Runtime(
         graphs["sampler.onnx"],
         graphs["network.onnx"],
         model.posterior.noise_dimension,
         algorithm=model.posterior.algorithm,
         paired=model.network.is_paired,
+        on_processors=True,
     )
 
 

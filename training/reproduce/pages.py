@@ -15,8 +15,9 @@ from training.reproduce.cells import FEWEST_SEEDS, Cell, Column, Results, Target
 NONE = "–"
 OLDER = "†"
 NO_GPU = (
-    "Not here: CIFAR-10 of Table 1, 600 epochs of Bayes by Backprop, and the convolutional network "
-    "of the alpha-divergence paper; `alpha-mnist-wide` is ready. They need a GPU: there was none."
+    "Not here: 600 epochs of Bayes by Backprop and the convolutional network of the "
+    "alpha-divergence paper; `alpha-mnist-wide` is ready. They need a GPU, which was there for "
+    "`table-1-cifar` alone."
 )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -13,7 +14,14 @@ from model_store.errors import BrokenArtifact
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
 from model_store.inference.operators import OPERATORS
-from model_store.inference.runtime import CHUNK_ROWS, DrawSet, GraphError, Runtime
+from model_store.inference.runtime import (
+    CHUNK_ROWS,
+    CUDA,
+    PROCESSORS,
+    DrawSet,
+    GraphError,
+    Runtime,
+)
 
 INPUTS, CLASSES, NOISE = 3, 4, 5
 MATRIX = np.random.default_rng(0).normal(size=(NOISE, CLASSES)).astype(np.float32)
@@ -33,6 +41,22 @@ def wide(model, digits_rows):
     return digits_rows[:40], theta, *model.runtime.run(digits_rows[:40], theta[:, None])
 
 
+@pytest.fixture
+def providers_asked(monkeypatch):
+    """What sessions ask for where onnxruntime has CUDA; they get the processor."""
+    asked = []
+    available = ["TensorrtExecutionProvider", CUDA, PROCESSORS]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: available)
+    made = ort.InferenceSession
+
+    def session(content, options, providers):
+        asked.append([name for name, _ in providers])
+        return made(content, options, providers=[PROCESSORS])
+
+    monkeypatch.setattr(ort, "InferenceSession", session)
+    return asked
+
+
 # What a runtime computes
 
 
@@ -41,6 +65,19 @@ def test_theta_is_the_samplers_function_of_the_noise():
     np.testing.assert_allclose(
         theta, standard_normal(7, 2, 6, NOISE) @ MATRIX + SHIFT, rtol=1e-5, atol=1e-5
     )
+
+
+def test_a_gpu_that_does_not_start_leaves_the_work_to_all_processors(providers_asked, caplog):
+    runtime = Runtime(sampler().SerializeToString(), network().SerializeToString(), NOISE, 3)
+    assert providers_asked == 3 * [[CUDA, PROCESSORS]]
+    assert runtime.threads == 3
+    assert "does not start; running on the processor" in caplog.text
+
+
+def test_what_is_published_is_checked_on_processors(providers_asked):
+    graphs = sampler().SerializeToString(), network().SerializeToString()
+    Runtime(*graphs, NOISE, on_processors=True)
+    assert providers_asked == 3 * [[PROCESSORS]]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 7])

@@ -193,6 +193,17 @@ def test_gradients_reach_every_parameter(case):
         assert gradient.abs().max() > 0, name
 
 
+def test_a_step_and_the_centre_are_on_the_models_device(case):
+    """On `meta`, which refuses tensors of another device as a GPU does."""
+    if case.recipe.method == "anchored-ensemble":
+        pytest.skip("it names its parameters, which on `meta` alone become others")
+    model, (x, y) = case.made().to("meta"), (case.x.to("meta"), case.y.to("meta"))
+    served, kl = model.sample(x, noise(model.posterior, case.draws, 1, 2).to("meta"))
+    loss, _ = alpha_objective(model.likelihood.weighted_log_likelihood(served, y), kl, 1e-2, 0.5)
+    loss.backward()
+    model.serve(x, model.posterior.centre().to("meta")[None, None], ROWS)
+
+
 def test_torch_and_onnxruntime_agree(case):
     assert set(case.parity) == {"theta", "probabilities", "density"}
     assert all(0 <= difference < PARITY_TOLERANCE / 10 for difference in case.parity.values())
