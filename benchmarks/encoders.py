@@ -63,7 +63,7 @@ def main() -> None:
     x = np.array(row, dtype=np.float32)[None]
     body = json.dumps({"model": options.name, "inputs": [sent], "num_samples": DRAWS}).encode()
     times = measure(options.store, encoder, x, body, 3 if options.short else 7)
-    page = table(artifact.manifest, encoder, times)
+    page = table(artifact.manifest, encoder, times, sends_image=options.image is not None)
     report(options, f"encoders-{options.name}", page, lambda: plot(times))
 
 
@@ -87,7 +87,9 @@ def measure(
     return found
 
 
-def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -> str:
+def table(
+    manifest: Manifest, encoder: Encoder, times: dict[str, list[float]], sends_image: bool
+) -> str:
     """Return the page: medians of rounds, their range, and the ratios."""
 
     def ratio(over: str, under: str) -> str:
@@ -98,7 +100,8 @@ def table(manifest: Manifest, encoder: Encoder, times: dict[str, list[float]]) -
     lines = [
         f"# Encoders: {manifest.name}",
         "",
-        f"`python -m benchmarks.encoders {manifest.name} --store DIR`: {numbers} numbers to "
+        f"`python -m benchmarks.encoders {manifest.name} --store DIR"
+        f"{' --image FILE' if sends_image else ''}`: {numbers} numbers to "
         f"{encoder.spec.outputs}, {encoder.spec.rows_at_once} rows at once, method "
         f"{manifest.method}, {DRAWS} draws.",
         "",
