@@ -1,11 +1,14 @@
 """A step of a fit: its draws come in pairs; what has faded of Adam's means is dropped, and changes
 no parameter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from tests.support.recipes import recipe_with
+from training.fitting.run import Run
 from training.fitting.steps import FADES_OVER, kl_ramp, kl_weight, step_loss, take_step
 from training.model import build
 from training.posteriors import noise
@@ -84,3 +87,19 @@ def test_the_kls_weight_rises_over_the_first_steps_of_a_regression_with_a_poster
         for step in (0, steps - 1, steps)
     ]
     assert weights == pytest.approx([0.1 / steps, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "told", "epochs"),
+    [("bbb-gaussian", None, 0.0), ("mle", None, 80.0), (None, None, 80.0), ("bbb-gaussian", 7, 7)],
+)
+def test_a_posterior_that_goes_on_from_itself_has_no_ramp_unless_it_is_told_one(
+    begun_at, told, epochs
+):
+    training = {"epochs": 1000, "kl_ramp_epochs": told}
+    settings = recipe_with(
+        method="bbb-gaussian", task="regression", posterior={}, training=training
+    )
+    parent = begun_at and SimpleNamespace(recipe=SimpleNamespace(method=begun_at))
+    run = SimpleNamespace(recipe=settings, parent=parent, epoch_steps=25)
+    assert Run.kl_ramp_epochs.fget(run) == epochs
