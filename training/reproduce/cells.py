@@ -172,7 +172,7 @@ def code_digest(paths: tuple[str, ...]) -> str:
     for name in paths:
         path = PACKAGE / name
         for file in [path] if path.suffix else sorted(path.glob("*.py")):
-            digest.update(ast.dump(_without_docstrings(file)).encode())
+            digest.update(_dumped(_without_docstrings(file)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -198,9 +198,20 @@ def _reached(file: Path, names: list[str]) -> list[str]:
     while names:
         name, *names = names
         if name in known and name not in found:
-            found[name] = ast.dump(known[name])
+            found[name] = _dumped(known[name])
             names += [part.id for part in ast.walk(known[name]) if isinstance(part, ast.Name)]
     return [found[name] for name in sorted(found)]
+
+
+def _dumped(node: object) -> str:
+    """Return what `ast.dump` does, but for fields that are empty: newer Pythons have more of
+    them."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dumped, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+    return f"{type(node).__name__}({', '.join(f'{n}={_dumped(value)}' for n, value in fields)})"
 
 
 def _without_docstrings(file: Path) -> ast.AST:

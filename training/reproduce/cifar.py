@@ -39,8 +39,8 @@ TARGETS = (
         },
         draw=draw_columns,
         remarks=(
-            "Rows are above the paper's; hypernetworks are not ahead of our own dropout and maximum "
-            "likelihood, whose checkpoints validation rows choose too."
+            "Rows are above the paper's; hypernetworks are not ahead of our own dropout and "
+            "maximum likelihood, whose checkpoints validation rows choose too."
         ),
         code=(*OF_FITS, MEASURES),
     ),
