@@ -60,5 +60,5 @@ def pool_candidates(
 def _outputs(
     model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, priors: Priors | None
 ) -> Float[np.ndarray, "K N C"]:
-    outputs, _ = model.runtime.run_set(x, draws)
+    outputs = model.runtime.outputs_of(x, draws)
     return outputs if priors is None else model.shifted(outputs, priors)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -79,6 +80,21 @@ class DrawSet:
     theta: Float32[np.ndarray, "K D"] | None
 
 
+class _Deferred:
+    """A session that is made when it is first asked for, and its graph let go."""
+
+    def __init__(self, make: Callable[[], ort.InferenceSession]) -> None:
+        self._make: Callable[[], ort.InferenceSession] | None = make
+        self._session: ort.InferenceSession | None = None
+        self._making = threading.Lock()
+
+    def __call__(self) -> ort.InferenceSession:
+        with self._making:
+            if self._make is not None:
+                self._session, self._make = self._make(), None
+        return self._session
+
+
 class Runtime:
     """The sampler (eps -> theta) and the network (x, theta -> outputs, features, density) of a
     model."""
@@ -140,13 +156,13 @@ class Runtime:
             raise GraphError("network.onnx", "expected a density that does not depend on theta")
         self._before = self._session("network.onnx", before)
         self._after = self._session("network.onnx", after)
+        features = between(whole, ("x",), ("features",)) if self._rows == "features" else None
+        self._features = None if features is None else self._deferred(features)
         terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
         self.terms_shape = None if terms is None else _of_each_row(whole.graph.output, TERMS)
-        self._terms_graph = terms
-        self._terms_session: ort.InferenceSession | None = None
-        self._making_terms = threading.Lock()
+        self._terms = None if terms is None else self._deferred(terms)
         on_gpu = is_on_gpu(self._after)
         self.chunk_rows = CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS  # rows x draws of a run
         if on_gpu:
@@ -164,6 +180,9 @@ class Runtime:
         if wanted[0][0] == CUDA and not is_on_gpu(session):
             logger.warning("%s does not start; running on the processor", CUDA)
         return session
+
+    def _deferred(self, graph: onnx.ModelProto) -> "_Deferred":
+        return _Deferred(partial(self._session, "network.onnx", graph))
 
     def draw(self, seed: int, first_draw: int, num_draws: int) -> Float32[np.ndarray, "K D"]:
         return self.sample(noise(self.algorithm, seed, first_draw, num_draws, self.noise_dimension))
@@ -227,13 +246,37 @@ class Runtime:
         """Return what `after_draws` takes in of rows, and the density detectors' scores: what no
         draw changes."""
         x = self.encoded(x)
+        *features, density = self._of_rows(self._before, self._given, x)
+        return (features[0] if features else x), density
+
+    def outputs_of(
+        self, x: Float32[np.ndarray, "N I"], draws: DrawSet
+    ) -> Float32[np.ndarray, "K N C"]:
+        """Return the outputs of `run_set` alone: densities, which can take longer than ten draws,
+        are not computed."""
+        known = self.encoded(x)
+        if self._features is not None:
+            (known,) = self._of_rows(self._features(), ["features"], known)
+        return self.after_draw_set(known, draws, 0, draws.num_draws)
+
+    def _of_rows(
+        self, session: ort.InferenceSession, outputs: list[str], x: Float32[np.ndarray, "N I"]
+    ) -> list[np.ndarray]:
+        """Return a graph's outputs of rows, over which threads share the work."""
+
+        def compute(block: slice) -> list[np.ndarray]:
+            part = x[block]
+            # A lone row would be multiplied with weights that are not constants by another kernel,
+            # and get other bits.
+            rows = np.repeat(part, 2, axis=0) if len(part) == 1 and not self.paired else part
+            return [output[: len(part)] for output in run_graph(session, outputs, {"x": rows})]
+
         # few rows are one thread's, which reads the weights once for all of them
         blocks = self._row_blocks(len(x)) if len(x) > SMALL_ROWS else [slice(None)]
-        parts = self._each(lambda block: self._before_draws(x[block]), blocks, len(x))
-        if len(parts) == 1:
-            return parts[0]
-        known, density = zip(*parts, strict=True)
-        return np.concatenate(known), np.concatenate(density)
+        parts = self._each(compute, blocks, len(x))
+        return (
+            parts[0] if len(parts) == 1 else [np.concatenate(of) for of in zip(*parts, strict=True)]
+        )
 
     def encoded(self, x: Float32[np.ndarray, "N I"]) -> Float32[np.ndarray, "N F"]:
         return x if self.encoder is None else self.encoder(x)
@@ -253,14 +296,9 @@ class Runtime:
             ValueError: if the network does not say it.
             GraphError: if that part of it cannot be loaded.
         """
-        with self._making_terms:
-            if self._terms_session is None:
-                if self._terms_graph is None:
-                    raise ValueError("expected a network with terms, got one without")
-                self._terms_session = self._session("network.onnx", self._terms_graph)
-                self._terms_graph = None  # the session has its weights
-            session = self._terms_session
-        return run_graph(session, [TERMS], {"x": x})[0]
+        if self._terms is None:
+            raise ValueError("expected a network with terms, got one without")
+        return run_graph(self._terms(), [TERMS], {"x": x})[0]
 
     def after_draws(
         self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
@@ -309,19 +347,10 @@ class Runtime:
             return [work(part) for part in parts]
         return list(self._pool.map(work, parts))
 
-    def _before_draws(
-        self, x: Float32[np.ndarray, "N I"]
-    ) -> tuple[Float32[np.ndarray, "N H"], Float32[np.ndarray, "N M"]]:
-        # A lone row would be multiplied with weights that are not constants by another kernel, and
-        # get other bits.
-        rows = np.repeat(x, 2, axis=0) if len(x) == 1 and not self.paired else x
-        *features, density = run_graph(self._before, self._given, {"x": rows})
-        return (features[0] if features else rows)[: len(x)], density[: len(x)]
-
     def _after_draws(
         self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K P D"]
     ) -> Float32[np.ndarray, "K N C"]:
-        # So would a lone row here, and a lone draw of weights where rows are few.
+        # As in `_of_rows`; so would a lone draw of weights where rows are few.
         rows = np.repeat(known, 2, axis=0) if len(known) == 1 and not self.paired else known
         lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
         theta_part = np.repeat(theta, 2, axis=0) if lone else theta
