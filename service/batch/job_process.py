@@ -11,11 +11,13 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -74,6 +76,7 @@ GROUPS_FILE = "groups.json"
 SELECTED_FILE = "selected.npz"  # the places of the rows that are ranked, and of control rows
 ANSWER_FILE = "answer.json"
 
+T = TypeVar("T")
 Format = Literal["parquet", "npz"]
 RowParts = Iterator[Float32[np.ndarray, "n I"]]
 
@@ -192,8 +195,9 @@ class JobRows:
         columns = ColumnFiles(self.folder / name)
         self.done += columns.rows * num_draws
         unknown = columns.note.setdefault(UNKNOWN_CATEGORIES, {})
-        for x in self.computation.runs(parts_from(columns.rows), num_draws):
-            columns.append(columns_of(columns.rows, x))
+        parts = self.computation.runs(parts_from(columns.rows), num_draws)
+        for x, found in _each_overlapping(columns_of, columns.rows, parts):
+            columns.append(found)
             count_unknown(unknown, x, self.model.manifest.input.columns)
             self.advance(len(x) * num_draws, columns)
         columns.sync()
@@ -389,6 +393,26 @@ class JobPool(Pool):
                 job.advance(len(x) * choice.num_samples)
 
         return rows, job.computation.candidates(parts(), places)
+
+
+def _each_overlapping(
+    compute: Callable[[int, Float32[np.ndarray, "n I"]], T], first: int, parts: RowParts
+) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
+    """Yield parts, in order, and what is computed of each and the number of its first row.
+
+    Two are worked on at once: one thread alone makes scores of outputs, which leaves processors to
+    the next part's.
+    """
+    with ThreadPoolExecutor(2, "parts") as pool:
+        pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
+        for x in parts:
+            pending.append((x, pool.submit(compute, first, x)))
+            first += len(x)
+            if len(pending) == 2:
+                x, found = pending.popleft()
+                yield x, found.result()
+        for x, found in pending:
+            yield x, found.result()
 
 
 def main() -> int:
