@@ -97,6 +97,9 @@ class Conditioner(nn.Module):
         return shift, LOG_SCALE_BOUND * torch.tanh(log_scale * (1.0 / LOG_SCALE_BOUND))
 
 
+Halves = tuple[Tensor, Tensor]  # (*batch, middle) and (*batch, D - middle), of (*batch, D)
+
+
 class Coupling(nn.Module):
     """An affine coupling (Dinh et al. 2016, "Density estimation using Real NVP", equations 7 and
     8).
@@ -109,39 +112,34 @@ class Coupling(nn.Module):
         self, dimension: int, hidden: int, generator: torch.Generator, flipped: bool = False
     ) -> None:
         super().__init__()
-        self.middle = dimension // 2
         self.flipped = flipped
-        kept = dimension - self.middle if flipped else self.middle
-        self.conditioner = Conditioner(kept, dimension - kept, hidden, generator)
+        sizes = dimension // 2, dimension - dimension // 2
+        kept, moved = reversed(sizes) if flipped else sizes
+        self.conditioner = Conditioner(kept, moved, hidden, generator)
 
-    def forward(
-        self, z: Float[Tensor, "*batch D"]
-    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
-        kept, moved = self._split(z)
+    def forward(self, z: Halves) -> tuple[Halves, Float[Tensor, "*batch"]]:
+        kept, moved = self._in_order(z)
         shift, log_scale = self.conditioner(kept)
         moved = moved * torch.exp(log_scale) + shift
-        return self._join(kept, moved), log_scale.sum(-1)
+        return self._in_order((kept, moved)), log_scale.sum(-1)
 
     def with_score(
-        self, z: Float[Tensor, "*batch D"], score: Float[Tensor, "*batch D"]
-    ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
-        kept, moved = self._split(z)
-        score_kept, score_moved = self._split(score)
+        self, z: Halves, score: Halves
+    ) -> tuple[Halves, Float[Tensor, "*batch"], Halves]:
+        kept, moved = self._in_order(z)
+        score_kept, score_moved = self._in_order(score)
         shift, log_scale = self.conditioner(kept)
         moved = moved * torch.exp(log_scale) + shift
         score_moved = score_moved * torch.exp(-log_scale.detach())
         through = log_scale.sum() + (moved * score_moved).sum()
         (pulled,) = torch.autograd.grad(through, kept, retain_graph=True)
-        score = self._join(score_kept - pulled, score_moved)
-        return self._join(kept, moved), log_scale.sum(-1), score
+        score = self._in_order((score_kept - pulled, score_moved))
+        return self._in_order((kept, moved)), log_scale.sum(-1), score
 
-    def _split(self, z: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return the half that stays, and the one that moves."""
-        first, second = z[..., : self.middle], z[..., self.middle :]
-        return (second, first) if self.flipped else (first, second)
-
-    def _join(self, kept: Tensor, moved: Tensor) -> Float[Tensor, "*batch D"]:
-        return torch.cat([moved, kept] if self.flipped else [kept, moved], dim=-1)
+    def _in_order(self, halves: Halves) -> Halves:
+        """Return the half that stays and the one that moves, of the first and the second, or the
+        other way round."""
+        return halves[::-1] if self.flipped else halves
 
 
 class Autoregressive(nn.Module):
@@ -192,6 +190,9 @@ class ElementwiseAffine(nn.Module):
 
 
 class Composition(nn.Module):
+    """Couplings, whose halves stay apart from the first to the last, or other steps, and an
+    elementwise affine one."""
+
     def __init__(self, transforms: Sequence[nn.Module]) -> None:
         super().__init__()
         self.transforms = nn.ModuleList(transforms)
@@ -200,23 +201,36 @@ class Composition(nn.Module):
         self, z: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"]]:
         log_det = z.new_zeros(z.shape[:-1])
-        for transform in self.transforms:
-            z, step_log_det = transform(z)
+        *steps, last = self.transforms
+        moved = _halves(z) if isinstance(self.transforms[0], Coupling) else z
+        for step in steps:
+            moved, step_log_det = step(moved)
             log_det = log_det + step_log_det
-        return z, log_det
+        z, last_log_det = last(torch.cat(moved, dim=-1) if isinstance(moved, tuple) else moved)
+        return z, log_det + last_log_det
 
     def with_score(
         self, eps: Float[Tensor, "*batch D"]
     ) -> tuple[Float[Tensor, "*batch D"], Float[Tensor, "*batch"], Float[Tensor, "*batch D"]]:
         """Return as well the score of theta = z', d log q(theta)/dtheta, as a constant; eps ~ N(0,
-        I)."""
-        z, score = eps.detach().requires_grad_(), -eps
-        log_det = z.new_zeros(z.shape[:-1])
-        for transform in self.transforms:
-            assert isinstance(transform, Coupling | ElementwiseAffine)
-            z, step_log_det, score = transform.with_score(z, score)
+        I). Steps must be couplings."""
+        log_det = eps.new_zeros(eps.shape[:-1])
+        *steps, last = self.transforms
+        z, score = _halves(eps.detach().requires_grad_()), _halves(-eps)
+        for step in steps:
+            assert isinstance(step, Coupling)
+            z, step_log_det, score = step.with_score(z, score)
             log_det = log_det + step_log_det
-        return z, log_det, score.detach()
+        assert isinstance(last, ElementwiseAffine)
+        joined, last_log_det, last_score = last.with_score(
+            torch.cat(z, dim=-1), torch.cat(score, dim=-1)
+        )
+        return joined, log_det + last_log_det, last_score.detach()
+
+
+def _halves(z: Float[Tensor, "*batch D"]) -> Halves:
+    middle = z.shape[-1] // 2
+    return z[..., :middle], z[..., middle:]
 
 
 # Successive steps are flipped rather than permuted: that couples every coordinate with others, and

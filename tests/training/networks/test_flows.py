@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.func import jacrev, vmap
 
 from training.networks.flows import (
@@ -15,10 +16,24 @@ from training.networks.flows import (
 )
 
 HIDDEN = 16
+
+
+class OfWhole(nn.Module):
+    """A coupling of coordinates that are not in halves."""
+
+    def __init__(self, *settings, **more):
+        super().__init__()
+        self.coupling = Coupling(*settings, **more)
+
+    def forward(self, z):
+        halves, log_det = self.coupling(z.tensor_split((z.shape[-1] // 2,), dim=-1))
+        return torch.cat(halves, dim=-1), log_det
+
+
 TRANSFORMS = {
-    "coupling": lambda d, g: Coupling(d, HIDDEN, g),
+    "coupling": lambda d, g: OfWhole(d, HIDDEN, g),
     "autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g),
-    "flipped coupling": lambda d, g: Coupling(d, HIDDEN, g, flipped=True),
+    "flipped coupling": lambda d, g: OfWhole(d, HIDDEN, g, flipped=True),
     "flipped autoregressive": lambda d, g: Autoregressive(d, HIDDEN, g, flipped=True),
     "affine": lambda d, g: ElementwiseAffine(d, -1.0),
 }
@@ -140,13 +155,15 @@ def test_composition_begins_near_its_affine_layer(flow):
 
 
 def test_composition_applies_its_transforms_in_turn():
-    first, second = make("affine", 3, seed=3), make("coupling", 3, seed=4)
+    names = ("coupling", "flipped coupling", "affine")
+    first, second, last = (make(name, 3, seed) for seed, name in enumerate(names))
     z = noise(5, 3)
-    moved, log_det_first = first(z)
-    moved, log_det_second = second(moved)
-    composed, log_det = Composition([first, second])(z)
-    torch.testing.assert_close(composed, moved)
-    torch.testing.assert_close(log_det, log_det_first + log_det_second)
+    composed, log_det = Composition([first.coupling, second.coupling, last])(z)
+    for transform in (first, second, last):
+        z, step_log_det = transform(z)
+        log_det = log_det - step_log_det
+    torch.testing.assert_close(composed, z)
+    torch.testing.assert_close(log_det, torch.zeros_like(log_det))
 
 
 @pytest.mark.parametrize("dimension", [2, 5, 8])
