@@ -22,6 +22,7 @@ import json
 import statistics
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,10 @@ def rank(service: Service, pool: str, draws: int, look_s: float) -> dict[str, An
         time.sleep(look_s)
         job = request(service, "GET", f"/jobs/{job['id']}")
     assert job["state"] == "done", job
+    begun, ended = (datetime.fromisoformat(job[when]) for when in ("begun", "ended"))
     return {
         "worked_s": job["worked_s"],
-        "whole_s": job["ended"] - job["begun"],
+        "whole_s": (ended - begun).total_seconds(),
         "largest_bytes": largest,
     }
 
