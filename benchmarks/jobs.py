@@ -216,6 +216,8 @@ def table(measured: list[dict[str, Any]], options: argparse.Namespace) -> str:
         )
     lines += [
         "",
+        "The kernel computes densities too, which rank nothing: a job does not, and is ahead of it.",
+        "",
         "One-row requests at a quarter of the rate that one client gets, ms, median of the rounds "
         "(least - most):",
         "",
