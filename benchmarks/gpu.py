@@ -1,6 +1,6 @@
 """A published model on a GPU, against the same machine's processors.
 
-    python -m benchmarks.gpu [NAME] [--store DIR] [--write]
+    python -m benchmarks.gpu NAME [--store DIR] [--write]
 
 It needs `onnxruntime-gpu`, a GPU, and the data that the model was fitted on. Two processes of their
 own load the model, one of them without the GPU: 100 draws of 1 to 8,192 rows, with scores and
