@@ -2,10 +2,11 @@
 model it keeps (docs/decisions/0005-checkpoint.md).
 
 With `early_stopping` it ends `patience` epochs after the one of the highest held-out likelihood,
-and keeps that one (Prechelt 1998). Otherwise it trains at its first learning rates until what
-counts has levelled off over the last `patience` epochs, then lets the rates decay over half as many
-epochs again, and ends. What counts is the held-out likelihood and, of a posterior that has a bound
-to converge to, that bound and the spread of theta as well.
+and keeps that one (Prechelt 1998). Labels are smoothed there: a few rows that are all predicted
+rightly would be likeliest under the surest network. Otherwise it trains at its first learning rates
+until what counts has levelled off over the last `patience` epochs, then lets the rates decay over
+half as many epochs again, and ends. What counts is the held-out likelihood and, of a posterior that
+has a bound to converge to, that bound and the spread of theta as well.
 """
 
 import math
@@ -29,6 +30,13 @@ def patience_of(section: TrainingSection, epoch_steps: int) -> int:
     if section.early_stopping:
         return max(STOPPING_EPOCHS, math.ceil(STOPPING_STEPS / epoch_steps))
     return max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
+
+
+def label_smoothing(rows: int) -> float:
+    """Return the share of held-out labels to expect to be wrong, of `rows` that are all predicted
+    rightly: by the rule of succession, as in the targets of Platt, "Probabilistic outputs for
+    support vector machines", 1999."""
+    return 1.0 / (rows + 2)
 
 
 def cooling_epochs(epochs: int, patience: int) -> int:

@@ -34,7 +34,13 @@ from training.fitting.checkpoint import (
     write_checkpoint,
 )
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
-from training.fitting.early_stopping import cooling_epochs, find_moving, is_as_good, patience_of
+from training.fitting.early_stopping import (
+    cooling_epochs,
+    find_moving,
+    is_as_good,
+    label_smoothing,
+    patience_of,
+)
 from training.fitting.laplace import LOST_NATS, epochs_told, fit_laplace
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
@@ -364,7 +370,7 @@ class Run:
                 f"training.gradient_norm may help (delete {self.checkpoint} to begin again)"
             )
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors = self._validate().unbind(1)
+        scores, log_likelihood, errors, smoothed = self._validate().unbind(1)
         with torch.no_grad():
             theta = self.model.posterior(self._validation_noise())
             theta_std = theta.std(0, correction=0).mean().item()
@@ -382,12 +388,14 @@ class Run:
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
+        if self.recipe.training.early_stopping:
+            metrics["smoothed_log_likelihood"] = smoothed.mean().item()
         if self.progress.start_log_std:
             by_layer = log_std_by_layer(self.model, self.spread_seed)
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_kept(epoch, scores, log_likelihood):
+        if self._is_kept(epoch, scores, smoothed):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
@@ -409,14 +417,18 @@ class Run:
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
-    def _validate(self) -> Float64[Tensor, "N 3"]:
+    def _validate(self) -> Float64[Tensor, "N 4"]:
+        """Return of each validation row what `Likelihood.validation` says, and its log-likelihood
+        if one more row were wrong."""
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))
-        parts = [
-            likelihood.validation(self.model.predict(x, eps), y)
-            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
-        ]
+        smoothing = label_smoothing(len(self.validation[1]))
+        parts = []
+        for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True):
+            served = self.model.predict(x, eps)
+            smoothed = likelihood.smoothed_log_likelihood(served, y, smoothing)
+            parts.append(torch.column_stack([likelihood.validation(served, y), smoothed]))
         self.model.train()
         return torch.cat(parts)
 
@@ -426,15 +438,15 @@ class Run:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
         return self._validate()[:, 1].mean().item()
 
-    def _is_kept(self, epoch: int, validation_scores: Tensor, log_likelihood: Tensor) -> bool:
+    def _is_kept(self, epoch: int, validation_scores: Tensor, smoothed: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
         still rises."""
         if self.recipe.choose == "last":
             return True
         if self.recipe.training.early_stopping:
-            if self.lowest is not None and not -log_likelihood.mean() < self.lowest.mean():
+            if self.lowest is not None and not -smoothed.mean() < self.lowest.mean():
                 return False
-            self.lowest = -log_likelihood
+            self.lowest = -smoothed
             return True
         if epoch < self.kl_ramp_epochs:
             return epoch + 1 == self.epochs

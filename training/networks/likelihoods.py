@@ -52,6 +52,13 @@ class Likelihood(nn.Module):
         log_likelihood = self.log_likelihood(served.double(), y)
         return torch.logsumexp(log_likelihood, dim=0) - math.log(len(served))
 
+    def smoothed_log_likelihood(
+        self, served: Float[Tensor, "K N C"], y: Tensor, smoothing: float
+    ) -> Float[Tensor, "N"]:
+        """Return the log-likelihood of each row under labels of which the share `smoothing` is
+        expected to be wrong, in nats; of numbers it is the log-likelihood as it is."""
+        raise NotImplementedError
+
     def tempered(
         self, served: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
@@ -116,6 +123,15 @@ class Categorical(Likelihood):
             return self.log_likelihood(log_probs, y)
         weighted = functional.log_softmax(log_probs + self.log_weights, dim=-1)
         return self.log_weights.exp()[y] * self.log_likelihood(weighted, y)
+
+    def smoothed_log_likelihood(
+        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"], smoothing: float
+    ) -> Float[Tensor, "N"]:
+        """Return (1 - s) log p(y | x) + s / (C - 1) sum_{c != y} log p(c | x)."""
+        mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
+        of_label = mixed.gather(1, y[:, None])[:, 0]
+        of_others = (mixed.sum(1) - of_label) / (self.outputs - 1)
+        return (1.0 - smoothing) * of_label + smoothing * of_others
 
     def tempered(
         self, log_probs: Float[Tensor, "K N C"], temperature: float
@@ -209,6 +225,11 @@ class Gaussian(Likelihood):
         log_likelihood = self.mixture_log_likelihood(moments, y)
         errors = self.errors(moments.mean(0), y)
         return torch.stack([crps(moments, y), log_likelihood, errors], dim=1)
+
+    def smoothed_log_likelihood(
+        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"], _: float
+    ) -> Float[Tensor, "N"]:
+        return self.mixture_log_likelihood(moments, y)
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:
