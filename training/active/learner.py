@@ -117,7 +117,7 @@ class Learner:
         likelihood, test = self.fitted.likelihood, self.data.test
         served = self.predict(test.x, self.noise(draws, self.seed, ActiveStream.TEST_NOISE, number))
         found = likelihood.validation(torch.from_numpy(served), torch.from_numpy(test.y))
-        _, log_likelihood, errors = found.mean(0).tolist()
+        _, log_likelihood, errors, *_ = found.mean(0).tolist()
         return Measure(likelihood.to_metric(errors), log_likelihood)
 
     def tensors(self) -> dict[str, Tensor]:

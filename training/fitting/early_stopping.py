@@ -2,11 +2,11 @@
 model it keeps (docs/decisions/0005-checkpoint.md).
 
 With `early_stopping` it ends `patience` epochs after the one of the highest held-out likelihood,
-and keeps that one (Prechelt 1998). Labels are smoothed there: a few rows that are all predicted
-rightly would be likeliest under the surest network. Otherwise it trains at its first learning rates
-until what counts has levelled off over the last `patience` epochs, then lets the rates decay over
-half as many epochs again, and ends. What counts is the held-out likelihood and, of a posterior that
-has a bound to converge to, that bound and the spread of theta as well.
+and keeps that one (Prechelt 1998), as if one more row were predicted wrongly: a few rows that are
+all predicted rightly are likeliest under the surest network. Otherwise it trains at its first
+learning rates until what counts has levelled off over the last `patience` epochs, then lets the
+rates decay over half as many epochs again, and ends. What counts is the held-out likelihood and, of
+a posterior that has a bound to converge to, that bound and the spread of theta as well.
 """
 
 import math
@@ -32,11 +32,20 @@ def patience_of(section: TrainingSection, epoch_steps: int) -> int:
     return max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / epoch_steps))
 
 
-def label_smoothing(rows: int) -> float:
-    """Return the share of held-out labels to expect to be wrong, of `rows` that are all predicted
-    rightly: by the rule of succession, as in the targets of Platt, "Probabilistic outputs for
-    support vector machines", 1999."""
-    return 1.0 / (rows + 2)
+def with_an_error(
+    log_likelihood: Float[Tensor, "N"],
+    log_wrong: Float[Tensor, "N"],
+    of_wrong: Float[Tensor, "N"],
+) -> Float[Tensor, ""]:
+    """Return the mean log-likelihood of held-out rows and of one more, whose label is wrong.
+
+    After N rows that were all predicted rightly the next one is wrong with a probability of
+    1 / (N + 2), by the rule of succession. The network's own odds say which it is: a row's are
+    exp(`log_wrong`), the probability of all labels but its own, and `of_wrong` is their mean
+    log-likelihood.
+    """
+    of_error = (log_wrong.softmax(0) * of_wrong).sum()
+    return (log_likelihood.sum() + of_error) / (len(log_likelihood) + 1)
 
 
 def cooling_epochs(epochs: int, patience: int) -> int:

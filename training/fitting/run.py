@@ -38,8 +38,8 @@ from training.fitting.early_stopping import (
     cooling_epochs,
     find_moving,
     is_as_good,
-    label_smoothing,
     patience_of,
+    with_an_error,
 )
 from training.fitting.laplace import LOST_NATS, epochs_told, fit_laplace
 from training.fitting.plots import plot_run
@@ -193,7 +193,7 @@ class Run:
         centre = self.model.posterior.centre().to(self.device)[None, None]
         self.model.eval()
         served = self.model.serve(x, centre, CHUNK_ROWS)
-        _, log_likelihood, errors = likelihood.validation(served, y).unbind(1)
+        _, log_likelihood, errors, *_ = likelihood.validation(served, y).unbind(1)
         self.model.train()
         metric = likelihood.to_metric(errors.mean().item())
         told = f"validation {likelihood.metric} {metric:.4g}, "
@@ -370,7 +370,8 @@ class Run:
                 f"training.gradient_norm may help (delete {self.checkpoint} to begin again)"
             )
         likelihood = self.model.likelihood
-        scores, log_likelihood, errors, smoothed = self._validate().unbind(1)
+        scores, log_likelihood, errors, *wrong = self._validate().unbind(1)
+        stopping = with_an_error(log_likelihood, *wrong) if wrong else log_likelihood.mean()
         with torch.no_grad():
             theta = self.model.posterior(self._validation_noise())
             theta_std = theta.std(0, correction=0).mean().item()
@@ -389,13 +390,13 @@ class Run:
             "seconds": self.progress.seconds,
         }
         if self.recipe.training.early_stopping:
-            metrics["smoothed_log_likelihood"] = smoothed.mean().item()
+            metrics["stopping_log_likelihood"] = stopping.item()
         if self.progress.start_log_std:
             by_layer = log_std_by_layer(self.model, self.spread_seed)
             metrics["log_std"] = mean_log_std(self.model, by_layer)
         history = self.progress.history
         history.append(metrics)
-        if self._is_kept(epoch, scores, smoothed):
+        if self._is_kept(epoch, scores, stopping):
             self.best = module_tensors(self.model, "best")
             self.progress.best_epoch = epoch + 1
         is_last = epoch + 1 == self.epochs
@@ -417,18 +418,15 @@ class Run:
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
 
-    def _validate(self) -> Float64[Tensor, "N 4"]:
-        """Return of each validation row what `Likelihood.validation` says, and its log-likelihood
-        if one more row were wrong."""
+    def _validate(self) -> Float64[Tensor, "N S"]:
+        """Return what `Likelihood.validation` says of validation rows."""
         likelihood, eps = self.model.likelihood, self._validation_noise()
         self.model.eval()
         rows = max(1, HELD_OUTPUTS // (len(eps) * likelihood.outputs))
-        smoothing = label_smoothing(len(self.validation[1]))
-        parts = []
-        for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True):
-            served = self.model.predict(x, eps)
-            smoothed = likelihood.smoothed_log_likelihood(served, y, smoothing)
-            parts.append(torch.column_stack([likelihood.validation(served, y), smoothed]))
+        parts = [
+            likelihood.validation(self.model.predict(x, eps), y)
+            for x, y in zip(*(tensor.split(rows) for tensor in self.validation), strict=True)
+        ]
         self.model.train()
         return torch.cat(parts)
 
@@ -438,15 +436,15 @@ class Run:
             return self.progress.history[self.progress.best_epoch - 1]["validation_log_likelihood"]
         return self._validate()[:, 1].mean().item()
 
-    def _is_kept(self, epoch: int, validation_scores: Tensor, smoothed: Tensor) -> bool:
+    def _is_kept(self, epoch: int, validation_scores: Tensor, stopping: Tensor) -> bool:
         """Whether an epoch's model takes the place of the one kept: never while the KL's weight
         still rises."""
         if self.recipe.choose == "last":
             return True
         if self.recipe.training.early_stopping:
-            if self.lowest is not None and not -smoothed.mean() < self.lowest.mean():
+            if self.lowest is not None and not -stopping < self.lowest:
                 return False
-            self.lowest = -smoothed
+            self.lowest = -stopping
             return True
         if epoch < self.kl_ramp_epochs:
             return epoch + 1 == self.epochs

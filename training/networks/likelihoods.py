@@ -52,13 +52,6 @@ class Likelihood(nn.Module):
         log_likelihood = self.log_likelihood(served.double(), y)
         return torch.logsumexp(log_likelihood, dim=0) - math.log(len(served))
 
-    def smoothed_log_likelihood(
-        self, served: Float[Tensor, "K N C"], y: Tensor, smoothing: float
-    ) -> Float[Tensor, "N"]:
-        """Return the log-likelihood of each row under labels of which the share `smoothing` is
-        expected to be wrong, in nats; of numbers it is the log-likelihood as it is."""
-        raise NotImplementedError
-
     def tempered(
         self, served: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
@@ -73,9 +66,10 @@ class Likelihood(nn.Module):
         """Return the metric, given the mean of `errors`."""
         return mean_error
 
-    def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N 3"]:
+    def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
         """Return of each row a proper score to choose a checkpoint by (less is better),
-        log-likelihood and error."""
+        log-likelihood and error; of classes also the log of the probability of all labels but y,
+        and the mean of their log-likelihoods, weighted by their probabilities."""
         raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
@@ -124,15 +118,6 @@ class Categorical(Likelihood):
         weighted = functional.log_softmax(log_probs + self.log_weights, dim=-1)
         return self.log_weights.exp()[y] * self.log_likelihood(weighted, y)
 
-    def smoothed_log_likelihood(
-        self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"], smoothing: float
-    ) -> Float[Tensor, "N"]:
-        """Return (1 - s) log p(y | x) + s / (C - 1) sum_{c != y} log p(c | x)."""
-        mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
-        of_label = mixed.gather(1, y[:, None])[:, 0]
-        of_others = (mixed.sum(1) - of_label) / (self.outputs - 1)
-        return (1.0 - smoothing) * of_label + smoothing * of_others
-
     def tempered(
         self, log_probs: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
@@ -145,13 +130,19 @@ class Categorical(Likelihood):
 
     def validation(
         self, log_probs: Float[Tensor, "K N C"], y: Int64[Tensor, "N"]
-    ) -> Float[Tensor, "N 3"]:
+    ) -> Float[Tensor, "N 5"]:
         probs = log_probs.exp().mean(0).double()
         true_probs = probs.gather(1, y[:, None])[:, 0]
         # sum over classes of (p - [class is true])^2
         brier = probs.square().sum(1) - 2.0 * true_probs + 1.0
         log_likelihood = self.mixture_log_likelihood(log_probs, y)
-        return torch.stack([brier, log_likelihood, self.errors(probs, y)], dim=1)
+        others = torch.arange(self.outputs, device=y.device).expand(len(y), -1)
+        others = others[others != y[:, None]].view(len(y), -1)
+        mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
+        wrong = mixed.gather(1, others)
+        of_wrong = (wrong.softmax(1) * wrong).sum(1)
+        columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), of_wrong]
+        return torch.stack(columns, dim=1)
 
     def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
         return (y == torch.mode(train).values).double().mean().item()
@@ -225,11 +216,6 @@ class Gaussian(Likelihood):
         log_likelihood = self.mixture_log_likelihood(moments, y)
         errors = self.errors(moments.mean(0), y)
         return torch.stack([crps(moments, y), log_likelihood, errors], dim=1)
-
-    def smoothed_log_likelihood(
-        self, moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"], _: float
-    ) -> Float[Tensor, "N"]:
-        return self.mixture_log_likelihood(moments, y)
 
     @torch.no_grad()
     def start(self, y: Float[Tensor, "N"]) -> None:

@@ -9,7 +9,12 @@ import torch
 
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
-from training.fitting.early_stopping import cooling_epochs, find_moving, patience_of
+from training.fitting.early_stopping import (
+    cooling_epochs,
+    find_moving,
+    patience_of,
+    with_an_error,
+)
 from training.fitting.run import Run
 from training.recipe import TrainingSection
 
@@ -134,11 +139,12 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
     wanted = {"early_stopping": True, "patience": 20, "batch_rows": 10, "learning_rate": 0.1}
     run = begin(tmp_path / "a", few, max_epochs=300, **wanted)
     model = run.fit(quiet=True)
-    seen = [epoch["smoothed_log_likelihood"] for epoch in run.progress.history]
+    seen = [epoch["stopping_log_likelihood"] for epoch in run.progress.history]
     best = int(np.argmax(seen)) + 1
     assert run.progress.best_epoch == best
     assert len(seen) == best + 20 < 300
-    assert run._validate()[:, 3].mean().item() == pytest.approx(max(seen), rel=1e-6)
+    _, log_likelihood, _, *wrong = run._validate().unbind(1)
+    assert with_an_error(log_likelihood, *wrong).item() == pytest.approx(max(seen), rel=1e-6)
     told = run.progress.history[best - 1]["validation_log_likelihood"]
     assert run.validation_log_likelihood() == told
     assert {group["lr"] for group in run.optimizer.param_groups} == {0.1}

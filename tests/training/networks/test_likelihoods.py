@@ -14,7 +14,7 @@ from model_store.scores.regression import log_density
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
-from training.fitting.early_stopping import label_smoothing
+from training.fitting.early_stopping import with_an_error
 from training.fitting.steps import alpha_objective
 from training.model import build, initialise
 from training.networks.likelihoods import Categorical, Gaussian, crps
@@ -61,33 +61,36 @@ def test_variances_stay_finite_whatever_the_outputs_are():
     assert (variance > 0).all()
 
 
-def test_the_smoothed_log_likelihood_is_the_cross_entropy_with_smoothed_labels():
+def test_one_more_row_is_wrong_by_the_networks_own_odds():
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(4, 6, 3, dtype=torch.float64, generator=generator).log_softmax(-1)
-    y, smoothing = torch.tensor([0, 1, 2, 0, 1, 2]), 0.1
-    labels = torch.full((6, 3), smoothing / 2, dtype=torch.float64)
-    labels[torch.arange(6), y] = 1 - smoothing
-    expected = (labels * log_probs.exp().mean(0).log()).sum(1)
-    found = Categorical(3).smoothed_log_likelihood(log_probs, y, smoothing)
-    torch.testing.assert_close(found, expected)
-    plain = Categorical(3).mixture_log_likelihood(log_probs, y)
-    torch.testing.assert_close(Categorical(3).smoothed_log_likelihood(log_probs, y, 0.0), plain)
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    probs = log_probs.exp().mean(0)
+    wrong = [probs[i, c].item() for i in range(6) for c in range(3) if c != y[i]]
+    of_error = sum(p * math.log(p) for p in wrong) / sum(wrong)
+    right = probs[torch.arange(6), y].log()
+    _, log_likelihood, _, *columns = Categorical(3).validation(log_probs, y).unbind(1)
+    torch.testing.assert_close(log_likelihood, right)
+    found = with_an_error(log_likelihood, *columns).item()
+    assert found == pytest.approx((right.sum().item() + of_error) / 7)
 
 
-def test_of_rows_that_are_all_right_the_likeliest_probability_is_that_of_the_rule_of_succession():
-    rows = 18
-    right = torch.linspace(0.5, 0.9999, 5000, dtype=torch.float64)
+def test_rows_that_are_all_right_are_likeliest_as_if_one_more_were_wrong():
+    right, rows = torch.linspace(0.5, 0.9999, 5000, dtype=torch.float64), 18
     log_probs = torch.stack([right, 1 - right], dim=-1).log()
-    y, smoothing = torch.zeros(5000, dtype=torch.int64), label_smoothing(rows)
-    found = Categorical(2).smoothed_log_likelihood(log_probs[None], y, smoothing)
-    assert right[found.argmax()].item() == pytest.approx((rows + 1) / (rows + 2), abs=1e-3)
+    y = torch.zeros(rows, dtype=torch.int64)
+    found = []
+    for row in log_probs:
+        of_rows = Categorical(2).validation(row.expand(1, rows, -1), y)
+        _, log_likelihood, _, *wrong = of_rows.unbind(1)
+        found.append(with_an_error(log_likelihood, *wrong).item())
+    assert right[int(np.argmax(found))].item() == pytest.approx(rows / (rows + 1), abs=1e-3)
 
 
-def test_numbers_are_not_smoothed():
-    moments, y = torch.randn(3, 5, 2), torch.randn(5)
-    gaussian = Gaussian("homoscedastic")
-    found = gaussian.smoothed_log_likelihood(moments, y, 0.1)
-    torch.testing.assert_close(found, gaussian.mixture_log_likelihood(moments, y))
+def test_an_error_counts_where_probabilities_are_0_in_single_precision():
+    log_probs = torch.tensor([[[0.0, -800.0, -900.0], [-900.0, 0.0, -700.0]]])
+    _, log_likelihood, _, *wrong = Categorical(3).validation(log_probs, torch.tensor([0, 1])).T
+    assert with_an_error(log_likelihood, *wrong).item() == pytest.approx(-700.0 / 3)
 
 
 def test_validation_says_of_the_mixture_what_the_service_does():
