@@ -136,10 +136,9 @@ class Categorical(Likelihood):
         # sum over classes of (p - [class is true])^2
         brier = probs.square().sum(1) - 2.0 * true_probs + 1.0
         log_likelihood = self.mixture_log_likelihood(log_probs, y)
-        others = torch.arange(self.outputs, device=y.device).expand(len(y), -1)
-        others = others[others != y[:, None]].view(len(y), -1)
+        classes = torch.arange(self.outputs - 1, device=y.device)
         mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
-        wrong = mixed.gather(1, others)
+        wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all but y
         of_wrong = (wrong.softmax(1) * wrong).sum(1)
         columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), of_wrong]
         return torch.stack(columns, dim=1)
