@@ -142,7 +142,7 @@ def test_a_public_key_that_is_none_is_refused(tmp_path):
 
 
 def test_a_cluster_needs_ray():
-    done = run_service("cluster")
+    done = run_service("cluster", "--port", str(free_port()))
     assert done.returncode == 2
     expected = "error: cluster: expected the packages of the extra `scale`, Ray among them, got none of them"
     assert done.stderr.splitlines() == [expected]
