@@ -1,7 +1,7 @@
 """A training step of each method against a deterministic network's with the same optimiser, in one
 run.
 
-    python -m benchmarks.steps [--repeats 7] [--steps 10]
+    python -m benchmarks.steps [--repeats 7] [--steps 10] [--device cpu]
 
 784-800-800-10, 128 rows, two threads at most, Adam (fused), gradients clipped; each figure is the
 median over repeats of a method's time divided by the deterministic network's right after it. Prints
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from training.fitting.run import keep_freed_memory
-from training.fitting.steps import adam, alpha_objective, clip_gradient
+from training.fitting.steps import Steps, adam, clip_gradient
 from training.model import build, initialise
 from training.networks.architectures import mlp
-from training.posteriors import METHODS, step_noise
+from training.posteriors import METHODS
 from training.recipe import Recipe
 
 ROWS, HIDDEN = 128, [800, 800]
+WARM_UP = 5  # steps: on a GPU the fourth is captured
 SETTINGS: dict[str, dict[str, Any]] = {
     "bhn-realnvp": {"couplings": 4},
     "bhn-iaf": {"couplings": 4},
@@ -33,8 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
-    network = mlp(784, HIDDEN, 10)
+def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], object]:
+    network = mlp(784, HIDDEN, 10).to(x.device)
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
 
     def step(_: int) -> None:
@@ -47,43 +48,34 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
     return step
 
 
-def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[int], None]:
+def bayesian(
+    method: str, x: torch.Tensor, y: torch.Tensor
+) -> tuple[int, Callable[[int], object]]:
+    """Return how many draws a step has, and the step."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
-    posterior = SETTINGS.get(method, {})
     recipe = Recipe.model_validate(
         {
             "name": "a",
             "method": method,
             "data": data,
             "network": {"hidden": HIDDEN},
-            "posterior": posterior,
+            "posterior": SETTINGS.get(method, {}),
             "training": {"epochs": 1},
         }
     )
-    model = build(recipe, (784,), 10)
+    model = build(recipe, (784,), 10).to(x.device)
     initialise(model, x)
-    parameters = list(model.parameters())
-    optimizer = adam(model, recipe.training)
-    samples = model.posterior.max_draws or recipe.samples
-
-    def step(i: int) -> None:
-        eps = step_noise(model.posterior, samples * recipe.row_groups, 0, i)
-        log_probs, kl = model.sample(x, eps, recipe.row_groups)
-        loss, _ = alpha_objective(
-            model.likelihood.log_likelihood(log_probs, y), kl, 1e-5, recipe.alpha
-        )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        clip_gradient(parameters, 5.0)
-        optimizer.step()
-
-    return step
+    steps = Steps(model, recipe, (784,), adam(model, recipe.training), ROWS)
+    return steps.samples, lambda i: steps.take(x, y, 1e-5, i)
 
 
-def seconds(step: Callable[[int], None], steps: int) -> float:
+def seconds(step: Callable[[int], object], steps: int) -> float:
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    synchronize()
     begun = time.perf_counter()
     for i in range(steps):
         step(i)
+    synchronize()
     return (time.perf_counter() - begun) / steps
 
 
@@ -91,24 +83,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(min(2, torch.get_num_threads()))
     keep_freed_memory()  # as training does
     torch.manual_seed(0)
-    x, y = torch.rand(ROWS, 784), torch.randint(10, (ROWS,))
+    x = torch.rand(ROWS, 784).to(options.device)
+    y = torch.randint(10, (ROWS,)).to(options.device)
     plain = deterministic(x, y)
     print(
         "| method | draws a step | ms a step | ratio to a deterministic network's "
         "|\n|---|---|---|---|"
     )
     for method in METHODS:
-        step = bayesian(method, x, y)
-        step(0)
+        draws, step = bayesian(method, x, y)
+        for i in range(WARM_UP):
+            step(i)
         pairs = [
             (seconds(step, options.steps), seconds(plain, options.steps))
             for _ in range(options.repeats)
         ]
-        draws = 10 if method == "dropout-alpha" else 5 if method == "ensemble" else 1
         took = statistics.median(a for a, _ in pairs)
         print(
             f"| {method} | {draws} | {1000 * took:.1f} | "

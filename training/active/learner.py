@@ -22,13 +22,11 @@ from training.fitting.checkpoint import (
 )
 from training.fitting.run import Diverged
 from training.fitting.steps import (
+    Steps,
     adam,
     decay_rates,
     kl_ramp,
     kl_weight,
-    spare_threads,
-    step_loss,
-    take_step,
 )
 from training.model import BayesianModel, build, initialise, with_knots
 from training.networks.likelihoods import Categorical
@@ -84,28 +82,24 @@ class Learner:
             self.is_fresh = False
         self._weigh_classes(y)
         parts = math.ceil(len(x) / recipe.training.batch_rows)
-        most = model.posterior.max_draws
-        samples = recipe.samples if most is None else most
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        spare_threads(model, recipe.training.batch_rows, samples)
-        steps, step, ramp = epochs * parts, 0, kl_ramp(recipe, parts)
+        steps = Steps(model, recipe, self.data.shape, optimizer, recipe.training.batch_rows)
+        step, ramp = 0, kl_ramp(recipe, parts)
         model.train()
         for epoch in range(epochs):
             order = generator(recipe.seed, Stream.ORDER, epoch).permutation(len(x))
+            losses = torch.zeros(3, dtype=torch.float64, device=self.device)
             for part in torch.from_numpy(order).to(self.device).tensor_split(parts):
-                decay_rates(optimizer, step / steps)
+                decay_rates(optimizer, step / (epochs * parts))
                 weight = kl_weight(recipe.training, len(x), parts, step, ramp)
-                batch = x[part], y[part]
-                loss = step_loss(model, recipe, self.data.shape, *batch, samples, weight, step)
-                if not math.isfinite(loss.total.item()):
-                    where = f"in epoch {epoch + 1} on {len(x)} labels"
-                    raise Diverged(f"training diverged {where}: a lower learning_rate")
-                take_step(optimizer, parameters, loss.total, recipe.training.gradient_norm, step)
+                losses += steps.take(x[part], y[part], weight, step)
                 step += 1
+            if not losses.isfinite().all():
+                where = f"in epoch {epoch + 1} on {len(x)} labels"
+                raise Diverged(f"training diverged {where}: a lower learning_rate")
         model.eval()
 
     def noise(self, draws: int, *key: int) -> Float[Tensor, "K E"]:
-        return noise(self.fitted.posterior, draws, *key).to(self.device)
+        return noise(self.fitted.posterior, draws, *key, device=self.device)
 
     def predict(
         self, x: Num[np.ndarray, "N I"], eps: Float[Tensor, "K E"]

@@ -43,7 +43,7 @@ def set_temperature(
     device = likelihood.temperature.device
     rows = most_rows(likelihood, draws)
     x, y = (torch.from_numpy(of[:rows]).to(device) for of in (validation.x, validation.y))
-    eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE).to(device)
+    eps = noise(model.posterior, draws, seed, Stream.TEMPERATURE, device=device)
     temperature = choose_temperature(likelihood, model.predict(x, eps).double(), y)
     likelihood.temperature.fill_(temperature.value)
     return temperature

@@ -50,8 +50,9 @@ def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
         if isinstance(posterior, FactorialGaussian):
             std = posterior.moments()[1]
         else:
-            eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed)
-            std = posterior(eps.to(next(model.parameters()).device)).std(0)
+            device = next(model.parameters()).device
+            eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed, device=device)
+            std = posterior(eps).std(0)
     parts = _by_layer(model, std.clamp(min=1e-30))
     return {name: part.log().mean().item() for name, part in parts.items()}
 
@@ -69,7 +70,7 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     for module in model.modules():
         if isinstance(module, HyperLayer):
             module.train()  # else it says no KL
-    eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed).to(x.device)
+    eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed, device=x.device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     taken = order[:ROWS].to(x.device)
     nll, kl = torch.zeros(2, DRAWS, dtype=torch.float64)
@@ -286,7 +287,7 @@ def log_ratios(
     if not isinstance(posterior, LocationScale) or _flops(model, x) * draws > MOST_FLOPS:
         return None
     model.eval()
-    eps = standard_noise(draws, posterior.noise_dimension, seed).to(x.device)
+    eps = standard_noise(draws, posterior.noise_dimension, seed, device=x.device)
     total = torch.zeros(draws, dtype=torch.float64)
     for part, target in zip(x.split(RATIO_CHUNK_ROWS), y.split(RATIO_CHUNK_ROWS), strict=True):
         served = model.predict(part, eps, RATIO_CHUNK_ROWS)

@@ -102,7 +102,8 @@ def fit_laplace(
     square = posterior.centre().double().square().sum().item()
     facts: dict[str, Any] = {"structure": posterior.structure, "weights": posterior.theta_dimension}
     if section.prior_std in CHOICES:
-        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE).to(train[0].device)
+        device = train[0].device
+        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=device)
         losses = _Losses(model, eigens, validation, eps)
         precision, how = best_precision(eigens, square), "by marginal likelihood"
         if section.prior_std == "held-out":

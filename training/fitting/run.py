@@ -44,14 +44,12 @@ from training.fitting.early_stopping import (
 from training.fitting.laplace import LOST_NATS, epochs_told, fit_laplace
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
+    Steps,
     adam,
     decay_rates,
     full_kl_weight,
     kl_ramp,
     kl_weight,
-    spare_threads,
-    step_loss,
-    take_step,
 )
 from training.fitting.warm_start import begin_at, carry_over
 from training.model import CHUNK_ROWS, BayesianModel, build, initialise
@@ -141,15 +139,13 @@ class Run:
         model = build(recipe, shape, num_classes, rows.cpu(), encoded, weights, largest_id)
         self.model = model.to(device)
         self.laplace: dict[str, Any] | None = None  # of the manifest, once its posterior is found
-        self.samples = self.model.posterior.max_draws or recipe.samples
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = adam(self.model, recipe.training)
-        spare_threads(self.model, self.batch_rows, self.samples)
         # of the epoch: nll, KL, metric; and each step's loss at the KL's full weight
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
-        # score of each validation row or step, at the epoch of the lowest mean
+        # score of each validation row or step, at the epoch of the lowest mean; of early stopping,
+        # the lowest loss alone
         self.lowest: Tensor | None = None
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
         self.plotted = time.monotonic()
@@ -159,6 +155,7 @@ class Run:
             self._restore()
         else:
             self._begin(rows.float(), num_classes, class_weights)
+        self._take_step = Steps(self.model, recipe, shape, self.optimizer, self.batch_rows).take
 
     def _begin(
         self, rows: Tensor, num_classes: int, class_weights: Float64[np.ndarray, "C"] | None
@@ -334,17 +331,13 @@ class Run:
         )
 
     def _step(self, index: Tensor) -> None:
-        settings = self.recipe.training
-        step, decay = self.progress.step, self._decay()
-        decay_rates(self.optimizer, decay)
-        x, y = self.train[0][index], self.train[1][index]
+        settings, step = self.recipe.training, self.progress.step
+        decay_rates(self.optimizer, self._decay())
         weight = kl_weight(settings, self.rows, self.epoch_steps, step, self.kl_ramp_epochs)
-        loss = step_loss(self.model, self.recipe, self.shape, x, y, self.samples, weight, step)
-        take_step(self.optimizer, self.parameters, loss.total, settings.gradient_norm, step)
-        error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
-        nll, kl = loss.nll.detach(), loss.kl.detach().mean()
-        self.losses[step % self.epoch_steps] = (nll + self.full_kl_weight * kl).double()
-        self.sums += torch.stack([nll.double(), kl.double(), error])
+        result = self._take_step(self.train[0][index], self.train[1][index], weight, step)
+        nll, kl, _ = result.float()
+        self.losses[step % self.epoch_steps] = nll + self.full_kl_weight * kl
+        self.sums += result
 
     @property
     def spread_seed(self) -> int:
@@ -385,7 +378,7 @@ class Run:
             "validation_log_likelihood": log_likelihood.mean().item(),
             f"validation_{likelihood.score}": scores.mean().item(),
             f"validation_{likelihood.metric}": likelihood.to_metric(errors.mean().item()),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
@@ -416,7 +409,8 @@ class Run:
         posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
         is_a_point = self.recipe.inference.is_fitted_after and self.laplace is None
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
-        return noise(posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE).to(self.device)
+        key = (self.recipe.seed, Stream.VALIDATION_NOISE)
+        return noise(posterior, draws, *key, device=self.device)
 
     def _validate(self) -> Float64[Tensor, "N S"]:
         """Return what `Likelihood.validation` says of validation rows."""
@@ -442,7 +436,7 @@ class Run:
         if self.recipe.choose == "last":
             return True
         if self.recipe.training.early_stopping:
-            if self.lowest is not None and not -stopping < self.lowest:
+            if self.lowest is not None and not -stopping < self.lowest.mean():
                 return False
             self.lowest = -stopping
             return True

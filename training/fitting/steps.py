@@ -2,15 +2,16 @@
 What is random in it is of the seed and the step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Float64, Num
 from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from training.fitting.capture import Captured
 from training.model import BayesianModel
 from training.posteriors import step_noise
 from training.recipe import AugmentationSection, Recipe, TrainingSection
@@ -33,27 +34,90 @@ class Loss:
     served: Float[Tensor, "K N C"]  # what is served of each draw and row
 
 
-def step_loss(
+class Steps:
+    """Takes the steps of a fit, of batches of rows of a `shape`."""
+
+    def __init__(
+        self,
+        model: BayesianModel,
+        recipe: Recipe,
+        shape: Sequence[int],
+        optimizer: torch.optim.Optimizer,
+        batch_rows: int,
+    ) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.shape = shape
+        self.optimizer = optimizer
+        self.samples = model.posterior.max_draws or recipe.samples
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # a stranger's network may wait for its results
+        is_captured = self.parameters[0].is_cuda and recipe.network.factory is None
+        self.compute: Callable[..., Tensor] = self._compute
+        if is_captured:
+            self.compute = Captured(self._compute)
+        spare_threads(model, batch_rows, self.samples)
+
+    def take(
+        self, x: Num[Tensor, "N I"], y: Num[Tensor, "N"], kl_weight: float, step: int
+    ) -> Float64[Tensor, "3"]:
+        """Change parameters by the gradient of a batch's loss under fresh draws; steps count from
+        0.
+
+        Return the likelihood's term in nats a row and the KL in nats, means over draws, and the
+        mean of the rows' `errors` under the first draw.
+        """
+        device = x.device
+        x, eps = step_inputs(self.model, self.recipe, self.shape, x, self.samples, step)
+        seed_layers(hash_key(self.recipe.seed, Stream.LAYER_NOISE, step), device)
+        on_gpu = device.type == "cuda"
+        weight = torch.full((), kl_weight, device=device) if on_gpu else kl_weight
+        result = self.compute(x, y, eps, weight)
+        if step % FADES_OVER == 0:
+            drop_faded(self.optimizer)
+        return result
+
+    def _compute(
+        self, x: Float[Tensor, "N I"], y: Num[Tensor, "N"], eps: Tensor, kl_weight: float | Tensor
+    ) -> Float64[Tensor, "3"]:
+        loss = step_loss(self.model, self.recipe, x, y, eps, kl_weight)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()
+        clip_gradient(self.parameters, self.recipe.training.gradient_norm)
+        self.optimizer.step()
+        error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
+        return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
+
+
+def step_inputs(
     model: BayesianModel,
     recipe: Recipe,
     shape: Sequence[int],
     x: Num[Tensor, "N I"],
-    y: Num[Tensor, "N"],
     samples: int,
-    kl_weight: float,
     step: int,
-) -> Loss:
-    """Return the loss of a batch of rows of a `shape` under fresh draws, `samples` of each group of
-    rows."""
+) -> tuple[Float[Tensor, "N I"], Float[Tensor, "S E"]]:
+    """Return rows of a `shape` as they might also have been, and the noise of `samples` draws of
+    each group of rows."""
     x = x.float()
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
         x = augment(x, shape, recipe.augmentation, seed)
-    groups = min(recipe.row_groups, len(x))
+    draws = samples * min(recipe.row_groups, len(x))
     key = (recipe.seed, Stream.STEP_NOISE, step)
-    eps = step_noise(model.posterior, samples * groups, *key, in_pairs=recipe.is_variational)
-    seed_layers(hash_key(recipe.seed, Stream.LAYER_NOISE, step), x.device)
-    served, kl = model.sample(x, eps.to(x.device), groups)
+    eps = step_noise(model.posterior, draws, *key, in_pairs=recipe.is_variational, device=x.device)
+    return x, eps
+
+
+def step_loss(
+    model: BayesianModel,
+    recipe: Recipe,
+    x: Float[Tensor, "N I"],
+    y: Num[Tensor, "N"],
+    eps: Float[Tensor, "S E"],
+    kl_weight: float | Tensor,
+) -> Loss:
+    served, kl = model.sample(x, eps, min(recipe.row_groups, len(x)))
     log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
     return Loss(total, nll, kl, served)
@@ -70,7 +134,7 @@ def seed_layers(seed: int, device: torch.device) -> None:
 def alpha_objective(
     log_likelihood: Float[Tensor, "K N"],
     kl: Float[Tensor, "K"],
-    kl_weight: float,
+    kl_weight: float | Tensor,
     alpha: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return the loss per row, in nats, and its likelihood term alone.
@@ -89,28 +153,11 @@ def alpha_objective(
     return nll + kl_weight * kl.mean(), nll
 
 
-def take_step(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    loss: Tensor,
-    gradient_norm: float,
-    step: int,
-) -> None:
-    """Change parameters by a loss's gradient, whose global norm is at most `gradient_norm`; steps
-    count from 0."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    clip_gradient(parameters, gradient_norm)
-    optimizer.step()
-    if step % FADES_OVER == 0:
-        drop_faded(optimizer)
-
-
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
     """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
-    not written."""
+    not written, but for a GPU's, of which nobody waits to know."""
     found = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-    if not found <= norm:
+    if found.is_cuda or not found <= norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, norm, found)
 
 
@@ -176,19 +223,29 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
         (others, settings.learning_rate, final),
         (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
     )
+    on_gpu = next(model.parameters()).is_cuda
     groups = [
-        {"params": p, "lr": first, "first_lr": first, "final_lr": last}
+        {
+            "params": p,
+            "lr": torch.tensor(first, device="cuda") if on_gpu else first,
+            "first_lr": first,
+            "final_lr": last,
+        }
         for p, first, last in rates
         if p
     ]
-    return torch.optim.Adam(groups, fused=True)
+    return torch.optim.Adam(groups, fused=True, capturable=on_gpu)
 
 
 def decay_rates(optimizer: torch.optim.Optimizer, decay: float) -> None:
     """Set learning rates to where they are when `decay` of their way is gone, from the first (0) to
     the last (1)."""
     for group in optimizer.param_groups:
-        group["lr"] = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
+        rate = group["first_lr"] * (group["final_lr"] / group["first_lr"]) ** decay
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def check_augmentation(section: AugmentationSection | None, shape: Sequence[int]) -> None:

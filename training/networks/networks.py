@@ -168,8 +168,8 @@ class DrawnNetwork(Standardised):
         self.places: list[Position] = []
         # the module's own weights, by slot, where weights are drawn
         self.initial: dict[str, Tensor] = {}
-        # weights that are not drawn, and with what probability masks keep each of their inputs
-        self.masked_weights: list[tuple[str, Tensor]] = []
+        # weights that are not drawn, and the buffer of how probably masks keep each of their inputs
+        self.masked_weights: list[tuple[str, str]] = []
         drawn = drawn_layers(module, stochastic.layers)
         _check_supported(module, drawn)
         check_repeatable(module, examples)
@@ -284,7 +284,9 @@ class DrawnNetwork(Standardised):
         13).
         """
         weights = self.module.get_parameter
-        squares = [_sum_squares(weights(name), kept) for name, kept in self.masked_weights]
+        squares = [
+            _sum_squares(weights(name), getattr(self, kept)) for name, kept in self.masked_weights
+        ]
         return torch.stack(squares).sum() / (2.0 * prior_std**2)
 
     def _convert(
@@ -343,7 +345,9 @@ class DrawnNetwork(Standardised):
             mask = self._mask(name, inputs, 1.0 - rate, isinstance(layer, nn.Linear))
             inner, path = nn.Sequential(mask, layer), f"{name}.1"
         kept = torch.full((inputs,), 1.0 - rate) if kept is None else kept
-        self.masked_weights.append((f"{path}.weight", kept))
+        buffer = f"kept_{len(self.masked_weights)}"
+        self.register_buffer(buffer, kept, persistent=False)
+        self.masked_weights.append((f"{path}.weight", buffer))
         return inner
 
     def _mask(self, name: str, units: int, keep: float, of_last: bool = False) -> MaskLayer:
@@ -490,7 +494,7 @@ def _sum_squares(weight: Tensor, kept: Float[Tensor, "I"]) -> Float[Tensor, ""]:
     have groups."""
     squares = weight.square().flatten(2).sum(2) if weight.ndim > 2 else weight.square()
     groups = len(kept) // squares.shape[1]
-    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept.to(weight))
+    return torch.dot(squares.unflatten(0, (groups, -1)).sum(1).flatten(), kept)
 
 
 def _check_supported(module: nn.Module, drawn: dict[str, Drawable]) -> None:

@@ -14,6 +14,8 @@ from training.networks.layers import Stochastic, pairs
 from training.sections import Section
 from training.seeds import hash_key
 
+CPU = torch.device("cpu")
+
 
 class Posterior(nn.Module):
     """An approximate posterior: theta as a function of noise, and its divergence from the prior."""
@@ -99,33 +101,42 @@ METHODS: dict[str, Method] = {}
 
 
 def step_noise(
-    posterior: Posterior, num_draws: int, *key: int, in_pairs: bool = False
+    posterior: Posterior,
+    num_draws: int,
+    *key: int,
+    in_pairs: bool = False,
+    device: torch.device = CPU,
 ) -> Float[Tensor, "K E"]:
     """Return the noise of a training step: 0 numbers a draw where it needs none, the numbers of
     members, and of others if wanted antithetic pairs."""
     if posterior.trains_without_noise:
-        return torch.empty(num_draws, 0)
+        return torch.empty(num_draws, 0, device=device)
     if posterior.algorithm == DRAW_INDEX:
-        return noise(posterior, num_draws)
+        return noise(posterior, num_draws, device=device)
     fresh = num_draws - num_draws // 2 if in_pairs else num_draws
-    return pairs(standard_noise(fresh, posterior.noise_dimension, *key), num_draws)
+    drawn = standard_noise(fresh, posterior.noise_dimension, *key, device=device)
+    return pairs(drawn, num_draws)
 
 
-def noise(posterior: Posterior, num_draws: int, *key: int) -> Float[Tensor, "K E"]:
+def noise(
+    posterior: Posterior, num_draws: int, *key: int, device: torch.device = CPU
+) -> Float[Tensor, "K E"]:
     """Return a posterior's noise for training, of as many draws as it has at most: of the integers
     in `key` alone, or the numbers of its draws."""
     num_draws = min(num_draws, posterior.max_draws or num_draws)
     if posterior.algorithm == DRAW_INDEX:
-        return torch.arange(num_draws, dtype=torch.float32)[:, None]
+        return torch.arange(num_draws, dtype=torch.float32, device=device)[:, None]
     assert posterior.algorithm == NOISE_ALGORITHM
-    return standard_noise(num_draws, posterior.noise_dimension, *key)
+    return standard_noise(num_draws, posterior.noise_dimension, *key, device=device)
 
 
-def standard_noise(num_draws: int, dimension: int, *key: int) -> Float[Tensor, "K D"]:
-    """Return N(0, I) noise for training, a function of the integers in `key` alone, the same on
-    every device."""
-    generator = torch.Generator().manual_seed(hash_key(*key))
-    return torch.randn(num_draws, dimension, generator=generator)
+def standard_noise(
+    num_draws: int, dimension: int, *key: int, device: torch.device = CPU
+) -> Float[Tensor, "K D"]:
+    """Return N(0, I) noise for training, a function of the integers in `key` and the kind of device
+    alone."""
+    generator = torch.Generator(device).manual_seed(hash_key(*key))
+    return torch.randn(num_draws, dimension, generator=generator, device=device)
 
 
 def log_normal(x: Float[Tensor, "K D"], std: float) -> Float[Tensor, "K"]:

@@ -169,7 +169,9 @@ METHODS["bhn-weights"] = Method(
 
 class NoisePosterior(Posterior):
     """theta = eps, the E of every layer's M + A^1/2 E B^1/2: M, A, B and the KL come from the
-    network's layers."""
+    network's layers, which in training draw values in its place."""
+
+    trains_without_noise = True
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ class NoisePosterior(Posterior):
         return eps * 1.0  # a graph needs an operator between its input and its output
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        return eps, eps.new_zeros(len(eps))
+        return eps.new_zeros(()).expand(len(eps), self.theta_dimension), eps.new_zeros(len(eps))
 
     def centre(self) -> Float[Tensor, "D"]:
         return torch.zeros(self.theta_dimension)

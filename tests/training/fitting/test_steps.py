@@ -9,7 +9,14 @@ from torch import nn
 
 from tests.support.recipes import recipe_with
 from training.fitting.run import Run
-from training.fitting.steps import FADES_OVER, kl_ramp, kl_weight, step_loss, take_step
+from training.fitting.steps import (
+    FADES_OVER,
+    drop_faded,
+    kl_ramp,
+    kl_weight,
+    step_inputs,
+    step_loss,
+)
 from training.model import build
 from training.posteriors import noise
 from training.reproduce.exact import METHODS, recipe
@@ -17,23 +24,25 @@ from training.reproduce.exact import METHODS, recipe
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
 
 
-def fitted(fades_over: int, monkeypatch: object) -> tuple[torch.Tensor, torch.Tensor]:
+def fitted(fades_over: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Parameters whose gradients are zero from the third step on, but for the last's, and their
     mean gradients."""
-    monkeypatch.setattr("training.fitting.steps.FADES_OVER", fades_over)
     weights = nn.Parameter(torch.linspace(-1.0, 1.0, 9))
     optimizer = torch.optim.Adam([weights], lr=1e-2, fused=True)
     for step in range(STEPS):
         on = torch.ones(9) if step < 3 else torch.eye(9)[-1]
-        take_step(optimizer, [weights], (on * weights).sum(), 10.0, step)
+        weights.grad = on
+        optimizer.step()
+        if step % fades_over == 0:
+            drop_faded(optimizer)
     return weights.detach(), optimizer.state[weights]["exp_avg"]
 
 
-def test_faded_means_are_dropped(monkeypatch: object) -> None:
+def test_faded_means_are_dropped() -> None:
     """None is denormal in the end, and the parameters are to the last bit what they would have
     been."""
-    kept, faded = fitted(10 * STEPS, monkeypatch)
-    dropped, means = fitted(FADES_OVER, monkeypatch)
+    kept, faded = fitted(10 * STEPS)
+    dropped, means = fitted(FADES_OVER)
     tiny = torch.finfo(torch.float32).tiny
     assert ((faded != 0) & (faded.abs() < tiny)).any()
     assert not ((means != 0) & (means.abs() < tiny)).any()
@@ -46,7 +55,8 @@ def test_draws_of_a_step_are_pairs_around_the_posteriors_mean_and_those_of_servi
     settings = recipe(method, -1.0, **METHODS[method])
     model = build(settings, (5,), 0)
     x, y = torch.randn(16, 5), torch.randn(16)
-    served = step_loss(model, settings, (5,), x, y, settings.samples, 0.1, 0).served[..., 0]
+    x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
+    served = step_loss(model, settings, x, y, eps, 0.1).served[..., 0]
     centre = model.likelihood(model.network(x, model.posterior.location()[None, None])[0])[..., 0]
     assert len(served) == 2
     assert not torch.allclose(served[:1], centre, rtol=1e-2)
@@ -59,7 +69,8 @@ def test_groups_of_rows_have_masks_of_their_own_and_each_row_as_many_as_before()
     settings = recipe_with(method="dropout-alpha", network={"hidden": [8]}, posterior={})
     model = build(settings, (5,), 3)
     x, y = torch.ones(16, 5), torch.zeros(16, dtype=torch.long)
-    served = step_loss(model, settings, (5,), x, y, settings.samples, 0.0, 0).served
+    x, eps = step_inputs(model, settings, (5,), x, settings.samples, 0)
+    served = step_loss(model, settings, x, y, eps, 0.0).served
     assert served.shape == (10, 16, 3)
     by_group = served.unflatten(1, (8, 2))
     torch.testing.assert_close(by_group[:, :, 0], by_group[:, :, 1])

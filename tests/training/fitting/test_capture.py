@@ -1,0 +1,43 @@
+"""On a GPU a step is a graph, which computes what the step does."""
+
+import pytest
+import torch
+
+from tests.support.recipes import recipe_with
+from training.fitting.capture import CALLS_BEFORE, Captured
+from training.fitting.steps import Steps, adam, decay_rates
+from training.model import build, initialise
+from training.posteriors import METHODS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+ROWS, STEPS, CLASSES = 32, 20, 3
+
+
+def parameters_after(method, network, is_captured):
+    settings = recipe_with(method=method, network=network, posterior={})
+    x = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(0)).cuda()
+    y = (torch.arange(ROWS) % CLASSES).cuda()
+    model = build(settings, (8, 8), CLASSES).cuda()
+    initialise(model, x)
+    steps = Steps(model, settings, (8, 8), adam(model, settings.training), ROWS)
+    if not is_captured:
+        assert isinstance(steps.compute, Captured)
+        steps.compute = steps.compute.compute
+    results = []
+    for step in range(STEPS):
+        decay_rates(steps.optimizer, step / STEPS)
+        rows = ROWS - step % 2 * (step > CALLS_BEFORE + 5)  # of another size, now and then
+        results.append(steps.take(x[:rows], y[:rows], 1e-2 / (1 + step), step))
+    return torch.stack(results), [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("network", [{"hidden": [12]}, {"kind": "gal-cnn"}])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_captured_step_does_what_the_step_does(method, network):
+    if "kind" in network and method == "variational-hypernet":
+        pytest.skip("it has Linear layers alone")
+    results, parameters = parameters_after(method, network, is_captured=True)
+    expected, others = parameters_after(method, network, is_captured=False)
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
+    for parameter, other in zip(parameters, others, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-4)
