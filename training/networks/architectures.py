@@ -55,6 +55,7 @@ def gal_cnn_without_dropout(shape: Sequence[int], outputs: int) -> nn.Sequential
 ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "papers-cnn": papers_cnn,
     "gal-cnn": gal_cnn,
+    "gal-cnn-without-dropout": gal_cnn_without_dropout,
 }
 
 

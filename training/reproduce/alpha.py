@@ -30,7 +30,7 @@ from training.reproduce.pages import draw_columns
 ALPHAS = (0.0, 0.5, 1.0)
 POINT = "mlp"  # the same network without dropout
 SMALL, WIDE = (100, 100), (1000, 1000, 1000)
-CNN = "training.networks.architectures:gal_cnn_without_dropout"
+CNN = "gal-cnn-without-dropout"
 CNN_DENSE = ["6", "8"]  # its Linear layers
 TARGETED = "towards-first-class"
 NUMBERS_OF_DRAWS = (1, 2, 5, 10, 20, 50)
@@ -53,7 +53,7 @@ def measure(units: tuple[int, ...], row: str, seed: int, runs: Path) -> Measured
 
 
 def measure_cnn(row: str, seed: int, runs: Path) -> Measured:
-    network: dict[str, Any] = {"hidden": None, "factory": CNN}
+    network: dict[str, Any] = {"hidden": None, "kind": CNN}
     if row == POINT:
         return measure_fit(_recipe(row, seed, network), runs)
     network["bayesian"] = CNN_DENSE
