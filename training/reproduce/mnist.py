@@ -150,4 +150,37 @@ WEIGHT_UNCERTAINTY = Target(
     code=(*OF_FITS, MEASURES),
 )
 
-TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY)
+LONG_EPOCHS, LONG_UNITS = 600, 400
+KL_WEIGHTS = {"full": None, "2e-6": 2e-6, "2e-7": 2e-7}
+
+
+def _long(kl_weight: float | None) -> dict[str, Any]:
+    training = {"epochs": LONG_EPOCHS, "kl_weight": kl_weight}
+    if kl_weight is None:
+        training["kl_weight_reason"] = None
+    return {"network": {"hidden": [LONG_UNITS, LONG_UNITS]}, "training": training}
+
+
+LONG = Target(
+    name="weight-uncertainty-600",
+    title=f"{LONG_EPOCHS} epochs of Bayes by Backprop on MNIST (Weight Uncertainty, Table 1)",
+    protocol=(
+        f"As `weight-uncertainty`, two hidden layers of {LONG_UNITS} units, {LONG_EPOCHS} epochs. "
+        "A row names the weight of the KL, of a row's loss: in full it is 1 / 50,000."
+    ),
+    module=__name__,
+    rows={
+        f"{method}-{name}": partial(_fit, f"mnist-{method}", _long(weight))
+        for method in ("bbb-gaussian", "bbb-mixture")
+        for name, weight in KL_WEIGHTS.items()
+    },
+    columns=COLUMNS,
+    papers={
+        f"{method}-full": {"accuracy": round(100 - ERRORS[method][1][0], 2)}
+        for method in ("bbb-gaussian", "bbb-mixture")
+    },
+    draw=draw_columns,
+    code=(*OF_FITS, MEASURES),
+)
+
+TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY, LONG)
