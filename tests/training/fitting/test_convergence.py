@@ -175,7 +175,7 @@ def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
     run, _ = small_run(tmp_path, spread_learning_rate=0.07, learning_rate=2e-3)
     rates = {group["first_lr"]: group["params"] for group in run.optimizer.param_groups}
     assert [p is run.model.posterior.rho for p in rates[0.07]] == [True]
-    assert len(rates[2e-3]) == len(run.parameters) - 1
+    assert len(rates[2e-3]) == len([*run.model.parameters()]) - 1
 
 
 @pytest.mark.usefixtures("fits")
