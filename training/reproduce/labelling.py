@@ -5,7 +5,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from model_store.acquisition.choice import RANDOM
@@ -13,6 +12,7 @@ from training.active.protocol import Arm, End, Protocol, Start
 from training.active.rounds import count_needed
 from training.active.simulation import Work, simulate_all
 from training.data import load
+from training.fit import find_device
 from training.folders import data_root
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
 from training.reproduce.measures import recipe_with
@@ -35,7 +35,7 @@ def measure(base: str, start: Start, acquisition: str, seed: int, runs: Path) ->
     folder = runs / f"{base}-{recipe.digest()[:12]}-{data.digest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     work = Work(Arm(recipe, acquisition, start), data, seed, folder)
-    simulate_all([work], PROTOCOL, END, torch.device("cpu"), quiet=True)
+    simulate_all([work], PROTOCOL, END, find_device("auto"), quiet=True)
     rounds = work.record().rounds
     needed = count_needed(rounds, ACCURACY, recipe.task, END.rounds)
     values = {
