@@ -24,11 +24,9 @@ def pool_scores(
     predictive = model.predictive
     if acquisition in predictive.joint_scores:
         return pool_candidates(model, x, draws, acquisition, priors).gain
-    is_jackknifed = acquisition in predictive.jackknifed
+    errors = [of for name, of in predictive.jackknifed.items() if name == acquisition]
     sums = predictive.sums(_outputs(model, x, draws, priors))
-    return predictive.acquisition(
-        predictive.scores(sums, standard_errors=is_jackknifed), acquisition
-    )
+    return predictive.acquisition(predictive.scores(sums, errors), acquisition)
 
 
 def race_scores(
@@ -39,9 +37,9 @@ def race_scores(
     priors: Priors | None = None,
 ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
     predictive = model.predictive
-    return predictive.race(
-        predictive.scores(predictive.sums(_outputs(model, x, draws, priors))), acquisition
-    )
+    sums = predictive.sums(_outputs(model, x, draws, priors))
+    errors = [predictive.acquisition_scores[acquisition]]
+    return predictive.race(predictive.scores(sums, errors), acquisition)
 
 
 def pool_candidates(

@@ -26,6 +26,7 @@ Draws are summed by group (`sums`): `prediction` is p and `uncertainty` H(p). St
 jackknife's: each score is made again without each group.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ from jaxtyping import Float, Float64, Int64
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
+DISAGREEMENTS = ("bald", "mean_std")  # of which few groups do not say how they scatter
 LEAST_LOG = -1e300
 LEAST_PROBABILITY = 1e-300
 
@@ -89,8 +91,12 @@ def predictive_sums(
     return DrawSums.of(probs_N_C_K, -np.add.reduce(log_probs_N_C_K, axis=1), first_draw, groups)
 
 
-def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
-    """Return the scores of the draws summed in `sums`; raises ValueError where it holds none."""
+def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
+    """Return the scores of the draws summed in `sums`, with the standard errors of all, of none or
+    of those that are named; raises ValueError where it holds none.
+
+    `bald_corrected` is made with the errors of `entropy` and `bald`.
+    """
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
     mean_N_C_G, entropy_N_G = sums.prediction, sums.uncertainty
@@ -113,30 +119,37 @@ def predictive_scores(sums: DrawSums, standard_errors: bool = True) -> Scores:
     label_N = probs_N_C.argmax(axis=1)
 
     errors = corrected_N = None
-    if standard_errors and len(sums.num_draws) > 1:
+    wanted = SCORE_NAMES if standard_errors is True else tuple(standard_errors or ())
+    if wanted and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
-        change_S_N_G = np.empty((len(SCORE_NAMES), *entropy_N_G.shape))
-        entropy_change_N_G, bald_change_N_G, std_change_N_G, ratio_change_N_G = change_S_N_G
+        change_S_N_G = np.empty((len(wanted), *entropy_N_G.shape))
+        change = dict(zip(wanted, change_S_N_G, strict=True))
         without_N_C_G = np.maximum(probs_N_C[..., None] - odds_G * deviation_N_C_G, 0.0)
-        np.subtract(entropy_N[:, None], cross_entropy_N_G, out=entropy_change_N_G)
-        entropy_change_N_G *= odds_G
-        divergence_N_G = _divergence(without_N_C_G, probs_N_C)
-        corrected_N = bald_N + mean_over_draws.jackknife_bias(divergence_N_G)
-        entropy_change_N_G -= divergence_N_G
-        np.subtract(entropy_N_G, expected_entropy_N[:, None], out=bald_change_N_G)
-        bald_change_N_G *= odds_G
-        bald_change_N_G += entropy_change_N_G
-        variance_without_N_C_G = mean_over_draws.variances_without(
-            variance_N_C, square_N_C_G, deviation_N_C_G
-        )
-        std_without_N_C_G = np.sqrt(variance_without_N_C_G, out=variance_without_N_C_G)
-        np.add.reduce(std_without_N_C_G, axis=1, out=std_change_N_G)
-        std_change_N_G -= std_N_C.sum(axis=1)[:, None]
-        std_change_N_G /= len(std_N_C[0])
-        np.subtract(probs_N_C.max(axis=1)[:, None], without_N_C_G.max(axis=1), out=ratio_change_N_G)
-        errors = dict(zip(SCORE_NAMES, mean_over_draws.standard_error(change_S_N_G), strict=True))
+        if "entropy" in wanted or "bald" in wanted:
+            divergence_N_G = _divergence(without_N_C_G, probs_N_C)
+            corrected_N = bald_N + mean_over_draws.jackknife_bias(divergence_N_G)
+            entropy_change_N_G = change.get("entropy", np.empty_like(entropy_N_G))
+            np.subtract(entropy_N[:, None], cross_entropy_N_G, out=entropy_change_N_G)
+            entropy_change_N_G *= odds_G
+            entropy_change_N_G -= divergence_N_G
+        if "bald" in wanted:
+            np.subtract(entropy_N_G, expected_entropy_N[:, None], out=change["bald"])
+            change["bald"] *= odds_G
+            change["bald"] += entropy_change_N_G
+        if "mean_std" in wanted:
+            std_without_N_C_G = mean_over_draws.variances_without(
+                variance_N_C, square_N_C_G, deviation_N_C_G
+            )
+            np.sqrt(std_without_N_C_G, out=std_without_N_C_G)
+            np.add.reduce(std_without_N_C_G, axis=1, out=change["mean_std"])
+            change["mean_std"] -= std_N_C.sum(axis=1)[:, None]
+            change["mean_std"] /= len(std_N_C[0])
+        if "variation_ratio" in wanted:
+            most_N_1, most_without_N_G = probs_N_C.max(axis=1)[:, None], without_N_C_G.max(axis=1)
+            np.subtract(most_N_1, most_without_N_G, out=change["variation_ratio"])
+        errors = dict(zip(wanted, mean_over_draws.standard_error(change_S_N_G), strict=True))
         if len(sums.num_draws) < FEWEST_FOR_SPREAD:
-            errors = {name: errors[name] for name in ("entropy", "variation_ratio")}
+            errors = {name: of for name, of in errors.items() if name not in DISAGREEMENTS}
     return Scores(
         num_draws=np.full(len(probs_N_C), mean_over_draws.num_draws),
         probabilities=probs_N_C,

@@ -25,8 +25,8 @@ FEWEST_FOR_SPREAD = 5
 
 @dataclass(frozen=True, eq=False)
 class DrawSums:
-    """What draws predict of N rows and how uncertain each is of it, in float64, by group of
-    draws."""
+    """What draws predict of N rows and how uncertain each is of it, in float64, by group of draws,
+    up to the last group that holds any."""
 
     num_draws: Int64[np.ndarray, "G"]
     prediction: Float64[np.ndarray, "N *C G"]  # the group's mean
@@ -50,21 +50,25 @@ class DrawSums:
             first_draw += half
             rest = cls.of(prediction[..., half:], uncertainty[..., half:], first_draw, groups)
             return first.merge(rest)
-        num_draws_G = np.ones(num_draws, dtype=np.int64)
-        if num_draws < groups or first_draw % groups > 0:  # each group holds one draw at most
+        num_draws_G = np.ones(num_draws, dtype=np.int64)  # each group holds one draw at most
+        if first_draw % groups > 0:
             order = (first_draw + np.arange(num_draws)) % groups
-            num_draws_G = np.bincount(order, minlength=groups)
-            prediction = _scatter(prediction, order, groups)
-            uncertainty = _scatter(uncertainty, order, groups)
+            num_draws_G = np.bincount(order)
+            prediction = _scatter(prediction, order, len(num_draws_G))
+            uncertainty = _scatter(uncertainty, order, len(num_draws_G))
         return cls(num_draws_G, prediction, np.zeros(prediction.shape), uncertainty)
 
     def merge(self, other: "DrawSums") -> "DrawSums":
-        """Return the sums over the draws of both, which must be of the same rows and groups and
-        share no draw."""
-        if self.prediction.shape != other.prediction.shape:
+        """Return the sums over the draws of both, which must be of the same rows and as many groups
+        and share no draw."""
+        if self.prediction.shape[:-1] != other.prediction.shape[:-1]:
             raise ValueError(
                 f"expected sums of shape {self.prediction.shape}, got {other.prediction.shape}"
             )
+        groups = max(len(self.num_draws), len(other.num_draws))
+        if len(self.num_draws) < groups:
+            return self._up_to(groups).merge(other)
+        other = other._up_to(groups)
         num_draws_G = self.num_draws + other.num_draws
         share_G = other.num_draws / np.maximum(num_draws_G, 1)
         difference = other.prediction - self.prediction
@@ -76,6 +80,13 @@ class DrawSums:
             + (self.num_draws * share_G) * difference**2,
             self.uncertainty + share_G * (other.uncertainty - self.uncertainty),
         )
+
+    def _up_to(self, groups: int) -> "DrawSums":
+        more = groups - len(self.num_draws)
+        if more == 0:
+            return self
+        padded = (np.pad(of, [*[(0, 0)] * (of.ndim - 1), (0, more)]) for of in self._by_row)
+        return DrawSums(np.pad(self.num_draws, (0, more)), *padded)
 
     def take(self, rows: np.ndarray) -> "DrawSums":
         return DrawSums(self.num_draws, *(values[rows] for values in self._by_row))
@@ -89,10 +100,10 @@ class DrawSums:
 
     def drawn(self) -> "DrawSums":
         used = self.num_draws > 0
-        if used.all():
-            return self
         if not used.any():
             raise ValueError("expected at least one draw, got none")
+        if used.all():
+            return self
         parts = (np.compress(used, values, axis=-1) for values in self._by_row)
         return DrawSums(self.num_draws[used], *parts)
 

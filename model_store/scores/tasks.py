@@ -2,6 +2,7 @@
 scores and samples."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +41,7 @@ class Predictive(ABC):
         default_acquisition: the one that a request without a name means.
         sampled: acquisitions by a score that is a row's weight in a random choice.
         raced: acquisitions by a score that has standard errors.
-        jackknifed: acquisitions by a score that is made with standard errors.
+        jackknifed: acquisitions by a score that is made with a standard error, and of which.
     """
 
     output: ClassVar[str]
@@ -50,7 +51,7 @@ class Predictive(ABC):
     default_acquisition: ClassVar[str]
     sampled: ClassVar[tuple[str, ...]] = ()
     raced: ClassVar[tuple[str, ...]] = ()
-    jackknifed: ClassVar[tuple[str, ...]] = ()
+    jackknifed: ClassVar[dict[str, str]] = {}
 
     @property
     def batches(self) -> tuple[str, ...]:
@@ -62,8 +63,9 @@ class Predictive(ABC):
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums: ...
 
     @abstractmethod
-    def scores(self, sums: DrawSums, standard_errors: bool = True) -> AnyScores:
-        """Return the scores of the draws summed; raises ValueError where there is none."""
+    def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> AnyScores:
+        """Return the scores of the draws summed, with the standard errors of all, of none or of
+        those that are named, at least; raises ValueError where there is no draw."""
 
     @abstractmethod
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
@@ -95,12 +97,12 @@ class Classes(Predictive):
     default_acquisition = "bald"
     sampled = ("power_bald",)
     raced = SCORE_NAMES
-    jackknifed = ("bald_corrected",)
+    jackknifed: ClassVar = {"bald_corrected": "bald"}
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         return predictive_sums(outputs, first_draw)
 
-    def scores(self, sums: DrawSums, standard_errors: bool = True) -> Scores:
+    def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
         return predictive_scores(sums, standard_errors)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
@@ -129,10 +131,12 @@ class Target(Predictive):
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         return mixture_sums(outputs, first_draw, transform=self.transform)
 
-    def scores(self, sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
+    def scores(
+        self, sums: DrawSums, standard_errors: bool | Collection[str] = True
+    ) -> MixtureScores:
         if self.transform is not None:
-            return target_scores(sums, self.transform, standard_errors, self.ddof)
-        return mixture_scores(sums, standard_errors, self.ddof)
+            return target_scores(sums, self.transform, bool(standard_errors), self.ddof)
+        return mixture_scores(sums, bool(standard_errors), self.ddof)
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
         if self.transform is not None:
