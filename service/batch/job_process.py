@@ -69,6 +69,7 @@ OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
 SYNC_S = 2.0  # between syncs, about
 TABLE_ROWS = 1 << 16  # of a row group of Parquet
+PARTS_AT_ONCE = 3
 TIMES_FIRST_LAP = 1.5  # the first lap of a race is all of it, where few rows are uncertain
 # files of a job's folder
 IDS_FILE = "ids.json"
@@ -400,15 +401,15 @@ def _each_overlapping(
 ) -> Iterator[tuple[Float32[np.ndarray, "n I"], T]]:
     """Yield parts, in order, and what is computed of each and the number of its first row.
 
-    Two are worked on at once: one thread alone makes scores of outputs, which leaves processors to
-    the next part's.
+    Several are worked on at once: one thread alone makes scores of outputs, which leaves processors
+    to the next part's.
     """
-    with ThreadPoolExecutor(2, "parts") as pool:
+    with ThreadPoolExecutor(PARTS_AT_ONCE, "parts") as pool:
         pending: deque[tuple[Float32[np.ndarray, "n I"], Future[T]]] = deque()
         for x in parts:
             pending.append((x, pool.submit(compute, first, x)))
             first += len(x)
-            if len(pending) == 2:
+            if len(pending) == PARTS_AT_ONCE:
                 x, found = pending.popleft()
                 yield x, found.result()
         for x, found in pending:
