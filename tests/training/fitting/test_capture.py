@@ -1,5 +1,8 @@
 """On a GPU a step is a graph, which computes what the step does."""
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from training.fitting.steps import Steps, adam, decay_rates
 from training.model import build, initialise
 from training.posteriors import METHODS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 ROWS, STEPS, CLASSES = 32, 20, 3
 
 
@@ -31,6 +34,7 @@ def parameters_after(method, network, is_captured):
     return torch.stack(results), [p.detach() for p in model.parameters()]
 
 
+@on_gpu
 @pytest.mark.parametrize("network", [{"hidden": [12]}, {"kind": "gal-cnn"}])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_captured_step_does_what_the_step_does(method, network):
@@ -42,3 +46,43 @@ def test_a_captured_step_does_what_the_step_does(method, network):
     torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
     for parameter, other in zip(parameters, others, strict=True):
         torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-3)
+
+
+class FakeGraph:
+    """Replays by calling what was captured with what its inputs hold by then."""
+
+    def replay(self):
+        self.result.copy_(self.compute(*self.inputs))
+
+
+def test_calls_of_the_captured_shape_are_replayed_and_others_run(monkeypatch):
+    calls = []
+
+    def compute(x, weight):
+        calls.append(len(x))
+        return (x * weight).sum(0)
+
+    @contextmanager
+    def graph(fake):
+        yield
+        fake.compute, fake.inputs, fake.result = compute, captured.inputs, captured.result
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    fakes = {
+        "CUDAGraph": FakeGraph,
+        "graph": graph,
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    captured = Captured(compute)
+    found = []
+    for step in range(7):
+        rows = 2 if step == 5 else 4
+        x, weight = torch.full((rows, 3), float(step)), torch.tensor(0.5)
+        found.append(captured(x, weight))
+        torch.testing.assert_close(found[-1], (x * weight).sum(0))
+    assert found[-1].data_ptr() != captured.result.data_ptr()
+    torch.testing.assert_close(found[3], torch.full((3,), 6.0))  # is not overwritten by the next
