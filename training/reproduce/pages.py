@@ -173,6 +173,7 @@ def draw_columns(target: Target, results: Results) -> Figure:
     )
     for axis, key in zip(axes[0], target.columns, strict=True):
         dots(axis, target, results, key)
+        axis.locator_params(axis="x", nbins=6)
     figure.suptitle(f"{target.title} (× the paper's)" if target.papers else target.title)
     return figure
 

@@ -36,16 +36,15 @@ def parameters_after(method, network, is_captured):
 
 @on_gpu
 @pytest.mark.parametrize("network", [{"hidden": [12]}, {"kind": "gal-cnn"}])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_captured_step_does_what_the_step_does(method, network):
+def test_a_captured_step_of_each_method_does_what_the_step_does(network):
     """But for the order of a convolution's sums, which differs from call to call."""
-    if "kind" in network and method in ("variational-hypernet", "batch-ensemble"):
-        pytest.skip("it has Linear layers alone")
-    results, parameters = parameters_after(method, network, is_captured=True)
-    expected, others = parameters_after(method, network, is_captured=False)
-    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
-    for parameter, other in zip(parameters, others, strict=True):
-        torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-3)
+    of_layers = {"variational-hypernet", "batch-ensemble"} if "kind" in network else set()
+    for method in METHODS.keys() - of_layers:
+        results, parameters = parameters_after(method, network, is_captured=True)
+        expected, others = parameters_after(method, network, is_captured=False)
+        torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
+        for parameter, other in zip(parameters, others, strict=True):
+            torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-3)
 
 
 class FakeGraph:
