@@ -173,3 +173,21 @@ def test_a_fit_that_stops_early_and_is_killed_ends_as_one_that_was_not(splits, t
         first.fit(quiet=True)
     state = begin(tmp_path / "killed", splits, **wanted).fit(quiet=True).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+
+
+def test_an_older_checkpoint_with_a_loss_for_each_row_is_taken_up(splits, tmp_path):
+    wanted = {"early_stopping": True, "patience": 5, "learning_rate": 0.03}
+    expected = begin(tmp_path / "whole", splits, max_epochs=6, **wanted).fit(quiet=True)
+    older = begin(tmp_path / "older", splits, max_epochs=3, **wanted)
+    save = older._save
+
+    def save_as_before():
+        if older.lowest is not None:
+            older.lowest = older.lowest.mean().repeat(8)
+        save()
+
+    older._save = save_as_before
+    older.fit(quiet=True)
+    found = begin(tmp_path / "older", splits, max_epochs=6, **wanted).fit(quiet=True)
+    for name, tensor in found.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name])
