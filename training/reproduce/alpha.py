@@ -148,7 +148,7 @@ ALPHA_CNN = Target(
         "layers, 10 masks a step, 100 at test, and the same network without dropout."
     ),
     module=__name__,
-    rows={row: partial(measure_cnn, row) for row in ROWS},
+    rows={"no-dropout" if row == POINT else row: partial(measure_cnn, row) for row in ROWS},
     columns=COLUMNS,
     draw=draw_columns,
     remarks=(
