@@ -48,9 +48,7 @@ def deterministic(x: torch.Tensor, y: torch.Tensor) -> Callable[[int], object]:
     return step
 
 
-def bayesian(
-    method: str, x: torch.Tensor, y: torch.Tensor
-) -> tuple[int, Callable[[int], object]]:
+def bayesian(method: str, x: torch.Tensor, y: torch.Tensor) -> tuple[int, Callable[[int], object]]:
     """Return how many draws a step has, and the step."""
     data = {"source": "digits", "validation_rows": 1, "reference_rows": 1, "ranking_rows": 1}
     recipe = Recipe.model_validate(

@@ -22,7 +22,7 @@ from model_store.sources.cells import is_date_format
 from model_store.types import Task
 from training.detectors import KINDS
 from training.folders import data_root
-from training.networks.architectures import ARCHITECTURES
+from training.networks.architectures import ARCHITECTURES, mlp
 from training.posteriors import METHODS, Method
 from training.sections import Count, Positive, Section
 
@@ -225,6 +225,11 @@ class NetworkSection(Section):
     @property
     def is_encoded(self) -> bool:
         return self.encoder not in (None, "none")
+
+    @property
+    def is_users(self) -> bool:
+        """Whether its code is not this package's."""
+        return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 
     @property
     def is_trained(self) -> bool:

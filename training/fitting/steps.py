@@ -51,10 +51,9 @@ class Steps:
         self.optimizer = optimizer
         self.samples = model.posterior.max_draws or recipe.samples
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        # a stranger's network may wait for its results
-        is_captured = self.parameters[0].is_cuda and recipe.network.factory is None
         self.compute: Callable[..., Tensor] = self._compute
-        if is_captured:
+        # a user's network may wait for its results
+        if self.parameters[0].is_cuda and not recipe.network.is_users:
             self.compute = Captured(self._compute)
         spare_threads(model, batch_rows, self.samples)
 

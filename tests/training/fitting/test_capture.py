@@ -54,22 +54,35 @@ class FakeGraph:
         self.result.copy_(self.compute(*self.inputs))
 
 
-def test_calls_of_the_captured_shape_are_replayed_and_others_run(monkeypatch):
-    calls = []
+def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
+    captures, ran = [], []
 
     def compute(x, weight):
-        calls.append(len(x))
+        ran.append((len(x), bool(captures and captures[-1].is_open)))
         return (x * weight).sum(0)
 
     @contextmanager
-    def graph(fake):
+    def graph(fake, pool):
+        assert pool == "pool"
+        captures.append(fake)
+        fake.is_open = True
         yield
-        fake.compute, fake.inputs, fake.result = compute, captured.inputs, captured.result
+        fake.is_open = False
 
+    def capture(self, given):
+        found = made(self, given)
+        fake = found.recorded
+        fake.inputs, fake.result = found.inputs, found.result
+        fake.compute = lambda x, weight: (x * weight).sum(0)
+        return found
+
+    made = Captured._capture
+    monkeypatch.setattr(Captured, "_capture", capture)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     fakes = {
         "CUDAGraph": FakeGraph,
         "graph": graph,
+        "graph_pool_handle": lambda: "pool",
         "Stream": lambda: stream,
         "current_stream": lambda: stream,
         "stream": lambda _: nullcontext(),
@@ -78,10 +91,16 @@ def test_calls_of_the_captured_shape_are_replayed_and_others_run(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, fake)
     captured = Captured(compute)
     found = []
-    for step in range(7):
-        rows = 2 if step == 5 else 4
-        x, weight = torch.full((rows, 3), float(step)), torch.tensor(0.5)
+    for step in range(9):
+        x, weight = torch.full((2 if step % 3 == 2 else 4, 3), float(step)), torch.tensor(0.5)
         found.append(captured(x, weight))
         torch.testing.assert_close(found[-1], (x * weight).sum(0))
-    assert found[-1].data_ptr() != captured.result.data_ptr()
     torch.testing.assert_close(found[3], torch.full((3,), 6.0))  # is not overwritten by the next
+    before = [(4, False), (4, False), (2, False)]
+    assert ran == [*before, (4, True), (2, True)]  # no shape twice; the others were replayed
+
+
+@pytest.mark.parametrize("factory", [None, "training.networks.architectures:gal_cnn", "mine:cnn"])
+def test_networks_of_this_package_may_be_captured(factory):
+    network = {"kind": "gal-cnn"} if factory is None else {"factory": factory}
+    assert recipe_with(network=network).network.is_users == (factory == "mine:cnn")
