@@ -18,6 +18,10 @@ def data_root() -> Path:
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
 
+class Held(InvalidInput):
+    """That another process works on a run."""
+
+
 @contextmanager
 def hold(folder: Path, wait: bool = False) -> Iterator[None]:
     """Hold a run's folder, so that two processes never write one run; where another holds it,
@@ -28,5 +32,5 @@ def hold(folder: Path, wait: bool = False) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             expected = "a run that no other process works on"
-            raise InvalidInput("run", expected, f"{folder}, which one does") from None
+            raise Held("run", expected, f"{folder}, which one does") from None
         yield

@@ -20,6 +20,7 @@ from training.__main__ import main
 from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
 from training.fit import fit
+from training.folders import hold
 from training.posteriors import METHODS
 from training.posteriors.base import standard_noise
 from training.recipe import TrainingSection
@@ -107,6 +108,17 @@ def test_a_cell_that_cannot_be_measured_is_told_and_the_others_are(tmp_path, cap
         "c": 3,
     }
     assert "table: b, seed 2 is not measured: data.source: expected a folder" in caplog.text
+
+
+def test_a_cell_that_another_process_works_on_is_left_to_it(tmp_path):
+    measured = []
+    target, runs = target_of(measured), tmp_path / "runs"
+    with hold(runs / "reproduce" / "cells" / "table-b-1"):
+        assert measure_missing([target], tmp_path, runs, None, quiet=True) == 1
+    assert len(measured) == 8
+    assert ("b", 1) not in measured
+    assert measure_missing([target], tmp_path, runs, None, quiet=True) == 0
+    assert measured[8:] == [("b", 1)]
 
 
 def test_all_rows_have_the_seeds_they_count_with_before_one_has_more(tmp_path):
@@ -458,7 +470,10 @@ def test_a_digit_that_is_left_out_and_weights_that_are_removed_are_measured(tmp_
     assert {*digit.values} == {*detection.TABLE_3.columns}
     assert 50.0 < digit.values["variation_ratio"] < 100.0
     monkeypatch.setattr(pruning, "recipe_of", short("bbb-mixture"))
+    pruning.PRUNING.rows["0"](0, tmp_path)
     few = pruning.PRUNING.rows["95"](0, tmp_path).values
+    [fitted] = tmp_path.glob("digits-bbb-mixture-*/models/digits-bbb-mixture")
+    assert [path.name for path in fitted.iterdir() if path.name.isdigit()] == ["1"]
     assert few["kept"] <= 5.0
     assert few["bytes"] < 100.0
     assert {*pruning.PRUNING.columns} < {*few}

@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from model_store.errors import DubitoError
 from training import log
 from training.fitting.checkpoint import write_atomically
+from training.folders import Held, hold
 from training.progress import Bar
 
 PACKAGE = Path(__file__).parent.parent
@@ -132,32 +133,42 @@ def measure_missing(
     """Measure what is missing, and begin no cell after `minutes`; return how many are left.
 
     A cell that was stopped goes on from its fit's checkpoint. Targets that fit the same recipe to
-    the same rows share the fit.
+    the same rows share the fit. Several processes share the cells: what another one works on is
+    left to it.
     """
     missing = [
         (target, row, seed) for target in targets for row, seed in target.missing(out, again)
     ]
     until = None if minutes is None else time.monotonic() + 60 * minutes
-    failed = 0
+    skipped = 0
     with Bar(len(missing), "cell", quiet) as bar:
         for done, (target, row, seed) in enumerate(missing):
             if until is not None and time.monotonic() > until:
-                return failed + len(missing) - done
+                return skipped + len(missing) - done
             bar.say(f"{target.name}: {row}, seed {seed}")
-            begun = time.process_time()
+            own = runs / "reproduce" / "cells" / f"{target.name}-{row}-{seed}"
             try:
-                measured = target.rows[row](seed, runs / "reproduce")
+                with hold(own):
+                    if (row, seed) in target.missing(out, again):
+                        _measure(target, row, seed, out, runs)
+            except Held:
+                skipped += 1
             except DubitoError as error:  # such as data that are not there: the others go on
                 log.warning("%s: %s, seed %s is not measured: %s", target.name, row, seed, error)
-                failed += 1
-                continue
-            seconds = round(time.process_time() - begun, 1)
-            cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
-            path = target.path(out, row, seed)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
-            bar.update()
-    return failed
+                skipped += 1
+            else:
+                bar.update()
+    return skipped
+
+
+def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None:
+    begun = time.process_time()
+    measured = target.rows[row](seed, runs / "reproduce")
+    seconds = round(time.process_time() - begun, 1)
+    cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
+    path = target.path(out, row, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:

@@ -15,8 +15,9 @@ from training.reproduce.cells import FEWEST_SEEDS, Cell, Column, Results, Target
 NONE = "–"
 OLDER = "†"
 ON_GPU = (
-    "`table-1-cifar`, `alpha-cnn` and `alpha-mnist-wide` were measured on a GPU. "
-    "`weight-uncertainty-600` needs one too: 234,000 steps a fit."
+    "A page counts its cells by torch's version: `+cu` ones were measured on a GPU, which "
+    "`table-1-cifar`, `alpha-cnn`, `alpha-mnist-wide` and `weight-uncertainty-600` need: the last "
+    "has 234,000 steps a fit."
 )
 
 
@@ -139,10 +140,14 @@ def notes(target: Target, results: Results) -> list[str]:
     measured = [cell for cells in results.values() for cell in cells]
     if any(is_older(target, cells) for cells in results.values()):
         said.append(f"* {OLDER} before the code that it depends on changed; `--again` measures it.")
-    by_commit = Counter(cell.commit for cell in measured)
-    commits = ", ".join(f"{commit} ({count})" for commit, count in sorted(by_commit.items()))
-    said.append(f"* Commits of cells: {commits}; torch {measured[0].versions['torch']}.")
+    commits = counted([cell.commit for cell in measured])
+    torches = counted([cell.versions["torch"] for cell in measured])
+    said.append(f"* Commits of cells: {commits}; torch: {torches}.")
     return [*said, ""]
+
+
+def counted(names: list[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in sorted(Counter(names).items()))
 
 
 def dots(axis: Axes, target: Target, results: Results, key: str) -> None:

@@ -2,6 +2,7 @@
 "Weight uncertainty in neural networks"."""
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,11 +38,12 @@ def measure(percent: int, seed: int, runs: Path) -> Measured:
     """Of the fit that `weight-uncertainty` has as `bbb-mixture-1200`."""
     recipe = recipe_of("mnist-bbb-mixture", seed, network={"hidden": [UNITS, UNITS]})
     fitted = fit(recipe, runs=runs, quiet=True)
+    assert fitted.folder is not None
     ratio = signal_to_noise(fitted.model)[is_weight(fitted.model)].double().numpy()
+    store = ModelStore(fitted.folder / "models")  # shared by all rows
+    publish(replace(fitted, folder=None), store)  # once, and the checkpoint is kept
+    parent = open_parent(store, recipe.name, "model")
     with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(Path(folder) / "models")
-        whole = publish(fitted, store)
-        parent = open_parent(store, f"{whole.name}:{whole.version}", "model")
         pruned = prune_version(store, parent, fitted.data, percent / 100, "pruned", Path(folder))
     quality, facts = pruned.manifest.quality, pruned.facts
     decibels = 20 * np.log10(ratio.clip(1e-9)).clip(EDGES[0], EDGES[-1])
