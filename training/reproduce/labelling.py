@@ -15,7 +15,9 @@ from training.data import load
 from training.fit import find_device
 from training.folders import data_root
 from training.reproduce.cells import OF_FITS, Column, Measured, Results, Target
+from training.reproduce.findings import LEVEL, difference_interval
 from training.reproduce.measures import recipe_with
+from training.reproduce.pages import counts, values_of
 
 ACCURACY = 0.95
 PROTOCOL = Protocol(initial=20, batch=10, candidates=2000, draws=50, test_draws=10, epochs=50)
@@ -56,6 +58,19 @@ def rows_of(base: str) -> dict[str, tuple[str, Start, str]]:
     }
 
 
+def _conclude(results: Results) -> str:
+    saved = []
+    for row, cells in results.items():
+        arm, _, acquisition = row.rpartition("-")
+        others = results[f"{arm}-{RANDOM}"]
+        if acquisition != RANDOM and counts(cells) and counts(others):
+            low, high = difference_interval(values_of(others, "labels"), values_of(cells, "labels"))
+            saved.append(f"`{row}` {low:.0f} to {high:.0f}")
+    return (
+        f"Labels saved against random choice (Welch's interval at {LEVEL:g}): {', '.join(saved)}."
+    )
+
+
 def _draw(target: Target, results: Results) -> Figure:
     """Draw mean accuracies against labels, random choice dashed."""
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
@@ -84,13 +99,13 @@ FIGURE_4 = Target(
         f"2,000 random rows, 50 epochs a fit. Labels needed for {100 * ACCURACY:g} % of the test "
         f"rows; a seed that needs more than {END.labels} counts as {END.labels + PROTOCOL.batch}. "
         "`bhn-shifted` shifts images in training, which the paper does not. "
-        "`python -m training active` has intervals of what is saved "
-        "([an earlier run](../active-mnist.md))."
+        "[An earlier run](../active-mnist.md)."
     ),
     module=__name__,
     rows={row: partial(measure, *of) for base in STARTS for row, of in rows_of(base).items()},
     columns={"labels": Column("labels needed", 0)},
     draw=_draw,
+    conclude=_conclude,
     seeds=5,
     code=(*OF_FITS, "active"),
 )

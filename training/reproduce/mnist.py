@@ -157,7 +157,7 @@ WEIGHT_UNCERTAINTY = Target(
     remarks=(
         "Bayes by Backprop does no better than the same network without it, and the mixture is "
         "short of the paper's 1.34 %: "
-        "[what was tried](../convergence.md#mnist-40-epochs-of-bayes-by-backprop)."
+        "[what was tried](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
     ),
     draw=draw_columns,
     code=(*OF_FITS, MEASURES),
@@ -192,6 +192,9 @@ LONG = Target(
         f"{method}-full": {"accuracy": round(100 - ERRORS[method][1][0], 2)}
         for method in ("bbb-gaussian", "bbb-mixture")
     },
+    remarks=(
+        "What seed 0 measured: [figures](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
+    ),
     draw=draw_columns,
     code=(*OF_FITS, MEASURES),
 )
