@@ -36,6 +36,7 @@ from training.reproduce import (
     pruning,
     settled,
     toys,
+    undecided,
 )
 from training.reproduce.cells import Cell, Column, Measured, Target, code_digest, measure_missing
 from training.reproduce.findings import CLAIMS, Claim, difference_interval, findings_page
@@ -490,6 +491,21 @@ def test_dropout_by_alpha_is_attacked_and_timed(tmp_path, monkeypatch):
     for row in ("mlp", "alpha-0.5"):
         assert {*alpha.ALPHA.columns} < {*alpha.ALPHA.rows[row](0, tmp_path).values}
     assert alpha.ALPHA_DRAWS.rows["2"](0, tmp_path).values["seconds"] > 0.0
+
+
+@pytest.mark.fits
+def test_rows_are_undecided_by_doubt_or_by_the_flag(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        undecided, "recipe_with", lambda _, seed, **__: recipe_with("digits-mle", seed)
+    )
+    monkeypatch.setattr(undecided, "RISK", 0.1)
+    monkeypatch.setattr(undecided, "OTHERS", ())
+    monkeypatch.setattr(undecided, "SETS", ("test", "rotated", "uniform"))
+    values = undecided.measure("mle", 0, tmp_path).values
+    assert values["answered_wrong"] < 10.0
+    assert values["undecided_test"] < 50.0 < values["undecided_uniform"]
+    for name in undecided.SETS:
+        assert values[f"doubt_{name}"] <= values[f"undecided_{name}"]
 
 
 @pytest.mark.fits
