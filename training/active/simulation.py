@@ -24,6 +24,7 @@ from training.active.learner import Learner
 from training.active.protocol import Arm, End, Protocol
 from training.active.rounds import Curves, Record, Round, has_ended
 from training.data import Dataset
+from training.fitting.run import keep_freed_memory
 from training.progress import Bar
 from training.seeds import ActiveStream, generator, hash_key
 
@@ -46,6 +47,7 @@ class Work:
 def simulate_all(
     work: Sequence[Work], protocol: Protocol, end: End, device: torch.device, quiet: bool
 ) -> None:
+    keep_freed_memory()
     rounds = 1 + max(0, end.labels - protocol.initial) // protocol.batch
     with Bar(rounds * len(work), "round", quiet) as bar:
         for one in work:

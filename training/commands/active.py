@@ -88,14 +88,12 @@ def _active(options: argparse.Namespace) -> None:
     from training.active.report import report
     from training.active.simulation import Work, curves_of, simulate_all
     from training.fit import check_pixels, find_device, weights_digest
-    from training.fitting.run import keep_freed_memory
     from training.fitting.steps import check_augmentation
 
     for recipe in loaded:
         check_augmentation(recipe.augmentation, data[recipe.name].shape)
         check_pixels(recipe, data[recipe.name])
     device = find_device(options.device)
-    keep_freed_memory()
     asked = asdict(protocol)
     if protocol.beta == 1.0:  # so that simulations of before there was one go on
         del asked["beta"]
