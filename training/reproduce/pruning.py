@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -32,11 +33,22 @@ UNITS = 1200
 ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weights removed
 EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
+GEOMETRIC = "geometric-"  # the KL in full, divided among minibatches as in the paper
+EPOCHS = 200
+FITS: dict[str, dict[str, Any]] = {  # the first is `bbb-mixture-1200` of `weight-uncertainty`
+    "": {},
+    GEOMETRIC: {
+        "epochs": EPOCHS,
+        "kl_weight": None,
+        "kl_weight_reason": None,
+        "kl_weighting": "geometric",
+    },
+}
 
 
-def measure(percent: int, seed: int, runs: Path) -> Measured:
-    """Of the fit that `weight-uncertainty` has as `bbb-mixture-1200`."""
-    recipe = recipe_of("mnist-bbb-mixture", seed, network={"hidden": [UNITS, UNITS]})
+def measure(kind: str, percent: int, seed: int, runs: Path) -> Measured:
+    network = {"hidden": [UNITS, UNITS]}
+    recipe = recipe_of("mnist-bbb-mixture", seed, network=network, training=FITS[kind])
     fitted = fit(recipe, runs=runs, quiet=True)
     assert fitted.folder is not None
     ratio = signal_to_noise(fitted.model)[is_weight(fitted.model)].double().numpy()
@@ -61,23 +73,25 @@ def measure(percent: int, seed: int, runs: Path) -> Measured:
 def _draw(target: Target, results: Results) -> Figure:
     """Draw density and CDF of the ratio by seed, and the error against what was removed."""
     figure, (density, cdf, error) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    cells = next((cells for cells in results.values() if cells), [])
-    for cell in cells:
-        found = np.array(cell.measured.values["density"])
-        density.stairs(found, EDGES, label=f"seed {cell.seed}")
-        cdf.plot(EDGES[1:], np.cumsum(found * np.diff(EDGES)))
+    for color, kind in enumerate(FITS):
+        known = {p: results.get(f"{kind}{p}", []) for p in ERRORS}
+        known = {percent: cells for percent, cells in known.items() if cells}
+        if not known:
+            continue
+        label = kind.removesuffix("-") or "the recipe"
+        for cell in next(iter(known.values())):
+            found = np.array(cell.measured.values["density"])
+            density.stairs(found, EDGES, color=f"C{color}", alpha=0.7)
+            cdf.plot(EDGES[1:], np.cumsum(found * np.diff(EDGES)), color=f"C{color}", alpha=0.7)
+        errors = [mean_and_spread(values_of(cells, "error")) for cells in known.values()]
+        means, spreads = zip(*errors, strict=True)
+        error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label=label)
     density.set(xlabel=DECIBELS, ylabel="density")
     cdf.set(xlabel=DECIBELS, ylabel="share of weights")
-    known = {
-        float(row): mean_and_spread(values_of(of, "error")) for row, of in results.items() if of
-    }
-    means, spreads = zip(*known.values(), strict=True)
-    error.errorbar([*known], means, yerr=spreads, fmt="o-", capsize=3, label="ours")
     error.plot([*ERRORS], [*ERRORS.values()], "x", color="C3", markersize=8, label="the paper's")
-    error.set(xlabel="weights removed, %", ylabel="test error, %")
+    error.set(xlabel="weights removed, %", ylabel="test error, %", yscale="log")
     for axis in (density, cdf, error):
         axis.grid(alpha=0.3)
-    density.legend()
     error.legend()
     figure.suptitle(target.title)
     return figure
@@ -90,10 +104,14 @@ PRUNING = Target(
         f"`bbb-mixture` with two hidden layers of {UNITS:,} units. A row names the share of "
         "weights that are 0 in every draw: those of lowest |mu| / sigma. Bytes of both graphs and "
         "the weights, and the time of a request of one row under fresh draws, in % of the whole "
-        "model's. Kept weights are fewer than the share says where units lead nowhere."
+        "model's. Kept weights are fewer than the share says where units lead nowhere. "
+        f"`{GEOMETRIC}*`: the KL in full, divided among minibatches as in the paper, and {EPOCHS} "
+        "epochs, which need a GPU."
     ),
     module=__name__,
-    rows={str(percent): partial(measure, percent) for percent in ERRORS},
+    rows={
+        f"{kind}{percent}": partial(measure, kind, percent) for kind in FITS for percent in ERRORS
+    },
     columns={
         "error": Column("test error, %"),
         "log_likelihood": Column("log-likelihood", 4),
@@ -101,8 +119,17 @@ PRUNING = Target(
         "bytes": Column("bytes, %", 0),
         "time": Column("time, %", 0),
     },
-    papers={str(percent): {"error": error} for percent, error in ERRORS.items()},
+    papers={
+        f"{kind}{percent}": {"error": error} for kind in FITS for percent, error in ERRORS.items()
+    },
     draw=_draw,
+    remarks=(
+        "The recipe's weight of the KL, 3e-8, is chosen by validation rows and draws hardly a "
+        "weight to the prior, so that nearly all matter. The paper's geometric weights do: after "
+        "60 epochs of 400 units (seed 0, 4,000 validation rows) 2.1 % are wrong, 2.0 % without 50 "
+        "% of the weights, 2.3 without 75, 5.1 without 95, 9.0 without 98. The same network by the "
+        "recipe: 1.9, 2.1, 3.3, 25.8 and 40.5."
+    ),
     code=(*OF_FITS, "export", "publishing", MEASURES, "reproduce/mnist.py"),
 )
 
