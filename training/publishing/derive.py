@@ -1,7 +1,9 @@
 """Versions made of published ones: pruned, or calibrated on other rows."""
 
+import math
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,12 +25,13 @@ from training.calibration.temperature import choose_temperature, most_rows
 from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
 from training.data.targets import apply_transform, transform_splits
+from training.evaluation import figures
 from training.export.graphs import runtime_of, temper_graph
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
 from training.model import likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
-from training.publishing.baselines import check_constant
+from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
@@ -106,8 +109,21 @@ def prune_version(
         request_ms=after_ms,
     )
     provenance = Provenance.of(draft.description).derived(pruned=pruned)
-    description = draft.description.model_copy(update={"training": provenance.content()})
+    said = loss_told(parent, draft.figures[LOG_LIKELIHOOD])
+    update = {"training": provenance.content(), "warnings": (*draft.description.warnings, *said)}
+    description = draft.description.model_copy(update=update)
     return Pruned(publish_draft(store, name, Draft(description, draft.files)), pruned, plot)
+
+
+def loss_told(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
+    """Say it if test rows are clearly less likely than by the version that was pruned."""
+    before, now = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
+    error = float(log_likelihood.of_rows.std()) / math.sqrt(log_likelihood.rows)
+    if before - now > CLEARLY * error:
+        was = f"{before:.4g} before weights were removed"
+        said = f"a log-likelihood of {now:.4g} nats a test row, {was}"
+        log.warning("%s", said)
+        yield said
 
 
 def request_times_ms(

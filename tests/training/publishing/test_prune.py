@@ -216,6 +216,17 @@ def test_three_quarters_of_the_weights_hardly_matter_and_the_manifest_says_what_
     assert "run" not in small.training
 
 
+def test_a_version_that_lost_by_pruning_says_so(folder):
+    with working_in(folder):
+        for fraction in ("0.05", "0.97"):
+            prune = ["prune", "bayes", "--fraction", fraction, "--as", f"less-{fraction[2:]}"]
+            assert main(prune) == 0
+    store = ModelStore(folder / "models")
+    few, many = (store.manifest(f"less-{part}", "1").warnings for part in ("05", "97"))
+    assert not any("weights were removed" in said for said in few)
+    assert sum("weights were removed" in said for said in many) == 1
+
+
 def test_the_ratios_are_plotted_in_the_run_s_folder(folder):
     plot = folder / "runs" / "bayes-1-pruned" / "signal-to-noise-0.75.png"
     assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
