@@ -67,7 +67,8 @@ def _conclude(results: Results) -> str:
             low, high = difference_interval(values_of(others, "labels"), values_of(cells, "labels"))
             saved.append(f"`{row}` {low:.0f} to {high:.0f}")
     return (
-        f"Labels saved against random choice (Welch's interval at {LEVEL:g}): {', '.join(saved)}."
+        f"Labels saved against random choice (Welch's interval at {LEVEL:g}): {', '.join(saved)}. "
+        f"Where a seed counts as {END.labels + PROTOCOL.batch}, how many it needs is not known."
     )
 
 

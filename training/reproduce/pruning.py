@@ -128,7 +128,7 @@ PRUNING = Target(
         "weight to the prior, so that nearly all matter. The paper's geometric weights do: after "
         "60 epochs of 400 units (seed 0, 4,000 validation rows) 2.1 % are wrong, 2.0 % without 50 "
         "% of the weights, 2.3 without 75, 5.1 without 95, 9.0 without 98. The same network by the "
-        "recipe: 1.9, 2.1, 3.3, 25.8 and 40.5."
+        "recipe: 1.9, 2.1, 3.3, 25.8 and 40.5. No command makes these."
     ),
     code=(*OF_FITS, "export", "publishing", MEASURES, "reproduce/mnist.py"),
 )
