@@ -96,6 +96,8 @@ def versions(store: ModelStore, model: str) -> str:
     for number, (all_kept, one_kept) in enumerate(zip(grown, bounded, strict=True), start=1):
         added = "" if number == 1 else f"{all_kept - grown[number - 2]:.0f}"
         lines.append(f"| {number} | {all_kept:.0f} | {added} | {one_kept:.0f} |")
+    each = (grown[-1] - grown[0]) / VERSIONS
+    lines.append(f"\nA further version adds {each / estimate:.2f} times its estimate.")
     return "\n".join(lines)
 
 
