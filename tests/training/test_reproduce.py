@@ -522,6 +522,25 @@ def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
         assert max(values["accuracies"]) < 100 * labelling.ACCURACY
 
 
+def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
+    curves = {
+        "bhn-warm-bald": [[60.0, 95.0], [62.0, 96.0, 97.0], [61.0, 97.0, 98.0]],
+        "bhn-warm-random": [[60.0, 91.0, 92.0], [62.0, 92.0, 93.0], [61.0, 93.0, 94.0]],
+    }
+    needed = {"labels": 310.0, "labels_at": [20, 30, 40]}
+    results = {
+        row: [
+            Cell(row, seed, Measured({**needed, "accuracies": accuracies}, ""), 1.0, "", "", {})
+            for seed, accuracies in enumerate(of)
+        ]
+        for row, of in curves.items()
+    }
+    told = labelling.FIGURE_4.conclude(results)
+    assert "`bhn-warm-bald` 0 to 0." in told
+    half = stats.t.ppf(0.975, 4) * math.sqrt(2 / 3)  # of a difference of 4, variances of 1
+    assert f"`bhn-warm-bald` {4 - half:.1f} to {4 + half:.1f} at 30." in told
+
+
 def test_every_figure_of_a_report_is_kept_by_its_set_and_score():
     scores = {"bald": {"auroc": 0.7}, "flag": {"auroc": 0.9}}
     test = {"accuracy": 0.9, "flagged": {"0.05": 0.06}, "error_detection": {"scores": scores}}
