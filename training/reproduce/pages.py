@@ -26,7 +26,7 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     known: list[str] = []
     left: list[str] = []
-    for target in targets:
+    for target in sorted(targets, key=paper_of):
         results = target.results(out)
         measured = sum(map(len, results.values()))
         path = (guides if target.is_guide else out) / f"{target.name}.md"
@@ -61,6 +61,12 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
         ON_GPU,
     ]
     (out / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def paper_of(target: Target) -> tuple[bool, str]:
+    """Return what puts targets of a paper together: a title ends with it, in brackets."""
+    _, bracket, paper = target.title.rpartition(" (")
+    return not bracket, paper.lower()
 
 
 def link_to(path: Path, folder: Path) -> str:

@@ -21,6 +21,7 @@ QUARTILES = (25, 50, 75)
 HELD_OUT = {"validation_rows": 18, "reference_rows": 1, "ranking_rows": 1}  # nothing is calibrated
 GRID = 121
 SINES_ROWS, SINES_UNITS = 200, 100
+MOST_EPOCHS = 6000
 METHODS: dict[str, dict[str, Any]] = {
     "mle": {"method": "mle", "posterior": {}},
     "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.1}},
@@ -62,7 +63,7 @@ def dataset(draw: Draw, rows: int, seed: int) -> Dataset:
     return Dataset(train, test, (1,), (), float(train.x.min()), float(train.x.max()))
 
 
-def recipe_of(method: str, units: int, seed: int) -> Recipe:
+def recipe_of(method: str, units: int, seed: int, epochs: int = MOST_EPOCHS) -> Recipe:
     content = {
         "name": f"toy-{method}",
         "task": "regression",
@@ -70,7 +71,12 @@ def recipe_of(method: str, units: int, seed: int) -> Recipe:
         "data": {"source": "npz:toy.npz", **HELD_OUT},
         "network": {"hidden": [units]},
         "likelihood": {"noise": "homoscedastic"},
-        "training": {"max_epochs": 6000, "patience": 400, "batch_rows": 50, "learning_rate": 5e-3},
+        "training": {
+            "max_epochs": epochs,
+            "patience": 400,
+            "batch_rows": 50,
+            "learning_rate": 5e-3,
+        },
         "serving": {"draws": 200},
         **METHODS[method],
     }
@@ -78,10 +84,17 @@ def recipe_of(method: str, units: int, seed: int) -> Recipe:
 
 
 def measure(
-    draw: Draw, rows: int, units: int, ends: tuple[float, float], method: str, seed: int, runs: Path
+    draw: Draw,
+    rows: int,
+    units: int,
+    ends: tuple[float, float],
+    epochs: int,
+    method: str,
+    seed: int,
+    runs: Path,
 ) -> Measured:
     data = dataset(draw, rows, seed)
-    fitted = fit(recipe_of(method, units, seed), data, runs=runs, quiet=True)
+    fitted = fit(recipe_of(method, units, seed, epochs), data, runs=runs, quiet=True)
     grid = np.linspace(*ends, GRID)
     means = fitted.outputs(grid[:, None].astype(np.float32))[..., 0].astype(np.float64)
     low, median, high = np.percentile(means, QUARTILES, axis=0)
@@ -125,18 +138,26 @@ def _draw(target: Target, results: Results) -> Figure:
 
 
 def _target(
-    name: str, title: str, draw: Draw, rows: int, units: int, ends: tuple[float, float]
+    name: str,
+    title: str,
+    draw: Draw,
+    rows: int,
+    units: int,
+    ends: tuple[float, float],
+    epochs: int = MOST_EPOCHS,
 ) -> Target:
     return Target(
         name=name,
         title=title,
         protocol=(
             f"{rows} training rows of a seed of their own, one hidden layer of {units} units (20 "
-            "for `bhn-weights`), 200 draws. Off over on: the mean deviation of draws' means beyond "
-            "the data, over that within."
+            f"for `bhn-weights`), at most {epochs:,} epochs, 200 draws. Off over on: the mean "
+            "deviation of draws' means beyond the data, over that within."
         ),
         module=__name__,
-        rows={method: partial(measure, draw, rows, units, ends, method) for method in METHODS},
+        rows={
+            method: partial(measure, draw, rows, units, ends, epochs, method) for method in METHODS
+        },
         columns={"log_likelihood": Column("log-likelihood", 3), "ratio": Column("off over on", 1)},
         draw=_draw,
         remarks=(
@@ -156,6 +177,12 @@ SINES = _target(
     (-0.4, 1.0),
 )
 CUBIC = _target(
-    "toy-cubic", "A cubic regression (Variational Hypernetworks)", draw_cubic, 20, 100, (-6.0, 6.0)
+    "toy-cubic",
+    "A cubic regression (Variational Hypernetworks)",
+    draw_cubic,
+    20,
+    100,
+    (-6.0, 6.0),
+    epochs=30_000,  # an epoch is one step
 )
 TARGETS = (SINES, CUBIC)
