@@ -165,6 +165,7 @@ class Runtime:
         self._terms = None if terms is None else self._deferred(terms)
         on_gpu = is_on_gpu(self._after)
         self.chunk_rows = CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS  # rows x draws of a run
+        self._fewest_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # a lone one is doubled
         if on_gpu:
             self.chunk_rows = GPU_CHUNK_ROWS
         self.threads = 1 if on_gpu else threads or processors()
@@ -209,7 +210,7 @@ class Runtime:
         memory."""
         if draws.theta is not None:
             return self.after_draws(known, draws.theta[first:last, None])
-        chunk = max(1, CHUNK_BYTES // self.draw_bytes)
+        chunk = max(self._fewest_draws, CHUNK_BYTES // self.draw_bytes)
         parts = []
         for k in range(first, last, chunk):
             theta = self.draw(draws.seed, k, min(chunk, last - k))
@@ -321,7 +322,8 @@ class Runtime:
 
     def _row_blocks(self, rows: int) -> list[slice]:
         """Return blocks of rows, as many for each thread, unless they would be small."""
-        size = min(self.chunk_rows, max(SMALLEST_BLOCK, -(-rows // self.threads)))
+        most = self.chunk_rows // self._fewest_draws
+        size = min(most, max(SMALLEST_BLOCK, -(-rows // self.threads)))
         return [slice(n, min(n + size, rows)) for n in range(0, rows, size)]
 
     def _draw_chunks(self, rows: int, draws: int, blocks: int) -> list[slice]:
@@ -329,11 +331,11 @@ class Runtime:
         # The network computes every member, whichever are asked for
         if self.algorithm == DRAW_INDEX:
             return [slice(0, draws)]
-        if self.paired:
-            most = max(1, self.chunk_rows // rows)
-        else:
+        most = self.chunk_rows // rows
+        if not self.paired:
             draw_bytes = 4 * max(self.theta_dimension, self._weights_per_draw)
-            most = min(max(1, self.chunk_rows // rows), max(1, CHUNK_BYTES // draw_bytes))
+            most = min(most, CHUNK_BYTES // draw_bytes)
+        most = max(self._fewest_draws, most)
         chunks = -(-draws // most)
         if rows * draws * blocks > SMALL_ROWS:
             chunks = max(chunks, -(-self.threads // blocks))
@@ -352,7 +354,7 @@ class Runtime:
     ) -> Float32[np.ndarray, "K N C"]:
         # As in `_of_rows`; so would a lone draw of weights where rows are few.
         rows = np.repeat(known, 2, axis=0) if len(known) == 1 and not self.paired else known
-        lone = len(theta) == 1 and not self.paired and self.algorithm != DRAW_INDEX
+        lone = len(theta) < self._fewest_draws
         theta_part = np.repeat(theta, 2, axis=0) if lone else theta
         taken = {self._rows: rows, "theta": theta_part}
         outputs = run_graph(self._after, [self.output], taken)[0]

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact
+from model_store.inference import runtime as runtimes
 from model_store.inference.model import Model
 from model_store.inference.noise import standard_normal
 from model_store.inference.operators import OPERATORS
@@ -21,6 +22,7 @@ from model_store.inference.runtime import (
     DrawSet,
     GraphError,
     Runtime,
+    run_graph,
 )
 
 INPUTS, CLASSES, NOISE = 3, 4, 5
@@ -92,6 +94,27 @@ def test_log_probabilities_and_density_are_the_networks(rows, draws, paired):
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=2, keepdims=True))
     np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(density, np.square(x).sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [1, 32 << 20])
+def test_many_rows_compute_each_draw_once(monkeypatch, paired, chunk_bytes):
+    """A lone draw of weights is computed twice, so a chunk of them has two."""
+    computed = []
+
+    def counted(session, outputs, values):
+        if "theta" in values:
+            computed.append(len(values["theta"]) * len(values[next(iter(values))]))
+        return run_graph(session, outputs, values)
+
+    monkeypatch.setattr(runtimes, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(runtimes, "run_graph", counted)
+    graphs = sampler().SerializeToString(), network().SerializeToString()
+    runtime = Runtime(*graphs, NOISE, threads=2, paired=paired)
+    rows, draws = 300, 10
+    x = np.zeros((rows, INPUTS), dtype=np.float32)
+    runtime.run_set(x, runtime.draw_set(0, draws))
+    assert sum(computed) == rows * draws
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (4, 9), (5, 6), (8, 9)])
