@@ -52,15 +52,16 @@ def standard_normal(
     """
     blocks = -(-dimension // 8)
     eps_K_D = np.empty((num_draws, dimension), dtype=np.float32)
-    chunk = max(1, CHUNK // dimension)
     # Adds one to the counter before each block
     generator = np.random.Philox(counter=first_draw * blocks, key=seed)
-    for start in range(0, num_draws, chunk):
-        stop = min(start + chunk, num_draws)
-        words = (
-            generator.random_raw((stop - start) * 4 * blocks).astype("<u8", copy=False).view("<u4")
-        )
-        eps_K_D[start:stop] = normal(words).reshape(stop - start, 8 * blocks)[:, :dimension]
+    draws = max(1, CHUNK // dimension)
+    for k in range(0, num_draws, draws):
+        for i in range(0, dimension, CHUNK):  # a step, unless a draw is larger
+            part = eps_K_D[k : k + draws, i : i + CHUNK]
+            num_rows, num_numbers = part.shape
+            made = 8 * -(-num_numbers // 8)  # whole blocks
+            words = generator.random_raw(num_rows * made // 2).astype("<u8", copy=False)
+            part[:] = normal(words.view("<u4")).reshape(num_rows, made)[:, :num_numbers]
     return eps_K_D
 
 
