@@ -109,6 +109,12 @@ def test_the_size_of_the_internal_chunk_does_not_show(dimension):
     assert np.stack(alone).tobytes() == whole[[0, 1, 49, 50, 51, 59]].tobytes()
 
 
+def test_a_draw_larger_than_the_internal_chunk_has_the_same_bits(monkeypatch):
+    whole = standard_normal(5, 3, 4, 99)
+    monkeypatch.setattr(noise, "CHUNK", 16)
+    assert standard_normal(5, 3, 4, 99).tobytes() == whole.tobytes()
+
+
 def test_draws_and_seeds_differ():
     rows = np.concatenate(
         [standard_normal(seed, 0, 40, 6) for seed in (0, 1, 2, MAX_SEED - 1, MAX_SEED)]
