@@ -55,9 +55,10 @@ SMALLEST_BLOCK = 8  # rows
 UNPAIRED_CHUNK_ROWS = 128
 GPU_CHUNK_ROWS = 4096  # the same of a GPU, which fewer do not fill
 CHUNK_BYTES = 32 << 20  # of theta in one run
-WEIGHTS_PER_DRAW = (
-    "weights_per_draw"  # in the network's metadata, where theta holds less than its matrices do
-)
+RESULT_NUMBERS = 4 << 20  # of an intermediate result of one run, unless it is on a GPU
+# In the network's metadata: of one row under one draw, the numbers of the largest such result
+LARGEST_RESULT = "largest_result"
+WEIGHTS_PER_DRAW = "weights_per_draw"  # where theta holds less than the matrices do
 # Of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 HELD_BYTES = 64 << 20
 
@@ -138,11 +139,7 @@ class Runtime:
         given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
-        metadata = {entry.key: entry.value for entry in whole.metadata_props}
-        weights = metadata.get(WEIGHTS_PER_DRAW, "0")
-        if not weights.isdecimal():
-            raise GraphError("network.onnx", f"expected a number as {WEIGHTS_PER_DRAW}")
-        self._weights_per_draw = int(weights)
+        self._weights_per_draw = _noted(whole, WEIGHTS_PER_DRAW)
         self.theta_dimension = _last_dimension(whole.graph.input, "theta")
         self.draw_bytes = 4 * self.theta_dimension  # of a draw's theta
         self._outputs = _last_dimension(whole.graph.output, self.output)
@@ -164,8 +161,10 @@ class Runtime:
         self.terms_shape = None if terms is None else _of_each_row(whole.graph.output, TERMS)
         self._terms = None if terms is None else self._deferred(terms)
         on_gpu = is_on_gpu(self._after)
-        self.chunk_rows = CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS  # rows x draws of a run
         self._fewest_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # a lone one is doubled
+        most = RESULT_NUMBERS // max(1, _noted(whole, LARGEST_RESULT))
+        # rows x draws of a run; a lone row may be doubled too
+        self.chunk_rows = max(4, min(CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS, most))
         if on_gpu:
             self.chunk_rows = GPU_CHUNK_ROWS
         self.threads = 1 if on_gpu else threads or processors()
@@ -401,6 +400,14 @@ def between(
     return onnx.helper.make_model(
         part, ir_version=model.ir_version, opset_imports=model.opset_import
     )
+
+
+def _noted(model: onnx.ModelProto, key: str) -> int:
+    """Return a number of a network's metadata, 0 if there is none of that name."""
+    noted = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
+    if not noted.isdecimal():
+        raise GraphError("network.onnx", f"expected a number as {key}")
+    return int(noted)
 
 
 def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:

@@ -21,7 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.noise import noise
-from model_store.inference.runtime import OUTPUTS, TERMS, WEIGHTS_PER_DRAW, GraphError, Runtime
+from model_store.inference.runtime import (
+    LARGEST_RESULT,
+    OUTPUTS,
+    TERMS,
+    WEIGHTS_PER_DRAW,
+    GraphError,
+    Runtime,
+)
 from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
@@ -31,6 +38,7 @@ from training.networks.likelihoods import Gaussian, Likelihood
 from training.networks.networks import MemberNetwork
 from training.networks.probes import layer_of_operator, reads_values
 
+ROWS, DRAWS = "rows", "draws"  # axes whose length varies
 PARITY_TOLERANCE = 1e-3  # another function is off by far more, rounding by far less
 PARITY_ROWS = 64
 PARITY_DRAWS = 16
@@ -57,7 +65,7 @@ def export(
     rows, draws = 3, 2
     x = torch.zeros(rows, math.prod(model.network.shape))
     eps = torch.zeros(draws, model.posterior.noise_dimension)
-    k, n = torch.export.Dim("draws"), torch.export.Dim("rows")
+    k, n = torch.export.Dim(DRAWS), torch.export.Dim(ROWS)
     sampler = graph_of(model.posterior, (eps,), {"eps": {0: k}}, ["theta"])
     # The graph is made for a theta that all rows share, so that numbers of rows in it come from x
     # alone; nothing in it depends on whether theta has a row for each of x or one for all: let it
@@ -75,7 +83,7 @@ def export(
     if any(layer.index is not None for layer in layers):  # pruned
         # theta is smaller than the matrices that the network makes of it
         numbers = sum(math.prod(layer.shape) for layer in layers if layer.index is not None)
-        onnx.helper.set_model_props(served, {WEIGHTS_PER_DRAW: str(numbers)})
+        served.metadata_props.add(key=WEIGHTS_PER_DRAW, value=str(numbers))
     return {"sampler.onnx": sampler.SerializeToString(), "network.onnx": served.SerializeToString()}
 
 
@@ -269,9 +277,24 @@ def graph_of(
     graph: onnx.ModelProto = program.model_proto
     _pool_globally(graph.graph)
     strip_notes(graph)
+    largest = _largest_result(graph.graph)
+    if largest:
+        graph.metadata_props.add(key=LARGEST_RESULT, value=str(largest))
     del graph.graph.value_info[:]  # shapes of intermediate results, which fix more than holds
     onnx.checker.check_model(graph)
     return graph
+
+
+def _largest_result(graph: onnx.GraphProto) -> int:
+    """Return how many numbers the largest intermediate result has of one row under one draw, 0 if
+    none depends on both."""
+    sizes = []
+    for value in graph.value_info:
+        axes = value.type.tensor_type.shape.dim
+        varies = " ".join(axis.dim_param for axis in axes)
+        if ROWS in varies and DRAWS in varies:
+            sizes.append(math.prod(axis.dim_value for axis in axes if not axis.dim_param))
+    return max(sizes, default=0)
 
 
 def _pool_globally(graph: onnx.GraphProto) -> None:

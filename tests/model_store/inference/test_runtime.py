@@ -117,6 +117,17 @@ def test_many_rows_compute_each_draw_once(monkeypatch, paired, chunk_bytes):
     assert sum(computed) == rows * draws
 
 
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(("largest", "most"), [(1, 128), (1 << 18, 16), (1 << 30, 4)])
+def test_a_run_has_fewer_rows_and_draws_where_results_are_large(paired, largest, most):
+    graph = network()
+    graph.metadata_props.add(key="largest_result", value=str(largest))
+    runtime = Runtime(
+        sampler().SerializeToString(), graph.SerializeToString(), NOISE, paired=paired
+    )
+    assert runtime.chunk_rows == (CHUNK_ROWS if paired and largest == 1 else most)
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (4, 9), (5, 6), (8, 9)])
 @pytest.mark.parametrize("draws_at_once", [1, 3, 100])
 def test_draws_too_many_to_hold_are_made_again_as_they_are_wherever_a_part_begins(

@@ -6,14 +6,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
 from model_store.inference.noise import standard_normal
 from tests.support.environment import ROOT
 from tests.support.models import scale_model
+from training import recipe as recipes
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.export.served import fold, served_network
-from training.model import initialise
+from training.model import build, initialise
 from training.networks.flows import iaf, realnvp
 
 SIZES = (6, 9, 7, 3)
@@ -43,6 +45,16 @@ class Exported:
         self.network = served_network(self.model, x, 0)
         self.files = export(self.model, self.network)
         self.runtime = runtime_of(self.model, self.files)
+
+
+def pictures(_, classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 2, 3),
+        nn.Flatten(),
+        nn.Linear(32, classes),
+    )
 
 
 @pytest.fixture(scope="module", params=[realnvp, iaf])
@@ -167,9 +179,36 @@ def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_the
         parts = [model, model.graph, *model.graph.node, *model.graph.initializer]
         parts += [*model.graph.input, *model.graph.output, *model.graph.value_info]
         assert not any(part.doc_string for part in parts)
-        assert not any(part.metadata_props for part in parts if hasattr(part, "metadata_props"))
+        parts = [part for part in parts[1:] if hasattr(part, "metadata_props")]
+        assert not any(part.metadata_props for part in parts)
+        assert {entry.key for entry in model.metadata_props} <= {"largest_result"}
         for text in (str(ROOT), "site-packages", ".py", "/home", "/tmp"):
             assert text.encode() not in file
+
+
+def test_the_network_says_how_large_its_largest_result_is():
+    """Of 3x3 patches of 8 channels at 4x4 places, of a convolution whose weights are drawn."""
+    recipe = recipes.validate(
+        {
+            "name": "pictures",
+            "method": "bbb-gaussian",
+            "data": {
+                "source": "digits",
+                "validation_rows": 9,
+                "reference_rows": 9,
+                "ranking_rows": 9,
+            },
+            "network": {"factory": f"{__name__}:pictures"},
+        },
+        "pictures",
+    )
+    model = build(recipe, (8, 8), 3)
+    x = torch.rand(50, 64)
+    initialise(model, x)
+    graphs = export(model, served_network(model, x, 0, names=("residual",)))
+    network = onnx.load_model_from_string(graphs["network.onnx"])
+    noted = {entry.key: int(entry.value) for entry in network.metadata_props}
+    assert noted == {"largest_result": 9 * 8 * 4 * 4}
 
 
 def test_only_draws_and_rows_are_free(exported):
