@@ -31,6 +31,7 @@ from training.reproduce import (
     choice,
     detection,
     labelling,
+    measures,
     moons,
     parameters,
     pruning,
@@ -520,6 +521,22 @@ def test_labels_that_an_arm_needs_are_counted_to_the_end(tmp_path, monkeypatch):
         assert values["labels_at"] == [10, 20, 30]
         assert values["labels"] == 40.0
         assert max(values["accuracies"]) < 100 * labelling.ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("stopped", "moving"),
+    [
+        ("after 30 epochs: levelled off after 20", []),
+        ("after 30 epochs, the most there may be (training.max_epochs): too few", [MOVING]),
+        ("after 30 epochs, as told", [MOVING]),
+    ],
+)
+def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stopped, moving):
+    rows = [{"validation_log_likelihood": 0.1 * epoch} for epoch in range(30)]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    fitted = SimpleNamespace(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
+    assert measures.moving_of(fitted) == moving
 
 
 def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():

@@ -68,6 +68,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT_BYTES = 1 << 30
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
+LEVELLED_OFF = "levelled off"  # says of a fit that it ended by itself
 PLOT_INTERVAL_S = 20  # at least between two plots of a run, which take half a second each
 
 
@@ -255,7 +256,7 @@ class Run:
             still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
             most = "the most there may be (training.max_epochs)"
             return f"after {self.epochs} epochs, {most}: {still}"
-        return f"after {self.epochs} epochs: levelled off after {self.progress.levelled}"
+        return f"after {self.epochs} epochs: {LEVELLED_OFF} after {self.progress.levelled}"
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
         """Train to the end and return the model of the best checkpoint; after each epoch, call

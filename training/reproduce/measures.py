@@ -11,6 +11,7 @@ from training import recipe as recipes
 from training.data import Dataset, Rows
 from training.fit import Fitted, fit
 from training.fitting.early_stopping import find_moving
+from training.fitting.run import LEVELLED_OFF
 from training.recipe import Recipe
 from training.reproduce.cells import PACKAGE, Measured
 
@@ -41,8 +42,11 @@ def measured_of(fitted: Fitted, values: dict[str, Any]) -> Measured:
 
 
 def moving_of(fitted: Fitted) -> list[str]:
-    """Return what of the validation curve has not levelled off over its last fifth, in words."""
+    """Return what of the validation curve has not levelled off, in words: over its last fifth,
+    unless the fit ended because it had, and rose once more as its rates decayed."""
     assert fitted.folder is not None
+    if LEVELLED_OFF in (fitted.provenance.stopped or ""):
+        return []
     lines = (fitted.folder / "metrics.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     window = max(FEWEST_EPOCHS_LEVEL, round(SHARE_LEVEL * len(history)))

@@ -50,7 +50,8 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
         "`make reproduce` measures what is missing, cell by cell, and writes these pages; `dubito "
         "reproduce TARGET` does one of them; several such commands at once share the cells. A cell "
         "is a seed of a row; a row's figures count, and "
-        "are shown, with three seeds and a validation curve that has levelled off. "
+        "are shown, with three seeds and a validation curve that has levelled off, by the fit's "
+        "own rule or over its last fifth. "
         f"[What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
         "",
         "| page | target | rows shown | cells measured |",
