@@ -122,6 +122,11 @@ UNDECIDED = Target(
         },
     },
     draw=_draw,
+    remarks=(
+        "With the flag the network without a posterior is undecided as often. By doubt alone it "
+        "hangs on the seed: with one of three the calibration rows need no abstention for the "
+        "risk, so nothing is doubted."
+    ),
     code=REPORTED,
 )
 
