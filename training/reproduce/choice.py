@@ -185,7 +185,8 @@ CHOICE = Target(
         "far too sure in one or two splits of three; `dropout` and `variational-hypernet` are "
         "not. Of MNIST the error is of 1,000 test rows, so that 1 % is ten of them, and the "
         "posterior finds 89 to 91. **A request** costs least with `mle`, then `ensemble`; on the "
-        "digits some fifty times the latter with `bbb-gaussian` and `mvn`, whose draws are of all weights."
+        "digits some fifty times the latter with `bbb-gaussian` and `mvn`, whose draws are of all "
+        "weights."
     ),
     is_guide=True,
     code=REPORTED,
