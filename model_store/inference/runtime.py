@@ -58,6 +58,7 @@ CHUNK_BYTES = 32 << 20  # of theta in one run
 RESULT_NUMBERS = 4 << 20  # of an intermediate result of one run, unless it is on a GPU
 # In the network's metadata: of one row under one draw, the numbers of the largest such result
 LARGEST_RESULT = "largest_result"
+MOST_DIGITS = 18  # of numbers in it
 WEIGHTS_PER_DRAW = "weights_per_draw"  # where theta holds less than the matrices do
 # Of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 HELD_BYTES = 64 << 20
@@ -405,7 +406,7 @@ def between(
 def _noted(model: onnx.ModelProto, key: str) -> int:
     """Return a number of a network's metadata, 0 if there is none of that name."""
     noted = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
-    if not noted.isdecimal():
+    if not noted.isdecimal() or len(noted) > MOST_DIGITS:  # which Python may refuse to read
         raise GraphError("network.onnx", f"expected a number as {key}")
     return int(noted)
 

@@ -128,6 +128,15 @@ def test_a_run_has_fewer_rows_and_draws_where_results_are_large(paired, largest,
     assert runtime.chunk_rows == (CHUNK_ROWS if paired and largest == 1 else most)
 
 
+@pytest.mark.parametrize("key", ["largest_result", "weights_per_draw"])
+@pytest.mark.parametrize("value", ["-1", "many", "9" * 5000])
+def test_a_number_of_the_metadata_that_is_none_is_refused(key, value):
+    graph = network()
+    graph.metadata_props.add(key=key, value=value)
+    with pytest.raises(GraphError, match=f"network.onnx: expected a number as {key}"):
+        Runtime(sampler().SerializeToString(), graph.SerializeToString(), NOISE)
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (4, 9), (5, 6), (8, 9)])
 @pytest.mark.parametrize("draws_at_once", [1, 3, 100])
 def test_draws_too_many_to_hold_are_made_again_as_they_are_wherever_a_part_begins(
