@@ -65,7 +65,8 @@ def _conclude(results: Results) -> str:
         others = results[f"{arm}-{RANDOM}"]
         if acquisition != RANDOM and counts(cells) and counts(others):
             low, high = difference_interval(values_of(others, "labels"), values_of(cells, "labels"))
-            saved.append(f"`{row}` {low:.0f} to {high:.0f}")
+            known = min(values_of(cells, "labels") + values_of(others, "labels")) <= END.labels
+            saved.append(f"`{row}` {low:.0f} to {high:.0f}" if known else f"`{row}` not known")
             rounds = min(len(cell.measured.values["accuracies"]) for cell in [*cells, *others])
             last, random_last = (
                 [cell.measured.values["accuracies"][rounds - 1] for cell in of]
