@@ -1,6 +1,6 @@
 """Regressions of one number: what each posterior says between and beyond its data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ GRID = 121
 SINES_ROWS, SINES_UNITS = 200, 100
 MOST_EPOCHS = 6000
 CUBIC_ROWS, CUBIC_EPOCHS = 20, 30_000  # an epoch is one step
-TENTH = " .1"  # of the divergence: its weight is what the paper tuned
+TEMPERED = "bbb-gaussian", "bhn-scales", "bhn-weights", "variational-hypernet"
 METHODS: dict[str, dict[str, Any]] = {
     "mle": {"method": "mle", "posterior": {}},
     "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.1}},
@@ -99,12 +99,12 @@ def measure(
     units: int,
     ends: tuple[float, float],
     epochs: int,
-    row: str,
+    method: str,
+    kl_weight: float | None,
     seed: int,
     runs: Path,
 ) -> Measured:
-    data, method = dataset(draw, rows, seed), row.removesuffix(TENTH)
-    kl_weight = None if row == method else 0.1 / rows
+    data = dataset(draw, rows, seed)
     recipe = recipe_of(method, units, seed, epochs, kl_weight)
     fitted = fit(recipe, data, runs=runs, quiet=True)
     grid = np.linspace(*ends, GRID)
@@ -157,10 +157,12 @@ def _target(
     units: int,
     ends: tuple[float, float],
     epochs: int = MOST_EPOCHS,
-    tempered: tuple[str, ...] = (),
+    tempered: Sequence[str] = (),
     protocol: str = "",
     remarks: str = "",
 ) -> Target:
+    settings: dict[str, tuple[str, float | None]] = {method: (method, None) for method in METHODS}
+    settings |= {f"{method} .1": (method, 0.1 / rows) for method in tempered}
     return Target(
         name=name,
         title=title,
@@ -171,8 +173,8 @@ def _target(
         ),
         module=__name__,
         rows={
-            row: partial(measure, draw, rows, units, ends, epochs, row)
-            for row in (*METHODS, *(f"{method}{TENTH}" for method in tempered))
+            row: partial(measure, draw, rows, units, ends, epochs, *of)
+            for row, of in settings.items()
         },
         columns={"log_likelihood": Column("log-likelihood", 3), "ratio": Column("off over on", 1)},
         draw=_draw,
@@ -201,9 +203,9 @@ CUBIC = _target(
     100,
     (-6.0, 6.0),
     CUBIC_EPOCHS,
-    tempered=("bbb-gaussian", "bhn-scales", "bhn-weights", "variational-hypernet"),
+    tempered=TEMPERED,
     protocol=(
-        f" `{TENTH.strip()}`: a tenth of the divergence's weight, the one setting that the paper "
+        " `.1`: a tenth of the divergence's weight, the one setting that the paper "
         "tuned. The noise is fitted too."
     ),
     remarks=(
