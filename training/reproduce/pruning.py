@@ -51,10 +51,11 @@ def measure(kind: str, percent: int, seed: int, runs: Path) -> Measured:
     recipe = recipe_of("mnist-bbb-mixture", seed, network=network, training=FITS[kind])
     fitted = fit(recipe, runs=runs, quiet=True)
     assert fitted.folder is not None
-    ratio = signal_to_noise(fitted.model)[is_weight(fitted.model)].double().numpy()
     store = ModelStore(fitted.folder / "models")  # shared by all rows
     publish(replace(fitted, folder=None), store)  # once, and the checkpoint is kept
     parent = open_parent(store, recipe.name, "model")
+    model = parent.model()
+    ratio = signal_to_noise(model)[is_weight(model)].double().numpy()
     with tempfile.TemporaryDirectory() as folder:
         pruned = prune_version(store, parent, fitted.data, percent / 100, "pruned", Path(folder))
     quality, facts = pruned.manifest.quality, pruned.facts
