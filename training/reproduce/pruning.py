@@ -25,30 +25,22 @@ from training.reproduce.cells import (
     mean_and_spread,
 )
 from training.reproduce.measures import measured_of
-from training.reproduce.mnist import recipe_of
+from training.reproduce.mnist import WIDE_SPIKE, recipe_of
 from training.reproduce.pages import values_of
 from training.versions import open_parent
 
-UNITS = 1200
 ERRORS = {0: 1.24, 50: 1.24, 75: 1.24, 95: 1.29, 98: 1.39}  # by % of the weights removed
 EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
-GEOMETRIC = "geometric-"  # the KL in full, divided among minibatches as in the paper
-EPOCHS = 200
-FITS: dict[str, dict[str, Any]] = {  # the first is `bbb-mixture-1200` of `weight-uncertainty`
-    "": {},
-    GEOMETRIC: {
-        "epochs": EPOCHS,
-        "kl_weight": None,
-        "kl_weight_reason": None,
-        "kl_weighting": "geometric",
-    },
+UNITS = 1200
+FITS: dict[str, dict[str, Any]] = {  # of `weight-uncertainty`
+    "": {"network": {"hidden": [UNITS, UNITS]}},
+    "wide-": WIDE_SPIKE,
 }
 
 
 def measure(kind: str, percent: int, seed: int, runs: Path) -> Measured:
-    network = {"hidden": [UNITS, UNITS]}
-    recipe = recipe_of("mnist-bbb-mixture", seed, network=network, training=FITS[kind])
+    recipe = recipe_of("mnist-bbb-mixture", seed, **FITS[kind])
     fitted = fit(recipe, runs=runs, quiet=True)
     assert fitted.folder is not None
     store = ModelStore(fitted.folder / "models")  # shared by all rows
@@ -106,8 +98,7 @@ PRUNING = Target(
         "weights that are 0 in every draw: those of lowest |mu| / sigma. Bytes of both graphs and "
         "the weights, and the time of a request of one row under fresh draws, in % of the whole "
         "model's. Kept weights are fewer than the share says where units lead nowhere. "
-        f"`{GEOMETRIC}*`: the KL in full, divided among minibatches as in the paper, and {EPOCHS} "
-        "epochs, which need a GPU."
+        "`wide-*`: of `bbb-mixture-wide-400`, two layers of 400 units."
     ),
     module=__name__,
     rows={
