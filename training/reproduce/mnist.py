@@ -141,7 +141,6 @@ ERRORS = {  # of the test rows, %
 }
 
 WIDE_SPIKE: dict[str, Any] = {  # of the prior: 8 times as wide as the paper's widest
-    "network": {"hidden": [400, 400]},
     "posterior": {"initial_log_std": -4.0, "std_2": 0.02},
     "training": {"epochs": 60, "kl_weight": 2e-6},
 }
@@ -162,7 +161,12 @@ WEIGHT_UNCERTAINTY = Target(
         for method, (recipe, _) in ERRORS.items()
         for units in UNITS
     }
-    | {"bbb-mixture-wide-400": partial(_fit, "mnist-bbb-mixture", WIDE_SPIKE)},
+    | {
+        f"bbb-mixture-wide-{units}": partial(
+            _fit, "mnist-bbb-mixture", WIDE_SPIKE | {"network": {"hidden": [units, units]}}
+        )
+        for units in (400, 800)
+    },
     columns=COLUMNS,
     papers={
         f"{method}-{units}": {"accuracy": round(100 - error, 2)}

@@ -35,7 +35,7 @@ DECIBELS = "signal-to-noise ratio, dB"
 UNITS = 1200
 FITS: dict[str, dict[str, Any]] = {  # of `weight-uncertainty`
     "": {"network": {"hidden": [UNITS, UNITS]}},
-    "wide-": WIDE_SPIKE,
+    "wide-": WIDE_SPIKE | {"network": {"hidden": [400, 400]}},
 }
 
 
