@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import ROOT, open_model, parser_of, report, serve, unseen_rows
 from benchmarks.kernel import fastest
-from model_store.inference.runtime import CUDA
+from model_store.inference.sessions import CUDA
 from model_store.processes import processors
 
 DRAWS = 100

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from model_store.errors import DubitoError
 from model_store.inference.preflight_process import PreflightProcess
-from model_store.inference.runtime import bound_memory
+from model_store.inference.sessions import bound_memory
 from service import VERSION
 from service.api import (
     acquire,

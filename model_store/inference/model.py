@@ -21,9 +21,10 @@ from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
 from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.inference.encoder import Encoder, shared_encoder
+from model_store.inference.graphs import GraphError
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
-from model_store.inference.runtime import GraphError, OutputsOf, Runtime
+from model_store.inference.runtime import OutputsOf, Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
 from model_store.scores.records import take

@@ -9,7 +9,7 @@ the graph, which onnxruntime packs for its blocked kernel when a session is made
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,18 +20,21 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
-from model_store.errors import OutOfMemory
+from model_store.inference.graphs import (
+    GraphError,
+    axes_of_row,
+    between,
+    last_dimension,
+    load_graph,
+    metadata_number,
+)
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
-from model_store.inference.operators import refusal
-from model_store.processes import is_of_memory, processors
+from model_store.inference.sessions import CUDA, is_on_gpu, providers, run_graph, session_options
+from model_store.processes import processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
 logger = logging.getLogger("dubito")
-
-CUDA, PROCESSORS = "CUDAExecutionProvider", "CPUExecutionProvider"
-# products as exact as the processor's: TF32 keeps ten bits of a factor
-PROVIDERS: dict[str, dict[str, str]] = {CUDA: {"use_tf32": "0"}, PROCESSORS: {}}
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -58,19 +61,9 @@ CHUNK_BYTES = 32 << 20  # of theta in one run
 RESULT_NUMBERS = 4 << 20  # of an intermediate result of one run, unless it is on a GPU
 # In the network's metadata: of one row under one draw, the numbers of the largest such result
 LARGEST_RESULT = "largest_result"
-MOST_DIGITS = 18  # of numbers in it
 WEIGHTS_PER_DRAW = "weights_per_draw"  # where theta holds less than the matrices do
 # Of a draw set that is held in memory; a larger one is made chunk by chunk whenever it is used
 HELD_BYTES = 64 << 20
-
-
-class GraphError(ValueError):
-    """A graph that cannot be a sampler or a network: the file and the reason."""
-
-    def __init__(self, file: str, reason: str) -> None:
-        super().__init__(f"{file}: {reason}")
-        self.file = file
-        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,22 +121,22 @@ class Runtime:
         self.paired = paired
         self.encoder = encoder
         self._on_processors = on_processors
-        graph = _checked("sampler.onnx", sampler, {"eps"}, {"theta"})
-        if _of_each_row(graph.graph.input, "eps") != (noise_dimension,):
+        graph = load_graph("sampler.onnx", sampler, {"eps"}, {"theta"})
+        if axes_of_row(graph.graph.input, "eps") != (noise_dimension,):
             raise GraphError(
                 "sampler.onnx", f"expected eps of 2 axes, the last of {noise_dimension}"
             )
         self._sampler = self._session("sampler.onnx", graph)
         needed = [{output, *BEFORE_DRAWS} for output in OUTPUTS.values()]
         outputs = [names | terms for names in needed for terms in (set(), {TERMS})]
-        whole = _checked("network.onnx", network, {"x", "theta"}, *outputs)
+        whole = load_graph("network.onnx", network, {"x", "theta"}, *outputs)
         given = {output.name for output in whole.graph.output}
         (self.task,) = (task for task, output in OUTPUTS.items() if output in given)
         self.output = OUTPUTS[self.task]
-        self._weights_per_draw = _noted(whole, WEIGHTS_PER_DRAW)
-        self.theta_dimension = _last_dimension(whole.graph.input, "theta")
+        self._weights_per_draw = metadata_number(whole, WEIGHTS_PER_DRAW)
+        self.theta_dimension = last_dimension(whole.graph.input, "theta")
         self.draw_bytes = 4 * self.theta_dimension  # of a draw's theta
-        self._outputs = _last_dimension(whole.graph.output, self.output)
+        self._outputs = last_dimension(whole.graph.output, self.output)
         # What does not depend on draws is computed once for each row.
         after = between(whole, ("features", "theta"), (self.output,))
         self._rows = "features" if after else "x"  # what the second graph takes besides theta
@@ -159,11 +152,11 @@ class Runtime:
         terms = between(whole, ("x",), (TERMS,)) if TERMS in given else None
         if TERMS in given and terms is None:
             raise GraphError("network.onnx", "expected terms that do not depend on theta")
-        self.terms_shape = None if terms is None else _of_each_row(whole.graph.output, TERMS)
+        self.terms_shape = None if terms is None else axes_of_row(whole.graph.output, TERMS)
         self._terms = None if terms is None else self._deferred(terms)
         on_gpu = is_on_gpu(self._after)
         self._fewest_draws = 1 if paired or algorithm == DRAW_INDEX else 2  # a lone one is doubled
-        most = RESULT_NUMBERS // max(1, _noted(whole, LARGEST_RESULT))
+        most = RESULT_NUMBERS // max(1, metadata_number(whole, LARGEST_RESULT))
         # rows x draws of a run; a lone row may be doubled too
         self.chunk_rows = max(4, min(CHUNK_ROWS if paired else UNPAIRED_CHUNK_ROWS, most))
         if on_gpu:
@@ -359,116 +352,3 @@ class Runtime:
         taken = {self._rows: rows, "theta": theta_part}
         outputs = run_graph(self._after, [self.output], taken)[0]
         return outputs[: len(theta), : len(known)]
-
-
-def _checked(file: str, content: bytes, inputs: set[str], *outputs: set[str]) -> onnx.ModelProto:
-    try:
-        model = onnx.load_model_from_string(content)
-    except Exception:
-        raise GraphError(file, "is not an ONNX model") from None
-    graph = model.graph
-    refused = refusal(model)
-    if refused is not None:
-        raise GraphError(file, refused)
-    if {i.name for i in graph.input} != inputs or {o.name for o in graph.output} not in outputs:
-        expected = " or ".join(str(sorted(names)) for names in outputs)
-        raise GraphError(file, f"expected inputs {sorted(inputs)} and outputs {expected}")
-    return model
-
-
-def between(
-    model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
-) -> onnx.ModelProto | None:
-    """Return the part of a graph that leads from values it names to outputs; None where it needs
-    other inputs."""
-    graph = model.graph
-    needed: set[str] = set(outputs)
-    nodes: list[onnx.NodeProto] = []
-    for node in reversed(graph.node):  # in topological order
-        if needed.difference(inputs).intersection(node.output):
-            nodes.insert(0, node)
-            needed.update(node.input)
-    if needed.intersection(i.name for i in graph.input).difference(inputs):
-        return None
-    described = {value.name: value for value in (*graph.input, *graph.output)}
-    part = onnx.helper.make_graph(
-        nodes,
-        graph.name,
-        [described[name] for name in inputs],
-        [described[name] for name in outputs],
-        [tensor for tensor in graph.initializer if tensor.name in needed],
-    )
-    return onnx.helper.make_model(
-        part, ir_version=model.ir_version, opset_imports=model.opset_import
-    )
-
-
-def _noted(model: onnx.ModelProto, key: str) -> int:
-    """Return a number of a network's metadata, 0 if there is none of that name."""
-    noted = next((entry.value for entry in model.metadata_props if entry.key == key), "0")
-    if not noted.isdecimal() or len(noted) > MOST_DIGITS:  # which Python may refuse to read
-        raise GraphError("network.onnx", f"expected a number as {key}")
-    return int(noted)
-
-
-def _last_dimension(values: Iterable[onnx.ValueInfoProto], name: str) -> int:
-    (named,) = (value for value in values if value.name == name)
-    dimensions = named.type.tensor_type.shape.dim
-    if len(dimensions) != 3 or dimensions[2].dim_value < 1:
-        raise GraphError("network.onnx", f"expected {name} of 3 axes, the last of a fixed length")
-    return int(dimensions[2].dim_value)
-
-
-def _of_each_row(values: Iterable[onnx.ValueInfoProto], name: str) -> tuple[int, ...]:
-    """Return the axes after the first; 0 for one whose length is not fixed."""
-    (named,) = (value for value in values if value.name == name)
-    return tuple(int(axis.dim_value) for axis in named.type.tensor_type.shape.dim[1:])
-
-
-def bound_memory(most_bytes: int) -> None:
-    """Let the graphs of sessions that are made from now on take so much memory together while they
-    run, their weights apart: a preflight tries few numbers of rows, and memory may depend on it."""
-    place = ort.OrtMemoryInfo(
-        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-    )
-    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_mem": most_bytes}))
-
-
-def run_graph(
-    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
-) -> list[np.ndarray]:
-    """Return the outputs of a graph.
-
-    Raises:
-        OutOfMemory: if it takes more than `bound_memory` lets it.
-    """
-    try:
-        return list(session.run(outputs, values))
-    except Exception as error:
-        if is_of_memory(error):
-            raise OutOfMemory from None
-        raise
-
-
-def session_options(threads: int) -> ort.SessionOptions:
-    """Return options of a session whose operators share threads, which wait busily for each other
-    in a run, and burn no core after it."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.use_env_allocators", "1")  # of `bound_memory`, if any
-    return options
-
-
-def is_on_gpu(session: ort.InferenceSession) -> bool:
-    return bool(session.get_providers()[0] == CUDA)
-
-
-def providers(on_processors: bool = False) -> list[tuple[str, dict[str, str]]]:
-    """Return onnxruntime's providers to use, with options: CUDA where this build of it has it, and
-    what it falls back to, the processor."""
-    known = [PROCESSORS] if on_processors else ort.get_available_providers()
-    return [(name, options) for name, options in PROVIDERS.items() if name in known]

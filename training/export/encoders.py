@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from model_store.artifacts.manifest import ENCODER, EncoderSpec
 from model_store.errors import InvalidInput, one_line
 from model_store.inference.encoder import INPUT, OUTPUT, Encoder
+from model_store.inference.graphs import GraphError, between
 from model_store.inference.operators import refusal
-from model_store.inference.runtime import GraphError, between, providers, session_options
+from model_store.inference.sessions import providers, session_options
 from training.export.graphs import graph_of
 
 FIELD = "network.encoder"

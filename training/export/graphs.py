@@ -20,15 +20,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from model_store.errors import DubitoError, InvalidInput, one_line, plain
+from model_store.inference.graphs import GraphError
 from model_store.inference.noise import noise
-from model_store.inference.runtime import (
-    LARGEST_RESULT,
-    OUTPUTS,
-    TERMS,
-    WEIGHTS_PER_DRAW,
-    GraphError,
-    Runtime,
-)
+from model_store.inference.runtime import LARGEST_RESULT, OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Runtime
 from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network

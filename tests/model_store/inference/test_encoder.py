@@ -17,7 +17,8 @@ from model_store.inference.encoder import (
     shared_encoder,
     without_weights,
 )
-from model_store.inference.runtime import GraphError, run_graph
+from model_store.inference.graphs import GraphError
+from model_store.inference.sessions import run_graph
 
 WIDTH = 3
 

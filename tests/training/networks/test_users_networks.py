@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
-from model_store.inference.runtime import GraphError
+from model_store.inference.graphs import GraphError
 from tests.support.recipes import content_with
 from training import model as models
 from training.export import graphs

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from model_store.artifacts.store import FILES, ModelStore
-from model_store.inference.runtime import GraphError, Runtime
+from model_store.inference.graphs import GraphError
+from model_store.inference.runtime import Runtime
 from tests.support.environment import working_in
 from tests.support.recipes import SECONDS_LONG, recipe_with, write_recipe
 from tests.support.refusals import refused
