@@ -227,7 +227,7 @@ class NetworkSection(Section):
         return self.encoder not in (None, "none")
 
     @property
-    def is_users(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether its code is not this package's."""
         return self.factory is not None and not self.factory.startswith(f"{mlp.__module__}:")
 

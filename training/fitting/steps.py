@@ -53,7 +53,7 @@ class Steps:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute: Callable[..., Tensor] = self._compute
         # a user's network may wait for its results
-        if self.parameters[0].is_cuda and not recipe.network.is_users:
+        if self.parameters[0].is_cuda and not recipe.network.is_custom:
             self.compute = Captured(self._compute)
         spare_threads(model, batch_rows, self.samples)
 

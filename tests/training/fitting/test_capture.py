@@ -103,4 +103,4 @@ def test_calls_are_replayed_from_the_first_of_their_shapes_on(monkeypatch):
 @pytest.mark.parametrize("factory", [None, "training.networks.architectures:gal_cnn", "mine:cnn"])
 def test_networks_of_this_package_may_be_captured(factory):
     network = {"kind": "gal-cnn"} if factory is None else {"factory": factory}
-    assert recipe_with(network=network).network.is_users == (factory == "mine:cnn")
+    assert recipe_with(network=network).network.is_custom == (factory == "mine:cnn")
