@@ -180,8 +180,9 @@ WEIGHT_UNCERTAINTY = Target(
     }
     | {"bbb-mixture-wide-400": {"accuracy": 98.64}, "bbb-mixture-wide-800": {"accuracy": 98.66}},
     remarks=(
-        "Bayes by Backprop does no better than the same network without it, and the mixture is "
-        "short of the paper's 1.34 %: "
+        "With the paper's priors Bayes by Backprop does no better than the same network without "
+        "it; with [a wider spike](../convergence.md#mnist-the-width-of-the-spike) it is as good as "
+        "dropout. No mixture reaches the paper's 1.34 %: "
         "[what was tried](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
     ),
     draw=draw_columns,
