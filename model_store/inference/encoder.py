@@ -25,7 +25,8 @@ from jaxtyping import Float32
 from model_store.artifacts.manifest import ENCODER, EncoderSpec, FileSpec
 from model_store.inference.graphs import GraphError
 from model_store.inference.operators import refusal
-from model_store.inference.sessions import is_on_gpu, providers, run_graph, session_options
+from model_store.inference.runtime import run_graph
+from model_store.inference.sessions import is_on_gpu, providers, session_options
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"

@@ -20,6 +20,7 @@ import onnx
 import onnxruntime as ort
 from jaxtyping import Float32
 
+from model_store.errors import OutOfMemory
 from model_store.inference.graphs import (
     GraphError,
     axes_of_row,
@@ -29,8 +30,8 @@ from model_store.inference.graphs import (
     metadata_number,
 )
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM, noise
-from model_store.inference.sessions import CUDA, is_on_gpu, providers, run_graph, session_options
-from model_store.processes import processors
+from model_store.inference.sessions import CUDA, is_on_gpu, providers, session_options
+from model_store.processes import is_of_memory, processors
 from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 
@@ -352,3 +353,19 @@ class Runtime:
         taken = {self._rows: rows, "theta": theta_part}
         outputs = run_graph(self._after, [self.output], taken)[0]
         return outputs[: len(theta), : len(known)]
+
+
+def run_graph(
+    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Return the outputs of a graph.
+
+    Raises:
+        OutOfMemory: if it takes more than `bound_memory` lets it.
+    """
+    try:
+        return list(session.run(outputs, values))
+    except Exception as error:
+        if is_of_memory(error):
+            raise OutOfMemory from None
+        raise

@@ -1,10 +1,6 @@
 """Sessions of onnxruntime: where they compute, with how many threads, and in how much memory."""
 
-import numpy as np
 import onnxruntime as ort
-
-from model_store.errors import OutOfMemory
-from model_store.processes import is_of_memory
 
 CUDA, PROCESSORS = "CUDAExecutionProvider", "CPUExecutionProvider"
 # products as exact as the processor's: TF32 keeps ten bits of a factor
@@ -18,22 +14,6 @@ def bound_memory(most_bytes: int) -> None:
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
     ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_mem": most_bytes}))
-
-
-def run_graph(
-    session: ort.InferenceSession, outputs: list[str], values: dict[str, np.ndarray]
-) -> list[np.ndarray]:
-    """Return the outputs of a graph.
-
-    Raises:
-        OutOfMemory: if it takes more than `bound_memory` lets it.
-    """
-    try:
-        return list(session.run(outputs, values))
-    except Exception as error:
-        if is_of_memory(error):
-            raise OutOfMemory from None
-        raise
 
 
 def session_options(threads: int) -> ort.SessionOptions:

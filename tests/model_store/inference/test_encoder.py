@@ -18,7 +18,7 @@ from model_store.inference.encoder import (
     without_weights,
 )
 from model_store.inference.graphs import GraphError
-from model_store.inference.sessions import run_graph
+from model_store.inference.runtime import run_graph
 
 WIDTH = 3
 
