@@ -25,7 +25,7 @@ from training.reproduce.cells import (
     mean_and_spread,
 )
 from training.reproduce.measures import measured_of
-from training.reproduce.mnist import PAPERS_MIXTURE, layers, recipe_of
+from training.reproduce.mnist import WIDE_SPIKE, layers, recipe_of
 from training.reproduce.pages import values_of
 from training.versions import open_parent
 
@@ -34,8 +34,8 @@ EDGES = np.linspace(-80.0, 60.0, 141)  # dB
 DECIBELS = "signal-to-noise ratio, dB"
 UNITS = 1200
 FITS: dict[str, dict[str, Any]] = {  # of `weight-uncertainty`
-    "": layers(UNITS) | PAPERS_MIXTURE,
-    "wide-": layers(400),
+    "": layers(UNITS),
+    "wide-": layers(400) | WIDE_SPIKE,
 }
 
 
