@@ -181,7 +181,7 @@ WEIGHT_UNCERTAINTY = Target(
     remarks=(
         "With the paper's priors Bayes by Backprop does no better than the same network without "
         "it. [A wider spike](../convergence.md#mnist-the-width-of-the-spike) gains .2 points with "
-        "400 units, as much as dropout does, and nothing with 800. No mixture reaches the paper's "
+        "400 units, as much as dropout does, and .06 with 800. No mixture reaches the paper's "
         "1.34 %: [what was tried](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
     ),
     draw=draw_columns,
