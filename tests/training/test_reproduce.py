@@ -48,12 +48,13 @@ MOVING = "the held-out likelihood still rose"
 
 
 def target_of(measured, seeds=3):
-    """A target of three rows whose cells are counted; the second's curve still moves."""
+    """A target of three rows whose cells are counted; the second's first curve still moves."""
 
     def measure(row):
         def of_seed(seed, _):
             measured.append((row, seed))
-            return Measured({"accuracy": 90.0 + seed}, "data", [MOVING] if row == "b" else [])
+            moving = [MOVING] if (row, seed) == ("b", 0) else []
+            return Measured({"accuracy": 90.0 + seed}, "data", moving)
 
         return of_seed
 
@@ -136,7 +137,7 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     page = (tmp_path / "table.md").read_text()
     assert "| a | 91.00 ± 1.00 (90.5) | 3 |" in page
     assert "| b | – | 3 |" in page
-    assert f"* b: after 3 seeds, {MOVING}." in page
+    assert f"* b: {MOVING} in 1 of 3 seeds." in page
     assert "* c: 2 of 3 seeds." in page
     assert OLDER not in page
     assert (tmp_path / "table.png").stat().st_size > 1000
@@ -156,6 +157,15 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
     assert f"* {OLDER} before the code that it depends on changed" in page
+
+
+def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
+    target = target_of([], seeds=4)
+    measure_missing([target], tmp_path, tmp_path, None, quiet=True)
+    write_pages([target], tmp_path, tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| b | 91.50 ± 1.29 | 4 |" in page
+    assert f"* b: {MOVING} in 1 of 4 seeds." in page
 
 
 def test_what_code_does_is_its_digest_and_not_what_it_says(tmp_path, monkeypatch):

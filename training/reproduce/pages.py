@@ -49,9 +49,9 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
         "",
         "`make reproduce` measures what is missing, cell by cell, and writes these pages; `dubito "
         "reproduce TARGET` does one of them; several such commands at once share the cells. A cell "
-        "is a seed of a row; a row's figures count, and "
-        "are shown, with three seeds and a validation curve that has levelled off, by the fit's "
-        "own rule or over its last fifth. "
+        "is a seed of a row. A row's figures count, and are shown, if the validation curves of at "
+        f"least {FEWEST_SEEDS} seeds, and of more than half, have levelled off, by the fit's own "
+        "rule or over its last fifth. Means are of all its seeds. "
         f"[What was found]({link_to(guides / 'findings.md', out)}), claim by claim.",
         "",
         "| page | target | rows shown | cells measured |",
@@ -122,7 +122,10 @@ def count(values: list[float]) -> str:
 
 
 def counts(cells: list[Cell]) -> bool:
-    return len(cells) >= FEWEST_SEEDS and not any(cell.measured.moving for cell in cells)
+    """Whether enough curves have levelled off: a level one is taken to rise now and then, by
+    chance."""
+    level = sum(not cell.measured.moving for cell in cells)
+    return level >= FEWEST_SEEDS and 2 * level > len(cells)
 
 
 def is_older(target: Target, cells: list[Cell]) -> bool:
@@ -140,9 +143,10 @@ def notes(target: Target, results: Results) -> list[str]:
     if not_run:
         said.append(f"* Not run: {', '.join(not_run)}.")
     for row, cells in results.items():
-        moving = sorted({what for cell in cells for what in cell.measured.moving})
+        moving = Counter(what for cell in cells for what in cell.measured.moving)
         if moving:
-            said.append(f"* {row}: after {len(cells)} seeds, {'; '.join(moving)}.")
+            how_many = (f"{what} in {n} of {len(cells)}" for what, n in sorted(moving.items()))
+            said.append(f"* {row}: {'; '.join(how_many)} seeds.")
         elif 0 < len(cells) < FEWEST_SEEDS:
             said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
     measured = [cell for cells in results.values() for cell in cells]
