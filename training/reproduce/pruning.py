@@ -39,8 +39,8 @@ FITS: dict[str, dict[str, Any]] = {  # of `weight-uncertainty`
 }
 
 
-def measure(kind: str, percent: int, seed: int, runs: Path) -> Measured:
-    recipe = recipe_of("mnist-bbb-mixture", seed, **FITS[kind])
+def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Measured:
+    recipe = recipe_of("mnist-bbb-mixture", seed, **changes)
     fitted = fit(recipe, runs=runs, quiet=True)
     assert fitted.folder is not None
     store = ModelStore(fitted.folder / "models")  # shared by all rows
@@ -102,7 +102,9 @@ PRUNING = Target(
     ),
     module=__name__,
     rows={
-        f"{kind}{percent}": partial(measure, kind, percent) for kind in FITS for percent in ERRORS
+        f"{kind}{percent}": partial(measure, changes, percent)
+        for kind, changes in FITS.items()
+        for percent in ERRORS
     },
     columns={
         "error": Column("test error, %"),
@@ -124,7 +126,7 @@ PRUNING = Target(
         "[2.4 % with all, and without 75 %](../convergence.md#mnist-600-epochs-of-bayes-by-"
         "backprop). No command makes these fits."
     ),
-    code=(*OF_FITS, "export", "publishing", MEASURES, "reproduce/mnist.py"),
+    code=(*OF_FITS, "export", "publishing", MEASURES),
 )
 
 TARGETS = (PRUNING,)
