@@ -26,7 +26,7 @@ from training.data.targets import fit_transform, kinds_for, log_slope_of, transf
 from training.fitting.encoding import Encoding, with_encoder
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, run_provenance
-from training.fitting.steps import check_augmentation
+from training.fitting.steps import check_augmentation, restoring_torch
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
 from training.model import BayesianModel, with_knots
@@ -156,7 +156,7 @@ def fit(
     device = find_device(device)
     keep_freed_memory()
     folder = run_folder(runs, recipe, data, device, start, extra, encoding)
-    with hold(folder):
+    with hold(folder), restoring_torch(device):
         raw = splits if encoding is None else encoding.of(splits, quiet)
         fits = _Fits(recipe, data, raw, device, start, encoding)
         transform, choice = fits.choose_transform(folder)

@@ -68,6 +68,18 @@ def test_a_run_is_published_once_and_a_fit_with_further_rows_is_another(tmp_path
     assert store.aliases("other")["candidate"] == "1"
 
 
+def test_a_fit_leaves_torch_as_it_was_and_says_the_same_again(tmp_path):
+    recipe, data = recipe_with(method="bbb-gaussian", posterior={}), digits()
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    first = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    again = fit(recipe, data, device="cpu", runs=tmp_path, quiet=True)
+    of_both = [fitted.provenance.convergence["negative_elbo"] for fitted in (first, again)]
+    assert of_both[0] == of_both[1]
+
+
 def test_a_transform_whose_means_are_further_off_than_a_constant_is_out(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 1)).astype(np.float32)

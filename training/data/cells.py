@@ -12,7 +12,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -83,18 +83,21 @@ class NumberFormat:
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
-    def plain(self, text: str) -> str:
+    def plain(self, text: str) -> str | None:
+        """Return a number's text with a point and no groups, None of what is no number."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
             if self.thousands in head:
                 groups = rf"[+-]?\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+"
                 if not re.fullmatch(groups, head, re.ASCII):
-                    return text + " "  # not a number: 1,23
+                    return None  # such as 1,23
                 text = head.replace(self.thousands, "") + mark + tail
         if self.decimal != ".":
-            return text + "?" if "." in text else text.replace(self.decimal, ".")
-        return text
+            if "." in text:
+                return None
+            text = text.replace(self.decimal, ".")
+        return text if is_number(text) else None
 
 
 PLAIN = NumberFormat()
@@ -200,10 +203,10 @@ def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categori
         return numbers
     cells = column.to_pylist()
     if kind == "numeric":
-        row, bad = next((n, cell) for n, cell in enumerate(cells) if not _is_finite(cell))
-        raise InvalidInput(f"column {name}", "numbers", f"{str(bad)[:SHOWN]!r} in row {row}")
+        _refuse_others(cells, name, _is_finite)
+        return np.array([np.nan if cell is None else float(cell) for cell in cells])
     if kind is None and text is not None:
-        _refuse_mostly_numbers(text, name)
+        _refuse_mostly_numbers(cells, name, is_number)
     return [None if cell is None or cell != cell else category_text(cell) for cell in cells]
 
 
@@ -362,8 +365,9 @@ def _infer_type(
     texts = [text for text in column.unique().to_pylist() if text is not None]
     if texts and all(text.lower() in BOOLEANS for text in texts):
         return name, compute.utf8_lower(column).cast(pa.bool_())
-    plain = {text: written.plain(text) for text in texts}
-    if all(map(is_number, plain.values())):
+    read = ((text, written.plain(text)) for text in texts)
+    plain = {text: number for text, number in read if number is not None}
+    if len(plain) == len(texts):
         return name, _floats(column, plain, written)
     if kind == "ignored":
         return name, column
@@ -377,10 +381,10 @@ def _infer_type(
         log.info(said + otherwise, name, first[:SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
-    if written.is_plain or not any(map(is_number, plain.values())):
-        return name, column
-    with_points = {text: point if is_number(point) else text for text, point in plain.items()}
-    return name, _map_cells(column, with_points, column.type)
+    if not written.is_plain:
+        refuse = _refuse_mostly_numbers if kind is None else _refuse_others
+        refuse(column.to_pylist(), name, plain.__contains__)
+    return name, column
 
 
 def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:
@@ -456,8 +460,17 @@ def is_mostly_numbers(others: int, present: int) -> bool:
     return 0 < others <= (1.0 - MOSTLY) * present + 1e-9
 
 
-def _refuse_mostly_numbers(column: Column, name: str) -> None:
-    texts = column.to_pylist()
+def _refuse_others(
+    cells: Sequence[str | None], name: str, is_number: Callable[[str], bool]
+) -> None:
+    for row, cell in enumerate(cells):
+        if cell is not None and not is_number(cell):
+            raise InvalidInput(f"column {name}", "numbers", f"{str(cell)[:SHOWN]!r} in row {row}")
+
+
+def _refuse_mostly_numbers(
+    texts: Sequence[str | None], name: str, is_number: Callable[[str], bool]
+) -> None:
     present = sum(text is not None for text in texts)
     cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]
     if not is_mostly_numbers(len(cells), present):
@@ -477,6 +490,6 @@ def _refuse_mostly_numbers(column: Column, name: str) -> None:
 
 def _is_finite(value: object) -> bool:
     try:
-        return value is None or (isinstance(value, str) and np.isfinite(float(value)))
+        return isinstance(value, str) and bool(np.isfinite(float(value)))
     except ValueError:
         return False

@@ -249,8 +249,7 @@ def _line(key: str, value: Any, reason: str | None) -> str:
 
 
 def _key(key: str) -> str:
-    is_bare = key.replace("_", "").replace("-", "").isascii() and key.replace("_", "").isalnum()
-    return key if is_bare else _value(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _value(value: Any) -> str:
@@ -260,4 +259,4 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from training.fitting.steps import seed_layers
 from training.model import BayesianModel
 from training.networks.layers import HyperLayer
 from training.posteriors import FactorialGaussian, LocationScale
@@ -70,6 +71,7 @@ def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> d
     for module in model.modules():
         if isinstance(module, HyperLayer):
             module.train()  # else it says no KL
+    seed_layers(seed, x.device)
     eps = standard_noise(DRAWS, model.posterior.noise_dimension, seed, device=x.device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     taken = order[:ROWS].to(x.device)

@@ -277,12 +277,14 @@ def _make_room(folder: Path, most_bytes: int) -> None:
     """Remove files of rows that no fit holds, those that were used longest ago first, until all
     have at most `most_bytes`.
     """
-    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
-    total = sum(path.stat().st_size for path in files)
-    for path in files:
-        if total <= most_bytes:
-            return
-        with path.open("rb") as file, suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            total -= path.stat().st_size
-            path.unlink()
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another fit may make room too
+        files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in files)
+        for path in files:
+            if total <= most_bytes:
+                return
+            with path.open("rb") as file, suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                total -= path.stat().st_size
+                path.unlink()

@@ -2,7 +2,8 @@
 What is random in it is of the seed and the step."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -171,6 +172,17 @@ def drop_faded(optimizer: torch.optim.Optimizer) -> None:
         for mean in (state["exp_avg"], state["exp_avg_sq"]):
             if mean.device.type == "cpu":
                 mean.masked_fill_(mean.abs() < FADED, 0.0)
+
+
+@contextmanager
+def restoring_torch(device: torch.device) -> Iterator[None]:
+    """Leave torch's threads and its random numbers as they were: they are the caller's."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def spare_threads(model: BayesianModel, rows: int, samples: int) -> None:

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -244,8 +244,9 @@ def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATES
     scratch = store.storage.scratch  # where there is room for the version, as in no /tmp
     scratch.mkdir(parents=True, exist_ok=True)
     for left in scratch.glob(f"{PREFIX}*"):
-        if time.time() - left.stat().st_mtime > ABANDONED_S:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another publication's, and over
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:
         drafted = ModelStore(Path(folder)).publish(name, draft.description, draft.files)
         with closing(PreflightProcess()) as process:

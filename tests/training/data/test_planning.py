@@ -167,6 +167,13 @@ def test_the_task_follows_from_the_target(values, task):
     assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
 
 
+def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
+    write(tmp_path, **{"😀 id": [f"a{i}" for i in range(300)]})
+    recipe = keep_recipe(planned(tmp_path), tmp_path / "things.toml")
+    assert recipe.data.columns["😀 id"] == "ignored"
+
+
 def test_a_plan_is_a_recipe_that_is_read_as_it_was_written(tmp_path, monkeypatch):
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     write(tmp_path)

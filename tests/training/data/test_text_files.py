@@ -12,7 +12,8 @@ from model_store.sources.columns import from_objects
 from tests.support.recipes import content_with, recipe_of
 from tests.support.refusals import refused
 from training.data import load
-from training.recipe import validate
+from training.data.findings import findings_of
+from training.recipe import DataSection, validate
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -64,6 +65,19 @@ def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
     assert (
         read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".").digest()
         == plain.digest()
+    )
+
+
+@pytest.mark.parametrize("thousands", [None, "."])
+@pytest.mark.parametrize("kind", [None, "numeric"])
+def test_points_among_decimal_commas_are_refused(tmp_path, thousands, kind):
+    odd = "1.5" if thousands is None else "1234.567"
+    price = [*(f"{i},5" for i in range(ROWS - 1)), odd]
+    columns = {} if kind is None else {"price": kind}
+    text = lines_of(";", price=price)
+    refused(
+        lambda: read(tmp_path, text, decimal=",", thousands=thousands, columns=columns),
+        f"{odd!r} in row {ROWS - 1}",
     )
 
 
@@ -247,3 +261,11 @@ def test_a_table_may_be_gzipped_and_is_none_of_excel_s(tmp_path):
         (tmp_path / source.partition(":")[2]).write_bytes(b"PK\x03\x04")
         says = "a CSV or Parquet file (save the sheet as `CSV UTF-8`), got a workbook of Excel"
         refused(lambda source=source: load(recipe_of(source, target="label"), tmp_path), says)
+
+
+def test_text_in_parquet_that_is_all_numbers_may_be_a_target_or_a_number(tmp_path):
+    table = pa.table({"x": ["1.5", "2", None] * 20, "y": [str(i) for i in range(ROWS)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    section = DataSection(source="parquet:a.parquet", target="y", columns={"x": "numeric"})
+    found = findings_of(section, tmp_path, "regression")
+    assert found.targets.tolist() == [*range(ROWS)]
