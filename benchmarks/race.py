@@ -74,13 +74,13 @@ class RacedRows:
 def measure(model: Model, pool: RacedRows, seed: int, k: int, probability: float) -> list[float]:
     """Return whether a race found the k rows that all draws find, its share of draws, of time, and
     of finalists."""
-    full, _, whole_s = scored(model, pool, seed, Lap(np.arange(pool.number), DRAWS))
+    full, _, whole_s = scored(model, pool, seed, Lap(np.arange(pool.number), DRAWS), False)
     stages = race_stages(probability, ACQUISITION, model.manifest.task, DRAWS)
     laps = race(pool.number, k, stages, DRAWS, probability)
     lap, draws, race_s = next(laps), 0, 0.0
     while True:
         draws += len(lap.rows) * lap.num_draws
-        found, errors, lap_s = scored(model, pool, seed, lap)
+        found, errors, lap_s = scored(model, pool, seed, lap, True)
         race_s += lap_s
         try:
             lap = laps.send((found, errors))
@@ -96,17 +96,16 @@ def measure(model: Model, pool: RacedRows, seed: int, k: int, probability: float
 
 
 def scored(
-    model: Model, pool: RacedRows, seed: int, lap: Lap
+    model: Model, pool: RacedRows, seed: int, lap: Lap, is_race: bool
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return scores of rows, their standard errors unless these are all draws, and the seconds that
-    it took."""
+    """Return scores of rows, of a race their standard errors, and the seconds that it took."""
     draws, most = model.runtime.draw_set(seed, lap.num_draws), part_rows(model, lap.num_draws)
-    is_last, first, seconds = lap.num_draws == DRAWS, 0, 0.0
-    score: Callable[..., Any] = pool_scores if is_last else race_scores
+    first, seconds = 0, 0.0
+    score: Callable[..., Any] = race_scores if is_race else pool_scores
     found = np.zeros((2, len(lap.rows)))
     for x in pool.parts(lap.rows, most):
         begun = time.perf_counter()
-        found[: 1 if is_last else 2, first : first + len(x)] = score(model, x, draws, ACQUISITION)
+        found[: 2 if is_race else 1, first : first + len(x)] = score(model, x, draws, ACQUISITION)
         seconds += time.perf_counter() - begun
         first += len(x)
     return found[0], found[1], seconds

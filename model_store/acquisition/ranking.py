@@ -36,15 +36,14 @@ LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out o
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """What a race wants next: these rows' scores of the first `num_draws` draws, and their standard
-    errors unless these are all.
-    """
+    """What a race wants next: these rows' scores of the first `num_draws` draws, as
+    `Predictive.race` has them, and their standard errors."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
 
 
-Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"] | None]
+Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,10 @@ async def _race(
         try:
             lap = laps.send(scored)
         except StopIteration as end:
-            raced: tuple[Float64[np.ndarray, "N"], int] = end.value
-            return raced
+            raced, finalists = end.value
+            is_known = raced > LOST
+            raced[is_known] = PREDICTIVES[choice.task].of_raced(raced[is_known])
+            return raced, finalists
 
 
 def race_stages(
@@ -215,7 +216,6 @@ def race(
         if len(left) == 0:  # those that are known are above all others
             break
         found, errors = yield Lap(left, n)
-        assert errors is not None
         check_scores_of(found, left, "pool")
         errors = _smoothed(found, errors)
         order = np.argsort(-found, kind="stable")

@@ -76,6 +76,10 @@ class Predictive(ABC):
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
         """Return what a pool is ranked by; more is more worth a label."""
 
+    def of_raced(self, raced: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        """Return what a pool is ranked by, of the scores that a race goes by."""
+        return raced
+
     def race(
         self, scores: AnyScores, name: str
     ) -> tuple[Float64[np.ndarray, "N"], Float64[np.ndarray, "N"]]:
@@ -147,7 +151,10 @@ class Target(Predictive):
 
     def acquisition(self, scores: AnyScores, name: str) -> Float64[np.ndarray, "N"]:
         assert isinstance(scores, MixtureScores)
-        return np.square(scores.in_units.by_name()[self.acquisition_scores[name]])
+        return self.of_raced(scores.in_units.by_name()[self.acquisition_scores[name]])
+
+    def of_raced(self, raced: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        return np.square(raced)
 
 
 PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression": Target()}

@@ -338,22 +338,21 @@ class JobPool(Pool):
         return copies_among(np.array(self._of_all_rows.column("digest")))
 
     async def lap(self, lap: Lap) -> Scored:
-        columns = self._fill(lap)
-        errors = np.array(columns.column("error")) if "error" in columns.names else None
-        return np.array(columns.column("score")), errors
+        columns = self._fill(lap, is_race=True)
+        return np.array(columns.column("score")), np.array(columns.column("error"))
 
     @cached_property
     def _of_all_rows(self) -> ColumnFiles:
-        return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples))
+        return self._fill(Lap(np.arange(len(self._rows)), self._choice.num_samples), is_race=False)
 
-    def _fill(self, lap: Lap) -> ColumnFiles:
-        """Return the scores of some rows, under the first draws with their standard errors; their
+    def _fill(self, lap: Lap, is_race: bool) -> ColumnFiles:
+        """Return the scores of some rows, as a race goes by them with their standard errors; their
         digests where copies are looked for."""
         job, request = self._job, self._job.request
         rows, num_draws = self._rows[lap.rows], lap.num_draws
-        draws, is_last = job.computation.draws(num_draws), num_draws == request.num_samples
+        draws = job.computation.draws(num_draws)
         if self._laps == 0:
-            times = 1.0 if is_last else TIMES_FIRST_LAP
+            times = TIMES_FIRST_LAP if is_race else 1.0
             self._least_work = int(times * len(rows) * num_draws)
         self._laps += 1
         self._lap_work += len(rows) * num_draws
@@ -363,11 +362,11 @@ class JobPool(Pool):
             columns: dict[str, np.ndarray] = {}
             if job.computation.is_batch:
                 columns["digest"] = row_digests(x)
-            if is_last:
-                columns["score"] = job.computation.scores(x, draws)
-            else:
+            if is_race:
                 raced = job.model, x, draws, request.acquisition, request.priors
                 columns["score"], columns["error"] = race_scores(*raced)
+            else:
+                columns["score"] = job.computation.scores(x, draws)
             check_scores_of(columns["score"], rows[first : first + len(x)], request.field)
             return columns
 

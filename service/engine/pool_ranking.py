@@ -55,11 +55,11 @@ class EnginePool(Pool):
         """Return the scores of some rows, which are copied for as long as it takes."""
         held = self.job.call.reservation.held
         self.job.call.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
-        is_race = lap.num_draws < self.choice.num_samples
-        scored = await self._score(
-            replace(self.job, x=self.job.x[lap.rows], num_samples=lap.num_draws, is_race=is_race)
-        )
+        x = await self.run(partial(np.take, self.job.x, lap.rows, axis=0))
+        job = replace(self.job, x=x, num_samples=lap.num_draws, is_race=True)
+        scored = await self._score(job)
         self.job.call.reservation.shrink(held)
+        assert scored.errors is not None
         return scored.scores, scored.errors
 
     async def copies(self) -> Copies:
@@ -69,7 +69,8 @@ class EnginePool(Pool):
         return await self.run(partial(copies_of, self.job.x, self.pause))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        distinct = replace(self.job, x=self.job.x[copies.first], candidates=self._most_candidates)
+        x = await self.run(partial(np.take, self.job.x, copies.first, axis=0))
+        distinct = replace(self.job, x=x, candidates=self._most_candidates)
         scored = await self._score(distinct)
         check_computed(scored.scores[copies.group], "pool")
         assert scored.best is not None

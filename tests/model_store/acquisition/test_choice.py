@@ -1,6 +1,8 @@
 """Rankings of pools: by brute force, ties by seed and id, what is refused, and batches."""
 
+from dataclasses import replace
 from hashlib import blake2b
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +16,19 @@ from model_store.acquisition.choice import (
     ranking,
     top,
 )
-from model_store.acquisition.ranking import LOST, check_scores_of, race, race_stages
+from model_store.acquisition.ranking import (
+    LOST,
+    Choice,
+    Pool,
+    check_scores_of,
+    race,
+    race_stages,
+    rank_now,
+)
+from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
+from model_store.scores.tasks import PREDICTIVES
 from service.engine.jobs import Best
 
 DRAWS, ROWS = 8, 60
@@ -212,6 +224,42 @@ def test_a_race_that_would_leave_many_rows_learns_its_bounds_from_a_sample():
     rest = laps.send((full, None))
     stay = np.flatnonzero(found + 0.35 >= full.max())
     assert rest.rows.tolist() == np.setdiff1d(stay, [*best.rows, *sample.rows]).tolist()
+
+
+class DrawnPool(Pool):
+    """Rows of a regression whose outputs are known, scored as a service scores them."""
+
+    def __init__(self, outputs):
+        self.ids, self.seed = [str(i) for i in range(outputs.shape[1])], 3
+        runtime = SimpleNamespace(outputs_of=lambda x, draws: outputs[:draws, x])
+        self.model = SimpleNamespace(predictive=PREDICTIVES["regression"], runtime=runtime)
+        self.draws = len(outputs)
+
+    async def scores(self):
+        return pool_scores(self.model, np.arange(len(self.ids)), self.draws, "variance")
+
+    async def lap(self, lap):
+        return race_scores(self.model, lap.rows, lap.num_draws, "variance")
+
+    async def copies(self):
+        raise NotImplementedError
+
+    async def candidates(self, copies):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("unit", [0.1, 1.0, 100.0])
+def test_a_race_does_not_depend_on_the_unit_of_the_target(unit):
+    rng = np.random.default_rng(0)
+    outputs = np.stack([rng.normal(size=(100, 500)), rng.normal(size=500) + np.zeros((100, 1))], -1)
+    outputs[..., 0] *= unit
+    outputs[..., 1] += 2.0 * np.log(unit)
+    pool, choice = DrawnPool(outputs), Choice("regression", "variance", 10, 100)
+    raced = rank_now(pool, replace(choice, race=0.05))
+    assert raced.rows == rank_now(pool, choice).rows
+    of_unit_one = np.stack([outputs[..., 0] / unit, outputs[..., 1] - 2.0 * np.log(unit)], -1)
+    assert raced.finalists == rank_now(DrawnPool(of_unit_one), replace(choice, race=0.05)).finalists
+    assert raced.finalists < 100
 
 
 def coarse_pool(rng, rows):
