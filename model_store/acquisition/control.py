@@ -3,8 +3,8 @@ live data.
 
 A row may be set aside if a number that its id alone decides, uniform from 0 to 1, is below the
 share that is asked for; such rows are never ranked. So which rows can be control depends neither on
-the version nor on earlier choices: as long as the share stays, control rows are a uniform sample of
-all rows that were ever in a pool.
+the version nor on earlier choices: as long as the share stays, they are a random sample of each
+pool. Pools count by how many rows are acquired of them, not by their size.
 """
 
 import math

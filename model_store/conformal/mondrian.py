@@ -27,6 +27,7 @@ answered where a risk is in force, since a threshold that is certified of one gr
 another.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,11 @@ CategoryKind = Literal["class", "group"]
 CAUTIOUS_ROWS = 19  # that bear a false-positive rate of .05 and a coverage of .95
 UNKNOWN = -1  # the category of a row of no known group
 JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors`
+
+
+def cautious(rows: Sequence[int]) -> list[int]:
+    """Return the places of the categories that judge a row of an unknown one, given their sizes."""
+    return [c for c, n in enumerate(rows) if n >= CAUTIOUS_ROWS] or [*range(len(rows))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal import sets
 from model_store.conformal.abstention import NOTHING, Abstention
-from model_store.conformal.mondrian import CAUTIOUS_ROWS, UNKNOWN, CategoryKind
+from model_store.conformal.mondrian import UNKNOWN, CategoryKind, cautious
 from model_store.conformal.stopping import StoppingRule
 
 KEPT_THRESHOLDS = 1024  # by rate and risk
@@ -131,8 +131,8 @@ class RankTables:
 
     @cached_property
     def _cautious(self) -> tuple["RankTables", ...]:
-        large = tuple(table for table in self.by_category if len(table.statistic) >= CAUTIOUS_ROWS)
-        return large or self.by_category
+        rows = [len(table.statistic) for table in self.by_category]
+        return tuple(self.by_category[c] for c in cautious(rows))
 
     def thresholds(
         self, fpr: float, risk: float, categories: Numbers | None = None

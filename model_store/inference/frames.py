@@ -1,7 +1,6 @@
 """Rows of programs, arrays and DataFrames, to what a model says of them, by the way of files that
 are sent to the service."""
 
-import base64
 import math
 import operator
 from typing import Any
@@ -24,7 +23,7 @@ from model_store.inference.prediction import (
     decide,
 )
 from model_store.sources.columns import from_cells
-from model_store.sources.images import open_image, pixels
+from model_store.sources.images import image_content, open_image, pixels
 from model_store.sources.parquet import ParquetFile, write_tables
 from model_store.sources.row_file import Part, shapes_of
 
@@ -146,8 +145,8 @@ def _image(model: Model, content: Any, field: str) -> Float32[np.ndarray, "I"]:
     """Return an image file's pixels; its content is bytes, or base64 of them."""
     spec = model.manifest.input
     assert spec.image is not None
-    content = base64.b64decode(content) if isinstance(content, str) else content
-    return pixels(open_image(content, field), spec.shape, spec.image, field).astype(np.float32)
+    image = open_image(image_content(content, field), field)
+    return pixels(image, spec.shape, spec.image, field).astype(np.float32)
 
 
 def _numbers(x: np.ndarray, spec: InputSpec) -> Float32[np.ndarray, "N I"]:

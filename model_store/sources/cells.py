@@ -35,6 +35,7 @@ BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
 SPACES = "\u00a0\u202f"  # that no line is broken at: as good as a space
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
+POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 LONGEST = 100  # characters of a text that is looked at
 TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(

@@ -11,7 +11,7 @@ from typing import Any
 
 from model_store.artifacts.manifest import NumericColumn
 from model_store.errors import InvalidInput
-from model_store.sources.cells import COMMA_NUMBER, cell_reader
+from model_store.sources.cells import COMMA_NUMBER, POINT_NUMBER, cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
     Part,
@@ -219,7 +219,9 @@ class CsvFile(RowFile):
         has_points = has_commas = has_decimals = False
         for row in self._table.rows():
             self.rows += 1
-            has_points = has_points or any("." in row[i] for i in places)
+            has_points = has_points or any(
+                "." in row[i] and POINT_NUMBER.fullmatch(row[i].strip()) for i in places
+            )
             if not has_decimals:
                 commas = [text for i in places if COMMA_NUMBER.fullmatch(text := row[i].strip())]
                 has_commas = has_commas or bool(commas)

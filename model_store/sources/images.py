@@ -9,17 +9,19 @@ file that misses pixels, but is marked as an end, is not known to be wrong unles
 short: its decoder fills the rest.
 """
 
+import base64
 import io
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageFile, PngImagePlugin
 
 from model_store.artifacts.manifest import ImageSpec
-from model_store.errors import InvalidInput
+from model_store.errors import InvalidInput, kind_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of requests; training reads others too
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # of 8 bits a channel
@@ -49,6 +51,19 @@ RESIZED_BYTES = 10  # that each pixel of `resized_pixels` takes
 SIDE_BYTES = 64  # that a row or column takes, however short
 DECODER_BYTES = 1 << 16  # that a decoder takes, however few the pixels
 PNG_CHUNKS = 20_000  # at most: encoders write pieces of 8 kB and more
+
+
+def image_content(row: Any, field: str) -> bytes:
+    """Return an image file's content, of bytes or base64 of them."""
+    if isinstance(row, bytes):
+        return row
+    if not isinstance(row, str):
+        raise InvalidInput(field, "base64 of an image file, as the row before it", kind_of(row))
+    try:
+        return base64.b64decode(row, validate=True)
+    except ValueError:  # binascii.Error, or text beyond ASCII
+        expected = "base64 of an image file"
+        raise InvalidInput(field, expected, f"{kind_of(row)} that is not base64") from None
 
 
 def open_image(

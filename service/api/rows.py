@@ -1,7 +1,5 @@
 """Rows of requests and files as numbers: arrays, lists, objects, cells by column, images, texts."""
 
-import base64
-import binascii
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -18,6 +16,7 @@ from model_store.sources.columns import from_cells, from_objects, not_by_column
 from model_store.sources.images import (
     decoded_pixels,
     decoding_bytes,
+    image_content,
     open_image,
     pixels,
     resized_pixels,
@@ -197,7 +196,7 @@ class _Reader:
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
         """Return an image, the bytes of a file or base64 of them, as a flat row of pixels."""
         assert self.spec.image is not None
-        content = _content(row, field)
+        content = image_content(row, field)
         image = open_image(content, field)
         shape, spec = self.spec.shape, self.spec.image
         resized = resized_pixels(image, shape, spec, field)
@@ -217,18 +216,6 @@ def _only(row: dict[str, Any], name: str, field: str) -> Any:
         expected = f"no column but {name[:80]}"
         raise InvalidInput(f"{field}.{unknown[:80]}", expected, "an unknown one")
     return row[name]
-
-
-def _content(row: Any, field: str) -> bytes:
-    if isinstance(row, bytes):
-        return row
-    if not isinstance(row, str):
-        raise InvalidInput(field, "base64 of an image file, as the row before it", kind_of(row))
-    try:
-        return base64.b64decode(row, validate=True)
-    except (binascii.Error, ValueError):  # the latter of text beyond ASCII
-        expected = "base64 of an image file"
-        raise InvalidInput(field, expected, f"{kind_of(row)} that is not base64") from None
 
 
 def _block(

@@ -30,7 +30,7 @@ INPUTS, HIDDEN, CLASSES, NOISE = 3, 6, 4, 5
 COUNTS = [1, 2, 5, 10, 20]
 DRAWS = COUNTS[-1]
 REFERENCE, RANKING = 60, 99
-GROUPS = ("red", "green", "blue")
+GROUPS, SMALL = ("red", "green", "blue"), 18  # rows of the last
 NAMES = DetectorNames(combined=("entropy", "distance"), density=("distance",))
 
 
@@ -190,9 +190,15 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
             "class": Categories(
                 "class", description().classes, np.stack([s.label for s in ranking.scores]), y
             ),
-            "group": Categories.by_group(GROUPS, np.arange(RANKING) % 3, len(COUNTS)),
+            "group": Categories.by_group(GROUPS, _groups(), len(COUNTS)),
         }[kind],
     )
+
+
+def _groups() -> np.ndarray:
+    """Two groups and a small one, which does not judge rows of unknown groups."""
+    rows = np.arange(RANKING)
+    return np.where(rows < SMALL, len(GROUPS) - 1, rows % 2)
 
 
 class _Split:

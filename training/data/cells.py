@@ -30,6 +30,7 @@ from model_store.sources.cells import (
     COMMA_NUMBER,
     ISO,
     MISSING,
+    POINT_NUMBER,
     TIME_EXAMPLE,
     is_number,
     number_of,
@@ -50,7 +51,6 @@ MOSTLY = 0.9
 NAMED_CELLS = 3  # of those that an error names
 CHUNK_ROWS = 1 << 14  # of a CSV file, that are Python's strings at a time
 LOOKED_AT = 10_000  # rows by which decimal points are recognised
-POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 # What pandas calls an index without a name: in a CSV file it wrote, in one it read and wrote, in
 # Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")

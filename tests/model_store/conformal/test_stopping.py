@@ -62,6 +62,12 @@ def test_the_width_is_students_quantile(degrees):
     assert student_quantile(degrees) == pytest.approx(stats.t.ppf(1 - TAIL, degrees), rel=0.01)
 
 
+@pytest.mark.parametrize("degrees", [9, 24, 99])
+@pytest.mark.parametrize("tail", [1e-5, 1e-7, 5e-9])
+def test_the_width_of_races_is_students_quantile(degrees, tail):
+    assert student_quantile(degrees, tail) == pytest.approx(stats.t.isf(tail, degrees), rel=0.03)
+
+
 def test_stages_are_the_numbers_of_draws_from_five_on_but_the_last():
     assert stages_among([1, 2, 3, 5, 10, 20]) == [5, 10]
     assert stages_among([1, 2, 3, 4, 6]) == []

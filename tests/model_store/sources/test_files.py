@@ -197,6 +197,14 @@ def test_decimal_commas_are_read_as_such_where_no_number_has_a_point(tmp_path):
     )
 
 
+@pytest.mark.parametrize("missing", ["n.a.", "."])
+def test_a_missing_value_with_a_dot_is_no_decimal_point(tmp_path, missing):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"width;colour\n1,5;red\n{missing};blue\n")
+    pool = open_rows(path, TABLE.model_copy(update={"missing_values": (missing,)}), "pool_file")
+    assert next(pool.parts())["width"] == [1.5, None]
+
+
 def test_a_csv_file_is_read_as_it_is_in_training(tmp_path):
     """Booleans as pandas writes them, blanks around names and cells, what counts as missing, a
     column of ids."""
