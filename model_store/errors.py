@@ -15,7 +15,7 @@ DubitoError
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_ERRORS = 10  # that are told of at once
@@ -34,6 +34,11 @@ class InvalidInput(DubitoError):
         self.expected = expected
         self.got = got
         self.others: Sequence[InvalidInput] = ()  # that were found with it
+
+    def renamed(self, rename: Callable[[str], str]) -> "InvalidInput":
+        """Return the same error, and those found with it, of fields by other names."""
+        errors = (self, *self.others)
+        return all_of([InvalidInput(rename(e.field), e.expected, e.got) for e in errors])
 
 
 class Conflict(DubitoError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,15 @@ class Context:
                 self._state = Database(self.settings.state)
             return self._state
 
+    def state_if_any(self) -> Database | None:
+        """Return the state, None where nothing was ever kept, so that looking makes none.
+
+        Raises:
+            StateUnusable: as `state` does.
+        """
+        folder = self.settings.state
+        return self.state if folder is None or has_state(folder) else None
+
     def find_labelled(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label. Makes no database where there is none."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
@@ -133,9 +143,11 @@ class Context:
         if served is None:
             preflight = await self.threads.files(partial(self.models.preflight_of, *wanted))
             if preflight is not None:
-                await asyncio.wait([asyncio.wrap_future(preflight)], timeout=deadline_s)
-                if not preflight.done():
+                over = asyncio.wrap_future(preflight)
+                await asyncio.wait([over], timeout=call.deadline - time.monotonic())
+                if not over.done():
                     raise PastDeadline
+                _ = over.cancelled() or over.exception()  # which `get` tells of
             served = await self.threads.loads(partial(self.models.get, *wanted))
         return served
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
         return 1
-    except (DubitoError, OSError) as error:
+    except (DubitoError, OSError, UnicodeDecodeError, BadZipFile) as error:
         print(f"dubito: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

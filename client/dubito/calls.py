@@ -371,10 +371,15 @@ def _post(
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    row = re.fullmatch(r"inputs\.(\d+)(.*)", error.field, re.DOTALL)
-    if row is None:
-        return error
-    return InvalidInput(f"inputs.{first + int(row[1])}{row[2]}", error.expected, error.got)
+    """Return an error of a part of the rows as one of all of them."""
+
+    def shifted(text: str) -> str:
+        return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
+
+    of_all = InvalidInput(shifted(error.field), error.expected, error.got, shifted(error.message))
+    of_all.code = error.code
+    of_all.errors = [{name: shifted(text) for name, text in one.items()} for one in error.errors]
+    return of_all
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:

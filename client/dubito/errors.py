@@ -159,7 +159,7 @@ def error_of(response: httpx.Response, retry_after_s: float | None = None) -> Du
     problem = _problem(response)
     error = _error_of(response, _detail(response, problem), retry_after_s)
     error.code = str(problem.get("code", ""))
-    error.errors = tuple(problem.get("errors", ()))
+    error.errors = tuple(problem.get("errors") or ())
     return error
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
-        yield from csv.DictReader(text.splitlines())
+        yield from csv.DictReader(io.StringIO(text, newline=""))
         return
     try:
         yield from (json.loads(line) for line in text.split("\n") if line.strip())

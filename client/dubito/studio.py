@@ -3,6 +3,7 @@
 import argparse
 import base64
 import csv
+import io
 import json
 import os
 import re
@@ -124,7 +125,7 @@ def _rows(files: Sequence[Path], model: Model) -> Iterator[Row]:
     if len(files) == 1 and is_named(path, ".csv", ".tsv") and kinds:
         text = path.read_text(encoding="utf-8-sig")
         dialect = csv.excel_tab if is_named(path, ".tsv") else csv.excel
-        listed: Sequence[Any] = list(csv.DictReader(text.splitlines(), dialect=dialect))
+        listed: Sequence[Any] = list(csv.DictReader(io.StringIO(text, newline=""), dialect=dialect))
     elif is_pool(files) and not is_named(path, ".npy"):
         expected = "CSV of a model of columns, JSON, npy, images or texts"
         raise InvalidInput(str(path), expected, "another file")

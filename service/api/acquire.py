@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from model_store.acquisition.choice import RANDOM
@@ -94,7 +95,8 @@ async def post_acquire(request: Request) -> Response:
         chosen = await context.threads.state(find)
         if len(chosen.ranked) < len(x):
             reservation.reserve(x.nbytes, "pool")
-            x = x[chosen.ranked]
+            copied = partial(np.take, x, chosen.ranked, axis=0)
+            x = await context.threads.requests.run(call, x.nbytes, copied)
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
         job = Job(served, x, num_samples, seed, call, acquisition=acquisition, priors=priors)
         k = envelope.k - len(chosen.control)
@@ -140,9 +142,7 @@ async def post_acquire(request: Request) -> Response:
 
 def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
     row = error.field.removeprefix("pool.")
-    if not row.isdigit():
-        return error
-    return InvalidInput(f"pool.{places[int(row)]}", error.expected, error.got)
+    return error.renamed(lambda _: f"pool.{places[int(row)]}") if row.isdigit() else error
 
 
 async def find_names(

@@ -20,7 +20,6 @@ from model_store.state.labels import (
     control_labels,
     counts,
     delete_labels,
-    has_state,
     kept_labels,
     row_format,
 )
@@ -110,9 +109,10 @@ async def get_labels(request: Request) -> Response:
     name = context.models.name(query.model)
 
     def listed() -> list[dict[str, Any]]:
-        if not has_state(context.settings.state):  # so that looking makes none
+        state = context.state_if_any()
+        if state is None:
             return []
-        return kept_labels(context.state, name, query.annotator, query.after, query.limit + 1)
+        return kept_labels(state, name, query.annotator, query.after, query.limit + 1)
 
     found = await context.threads.state(listed)
     labels = found[: query.limit]
@@ -138,10 +138,11 @@ async def post_labels_delete(request: Request) -> Response:
     def deleted() -> dict[str, Any]:
         asked = validate(LabelsDeletion, parse_json(body))
         name = context.models.name(asked.model)
-        if not has_state(context.settings.state):
+        state = context.state_if_any()
+        if state is None:
             return {"model": name, "deleted": 0, "labels": 0}
-        count = delete_labels(context.state, name, asked.ids)
-        return {"model": name, "deleted": count, "labels": counts(context.state, name)["labels"]}
+        count = delete_labels(state, name, asked.ids)
+        return {"model": name, "deleted": count, "labels": counts(state, name)["labels"]}
 
     return json_response(await context.threads.state(deleted))
 
@@ -213,8 +214,8 @@ def _row(
     try:
         return rows_array([entry.input], spec, "input", most_pixels, call, encoder)[0]
     except InvalidInput as error:
-        place = error.field.removeprefix("input").removeprefix(".0")
-        raise InvalidInput(f"labels.{n}.input{place}", error.expected, error.got) from None
+        here = f"labels.{n}.input"
+        raise error.renamed(lambda f: here + f.removeprefix("input").removeprefix(".0")) from None
 
 
 @router.get(
@@ -232,10 +233,10 @@ async def get_label_figures(request: Request, name: str) -> Response:
 def _figures(context: Context, name: str) -> dict[str, Any]:
     latest = context.models.latest(name)
     serving = None if latest is None else latest.version
-    if context.settings.state is not None and not has_state(context.settings.state):
+    database = context.state_if_any()
+    if database is None:
         numbers, rows, tried = NONE_YET, [], []
     else:
-        database = context.state
         numbers, rows = counts(database, name), control_labels(database, name)
         tried = [{**one, "time": moment(one["time"])} for one in candidates(database, name)]
     by_version: dict[str, list[tuple[dict[str, Any], str | float]]] = {}

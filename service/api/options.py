@@ -251,4 +251,4 @@ def envelope_of(fields: dict[str, Any], where: str) -> PredictRequest:
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
-        raise InvalidInput(f"{where}.{error.field}", error.expected, error.got) from None
+        raise error.renamed(lambda field: f"{where}.{field}") from None

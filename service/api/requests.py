@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -354,6 +354,14 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     return content
 
 
+@cache
+def _json_types(kind: type[RequestModel], name: str) -> tuple[str, str]:
+    """Return what a field is in JSON, and of an array what its items are; else a string."""
+    schema = kind.model_json_schema()["properties"].get(name, {})
+    schema = schema.get("anyOf", [schema])[0]
+    return schema.get("type", "string"), schema.get("items", {}).get("type", "string")
+
+
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
@@ -362,11 +370,10 @@ def text_fields(
     fields: dict[str, Any] = {}
     items = set()  # fields that come item by item
     for name, text in pairs:
-        annotation = str(kind.model_fields[name].annotation) if name in kind.model_fields else ""
-        is_item = "list" in annotation and name != rows_field and not text.startswith("[")
+        of, of_item = _json_types(kind, name)
+        is_item = of == "array" and name != rows_field and not text.startswith("[")
         value: Any = text
-        is_json = any(kind in annotation for kind in ("int", "float", "bool", "list"))
-        if is_json and name != rows_field and not (is_item and "str" in annotation):
+        if (of_item if is_item else of) != "string" and name != rows_field:
             try:
                 value = orjson.loads(text.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import InvalidInput, all_of, kind_of
 from model_store.sources.columns import from_cells, from_objects, not_by_column
 from model_store.sources.images import (
     decoded_pixels,
@@ -286,8 +286,14 @@ def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
 
 
 def with_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
-    """Return an error of a row, with the row's id where it has one."""
-    place = next((part for part in error.field.split(".")[1:2] if part.isdigit()), None)
-    if place is None or ids is None:
+    """Return an error of a row, and those found with it, with the rows' ids if they have any."""
+    if ids is None:
         return error
-    return InvalidInput(error.field, error.expected, f"{error.got} (id {ids[int(place)][:200]!r})")
+
+    def named(one: InvalidInput) -> InvalidInput:
+        place = next((part for part in one.field.split(".")[1:2] if part.isdigit()), None)
+        if place is None:
+            return one
+        return InvalidInput(one.field, one.expected, f"{one.got} (id {ids[int(place)][:200]!r})")
+
+    return all_of([named(one) for one in (error, *error.others)])

@@ -170,17 +170,16 @@ class Engine:
     def _run(self, batch: list[Progress]) -> None:
         try:
             self._compute(batch)
+            done = [progress for progress in batch if not progress.rows_left]
+            for progress in done:
+                if len(progress.parts) > 1:
+                    progress.gather()
         except Exception as error:
             finish(batch, error)
             return
-        done = []
         for progress in batch:
             if progress.rows_left:
                 self._put(progress)
-            else:
-                if len(progress.parts) > 1:
-                    progress.gather()
-                done.append(progress)
         finish(done)
 
     def _compute(self, batch: list[Progress]) -> None:

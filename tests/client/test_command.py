@@ -208,7 +208,9 @@ def test_labels_are_sent_listed_exported_and_deleted(run, tmp_path):
     assert out == "people: 2 of 3 deleted, 1 left\n"
     (tmp_path / "twice.csv").write_text(f"id,label\nr0,{first}\nr0,{first}\n")
     (tmp_path / "none.csv").write_text("name,class\nr0,3\n")
+    (tmp_path / "latin.csv").write_bytes("id,label\nr0,Köln\n".encode("cp1252"))
     for name, says in (
+        ("latin.csv", "dubito: 'utf-8' codec can't decode byte 0xf6 in position 13: invalid"),
         ("twice.csv", "dubito: twice.csv: line 2: expected an id that is there once, got 'r0'\n"),
         ("none.csv", "dubito: none.csv: expected lines with an `id` and a `label` or a `target`"),
     ):

@@ -264,10 +264,16 @@ def test_parts_share_the_draws_and_the_version_of_the_first():
 
 def test_a_wrong_row_is_named_by_its_place_among_all():
     detail = "inputs.1.age: expected a number, got a string of 3 characters"
+    errors = [{"field": "inputs.1.age", "detail": detail}]
+    content = {"detail": detail, "code": "invalid_input", "errors": errors}
     error, _ = outcome(
-        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, detail)
+        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2),
+        npz(2),
+        httpx.Response(422, json=content),
     )
     assert (error.field, str(error)) == ("inputs.3.age", detail.replace("1", "3", 1))
+    assert error.code == "invalid_input"
+    assert [one["field"] for one in error.errors] == ["inputs.3.age"]
     of_all = "fpr: expected a number, got null"
     error, _ = outcome(
         calls.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)

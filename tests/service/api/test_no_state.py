@@ -16,6 +16,8 @@ def test_without_a_folder_of_state_what_needs_one_is_refused_and_the_rest_works(
                 json={"model": "digits", "labels": [{"id": "a", "label": "1", "input": rows[0]}]},
             ),
             client.get("/models/digits/labels"),
+            client.get("/labels"),
+            client.post("/labels/delete", json={"ids": ["a"]}),
             client.post("/acquire", json={"pool": rows, "ids": ["a", "b"], "k": 1, "keep": True}),
         ]
         for answer in refused:
