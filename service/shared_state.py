@@ -70,6 +70,7 @@ class FolderBackend:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may clean /tmp
         with (self.folder / NOTICES).open("a") as file:
             self._read = file.tell()
 

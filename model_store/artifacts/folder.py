@@ -36,12 +36,13 @@ from model_store.artifacts.storage import (
     is_name,
     is_version,
 )
-from model_store.errors import NotFound
+from model_store.errors import NotFound, StoreUnreachable
 
 
 class Folder(Storage):
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._had_something = self._is_gone = False
 
     @property
     def scratch(self) -> Path:
@@ -52,9 +53,16 @@ class Folder(Storage):
 
     @property
     def was_seen(self) -> bool:
-        return True
+        return not self._is_gone
 
-    def look(self) -> None: ...
+    def look(self) -> None:
+        """Look whether there still is something, if there was: a mount that is gone leaves an empty
+        folder, or none."""
+        has_something = self.root.is_dir() and any(True for _ in self.root.iterdir())
+        self._had_something |= has_something
+        self._is_gone = self._had_something and not has_something
+        if self._is_gone:
+            raise StoreUnreachable(f"the store {self.root} is gone, or empty")
 
     def names(self) -> list[str]:
         if not self.root.is_dir():

@@ -54,8 +54,3 @@ class Repeatable:
 def refuse_again(database: Database, asked: Repeatable) -> None:
     with database.reading() as connection:
         asked.refuse_again(connection)
-
-
-def keep_answer(database: Database, asked: Repeatable, answer: bytes) -> None:
-    with database.writing() as connection:
-        asked.keep(connection, answer)

@@ -8,7 +8,7 @@ returns, and the same label again changes nothing.
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -179,10 +179,12 @@ def accept(
     labels: Sequence[Label],
     replace: bool = False,
     key: str | None = None,
+    note: Callable[[Connection, Accepted], None] | None = None,
 ) -> Accepted:
     """Keep labels of different ids, all or none; they are on the disk when this returns.
 
-    `key` is the name of the key that they came with. What they contradict is a Conflict.
+    `key` is the name of the key that they came with. `note` keeps something with them, or not at
+    all. What they contradict is a Conflict.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:
@@ -190,7 +192,10 @@ def accept(
             field = f"labels.{n}"
             outcome = _accept(connection, model, row_format, label, field, replace, key, now)
             outcomes[outcome] += 1
-    return Accepted(outcomes["accepted"], outcomes["known"], outcomes["replaced"])
+        accepted = Accepted(outcomes["accepted"], outcomes["known"], outcomes["replaced"])
+        if note is not None:
+            note(connection, accepted)
+    return accepted
 
 
 def _accept(
@@ -245,6 +250,11 @@ def _accept(
         (*value, key, now, *place),
     )
     return "replaced"
+
+
+def count_labels(connection: Connection, model: str) -> int:
+    count = "SELECT count(*) FROM labels WHERE model = ?"
+    return int(connection.execute(count, (model,)).fetchone()[0])
 
 
 def counts(database: Database, model: str) -> dict[str, int]:

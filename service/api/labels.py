@@ -1,6 +1,7 @@
 """`/labels`: labels come back, are listed and deleted. `GET /models/{name}/labels`: how many there
 are, and what they say."""
 
+import sqlite3
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
-from model_store.state.answers import Repeated, keep_answer
+from model_store.state.answers import Repeatable, Repeated
 from model_store.state.labels import (
     Accepted,
     Label,
@@ -18,6 +19,7 @@ from model_store.state.labels import (
     candidates,
     check_id,
     control_labels,
+    count_labels,
     counts,
     delete_labels,
     kept_labels,
@@ -69,15 +71,15 @@ async def post_labels(request: Request) -> Response:
     body = await _body(context, call)
     try:
         asked = await repeatable(context, call, body)
-        answer = orjson.dumps(await _keep(context, call, body))
-        if asked is not None:
-            await context.threads.state(lambda: keep_answer(context.state, asked, answer))
+        answer = orjson.dumps(await _keep(context, call, body, asked))
     except Repeated as again:
         answer = again.answer
     return Response(answer, media_type=JSON)
 
 
-async def _keep(context: Context, call: Call, body: bytes | bytearray) -> dict[str, Any]:
+async def _keep(
+    context: Context, call: Call, body: bytes | bytearray, asked: Repeatable | None
+) -> dict[str, Any]:
     request = call.request
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, most = len(envelope.labels), context.settings.max_rows
@@ -85,9 +87,10 @@ async def _keep(context: Context, call: Call, body: bytes | bytearray) -> dict[s
         raise TooLarge(f"labels: expected at most {most}, got {count}")
     served = await context.find_model(call, Envelope(model=envelope.model))
     key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
-    work = partial(keep_labels, context, served, envelope.labels, call, replace, key, encoded)
-    accepted, labels = await context.threads.state(work)
-    return {"model": served.name, **asdict(accepted), "labels": labels}
+    work = partial(
+        keep_labels, context, served, envelope.labels, call, replace, key, encoded, asked
+    )
+    return await context.threads.state(work)
 
 
 async def _body(context: Context, call: Call) -> bytes | bytearray:
@@ -155,9 +158,10 @@ def keep_labels(
     replace: bool,
     key: str | None,
     encoded: bool = False,
-) -> tuple[Accepted, int]:
-    """Keep labels of a model, all or none; return what became of them, and how many there are. From
-    a worker thread.
+    asked: Repeatable | None = None,
+) -> dict[str, Any]:
+    """Keep labels of a model, all or none, with the answer if the request may come again; return
+    the answer. From a worker thread.
 
     Raises:
         InvalidInput: naming the label that is not one of this model's, or whose row is not known.
@@ -180,9 +184,16 @@ def keep_labels(
                 break
     if wrong:
         raise all_of(wrong)
-    accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key)
+    answer: dict[str, Any] = {"model": served.name}
+
+    def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
+        answer.update(asdict(accepted), labels=count_labels(connection, served.name))
+        if asked is not None:
+            asked.keep(connection, orjson.dumps(answer))
+
+    accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key, note)
     context.metrics.count_labels(served.name, accepted)
-    return accepted, counts(context.state, served.name)["labels"]
+    return answer
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:

@@ -96,11 +96,12 @@ def accepts(accept: str, media_type: str) -> bool:
     if accept in ("", "*/*", media_type):
         return True
     kinds = {"*/*", media_type, f"{media_type.partition('/')[0]}/*"}
-    for part in accept.lower().split(","):
-        kind, *parameters = (word.strip() for word in part.split(";"))
-        if kind in kinds and not any(_NEVER.fullmatch(word) for word in parameters):
-            return True
-    return False
+    return not kinds.isdisjoint(_named(accept))
+
+
+def _named(accept: str) -> set[str]:
+    parts = ([word.strip() for word in part.split(";")] for part in accept.lower().split(","))
+    return {kind for kind, *parameters in parts if not any(map(_NEVER.fullmatch, parameters))}
 
 
 def answer_type(request: Request, *media_types: str) -> str:
@@ -110,7 +111,7 @@ def answer_type(request: Request, *media_types: str) -> str:
         NotAcceptable: if it takes none of them.
     """
     accept = header(request, b"accept")
-    named = [kind for kind in media_types[1:] if kind in accept]
+    named = [kind for kind in media_types[1:] if kind in accept and kind in _named(accept)]
     if not named and not accepts(accept, media_types[0]):
         raise NotAcceptable(*media_types)
     return named[-1] if named else media_types[0]

@@ -239,7 +239,7 @@ def predict(job: JobRows) -> str:
 
     def write(path: Path) -> None:
         if request.format == "npz":
-            named = {} if ids is None else {"ids": np.array(ids)}
+            named = {} if ids is None else {"ids": ids}
             write_npz(path, {**about, **named, **of_rows})
         else:
             tables = (_table(job, ids, of_rows, i) for i in range(0, columns.rows, TABLE_ROWS))
@@ -326,7 +326,7 @@ class JobPool(Pool):
     def __init__(
         self, job: JobRows, rows: Int64[np.ndarray, "N"], ids: Sequence[str], choice: Choice
     ) -> None:
-        self.ids, self.seed = ids, job.request.seed
+        self.ids, self.seed, self.pause = ids, job.request.seed, lambda: job.advance(0)
         self.unknown: dict[str, int] = {}  # categories of the rows that are scored
         self._job, self._rows, self._choice = job, rows, choice
         self._laps = self._lap_work = 0

@@ -11,7 +11,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from model_store.artifacts.manifest import Manifest
 from service.api.predictions import part_names
 
 LAYOUT = "columns.json"
+STRINGS_AT_ONCE = 1000
 
 
 class ColumnFiles:
@@ -100,12 +101,24 @@ class ColumnFiles:
         return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays one after the other, so that mapped ones need no memory."""
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray | list[str]]) -> None:
+    """Write arrays one after the other, so that mapped ones need no memory, nor lists of strings
+    much, of which each takes as much as the longest."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+                if isinstance(array, list):
+                    _write_strings(file, array)
+                else:
+                    np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+
+
+def _write_strings(file: IO[bytes], strings: list[str]) -> None:
+    dtype = np.dtype(("U", max(map(len, strings), default=1)))
+    said = {"descr": dtype.str, "fortran_order": False, "shape": (len(strings),)}
+    np.lib.format.write_array_header_1_0(file, said)
+    for first in range(0, len(strings), STRINGS_AT_ONCE):
+        file.write(np.array(strings[first : first + STRINGS_AT_ONCE], dtype=dtype).tobytes())
 
 
 def write_parquet(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from model_store.errors import DubitoError
+from model_store.errors import DubitoError, NotFound
 from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
@@ -155,7 +155,10 @@ class JobRunner:
                 jobs.put_back(
                     running.job.id, f"the process that ran it ended ({describe_exit(code)})"
                 )
-            job = jobs.get(running.job.id)
+            try:
+                job = jobs.get(running.job.id)
+            except NotFound:  # it was deleted meanwhile
+                return
             if job.is_over:
                 self.metrics.jobs.labels(job.kind, job.state).inc()
             if job.kind == "acquire" and job.state == "done" and job.request["keep"]:

@@ -33,7 +33,7 @@ class Watcher:
         self.settings = models.settings
         self.awaits_preflights = False  # whether the last look found one that is not over
         self.seen = 0.0  # when the whole store was last looked at, in seconds since 1970
-        self.reachable = True  # whether the last look could reach the store; a folder always can
+        self.reachable = True  # whether the last look could reach the store
         self.troubles: dict[tuple[str, str], str] = {}  # by model and alias what is wrong
         self._looking = threading.Lock()  # held while the store is looked at
         self._ending = ending
@@ -103,8 +103,9 @@ class Watcher:
             self.store.storage.look()
         except StoreUnreachable as error:
             if self.reachable:
-                going_on = "going on with what was seen of it and is in"
-                logger.error("%s; %s %s", one_line(error), going_on, self.settings.cache)
+                is_bucket = isinstance(self.settings.store, str)
+                copies = f" and is in {self.settings.cache}" if is_bucket else ""
+                logger.error("%s; going on with what was seen of it%s", one_line(error), copies)
             self.reachable = False
         else:
             if not self.reachable:

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from model_store.errors import InvalidInput
-from model_store.state.answers import KEPT_S, Repeatable, Repeated, keep_answer, refuse_again
+from model_store.state.answers import KEPT_S, Repeatable, Repeated, refuse_again
 from model_store.state.database import Database
 
 
@@ -26,6 +26,11 @@ def clock(monkeypatch):
 
 def asked(key, digest="d"):
     return Repeatable("me", key, digest)
+
+
+def keep_answer(database, repeatable, answer):
+    with database.writing() as connection:
+        repeatable.keep(connection, answer)
 
 
 def test_an_answer_is_kept_for_a_day(database, clock):

@@ -55,6 +55,13 @@ def test_what_a_client_does_not_take_is_not_sent(client, accept, status):
             assert answer.json()["detail"].startswith("Accept: expected application/json")
 
 
+def test_a_media_type_that_is_refused_is_not_sent_for_another(client):
+    for taken, sent in ("application/x-npz;q=0", "json"), ("application/x-npz", "x-npz"):
+        headers = {"Accept": f"application/json, {taken}"}
+        answer = client.post("/predict", json=ROWS, headers=headers)
+        assert answer.headers["content-type"] == f"application/{sent}"
+
+
 @pytest.mark.parametrize("path", ["/models", "/models/digits", "/jobs", "/labels", "/jobs/none"])
 def test_a_query_that_nobody_reads_is_refused(client, path):
     answer = client.get(path, params={"seeed": "7"})

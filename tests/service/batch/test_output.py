@@ -115,7 +115,9 @@ def test_an_npz_of_mapped_columns_is_read_by_numpy(tmp_path):
     columns = ColumnFiles(tmp_path / "columns")
     columns.append(ROWS)
     columns.sync()
-    write_npz(tmp_path / "all.npz", {name: columns.column(name) for name in columns.names})
+    ids = [*(f"row {i}" for i in range(2500)), "ü" * 40]
+    of_columns = {name: columns.column(name) for name in columns.names}
+    write_npz(tmp_path / "all.npz", {**of_columns, "ids": ids, "none": []})
     with np.load(io.BytesIO((tmp_path / "all.npz").read_bytes()), allow_pickle=False) as arrays:
         assert all(np.array_equal(arrays[name], column) for name, column in ROWS.items())
     columns.close()

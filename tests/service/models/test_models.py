@@ -66,6 +66,25 @@ class Clock:
         return self.now
 
 
+@pytest.mark.parametrize("leaves", ["an empty folder", "none"])
+def test_what_is_loaded_is_served_while_the_mount_of_the_store_is_gone(
+    store, models, watcher, caplog, leaves
+):
+    served = models.serves("tiny")
+    store.root.rename(store.root.with_name("unmounted"))
+    if leaves == "an empty folder":
+        store.root.mkdir()
+    watcher.refresh()
+    assert (models.serves("tiny"), watcher.reachable) == (served, False)
+    assert models.get("tiny", "latest").version == "2"
+    assert "is gone, or empty; going on with what was seen of it" in caplog.text
+    if leaves == "an empty folder":
+        store.root.rmdir()
+    store.root.with_name("unmounted").rename(store.root)
+    watcher.refresh()
+    assert (models.serves("tiny"), watcher.reachable) == (served, True)
+
+
 def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watcher):
     clock = Clock()
     monkeypatch.setattr("service.models.watcher.time", clock)
