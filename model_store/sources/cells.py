@@ -13,6 +13,7 @@ since the beginning of 1970, in UTC.
 
 import re
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -74,20 +75,25 @@ def cell_reader(
 
 
 def _category_reader(column: CategoricalColumn, nothing: set[str]) -> Callable[[str], str | None]:
-    categories = set(column.categories)
-    is_boolean = categories <= BOOLEANS
+    categories = frozenset(column.categories)
 
     def read(text: str) -> str | None:
         if text in categories:
             return text
-        stripped = text.strip()
-        if stripped in nothing:
-            return None
-        if is_boolean and stripped.lower() in BOOLEANS:
-            return stripped.lower()
-        return stripped if stripped in categories else text
+        return None if text.strip() in nothing else as_trained(text, categories)
 
     return read
+
+
+def as_trained(text: str, categories: AbstractSet[str]) -> str:
+    """Return a text as training read it: it trims cells, and has booleans in lower case. One that
+    is none of the categories even so stays as it is."""
+    if text in categories:
+        return text
+    trimmed = text.strip()
+    if categories <= BOOLEANS:
+        trimmed = trimmed.lower()
+    return trimmed if trimmed in categories else text
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:

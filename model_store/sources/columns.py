@@ -29,6 +29,7 @@ from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.sources.cells import (
     ISO,
     TIME_EXAMPLE,
+    as_trained,
     date_example,
     number_example,
     number_of,
@@ -73,7 +74,8 @@ def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.
 def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarray, "N J"]:
     index = {category: i for i, category in enumerate(column.categories)}
     encoded = np.zeros((len(values), len(column.categories) + 1), dtype=np.float32)
-    places = [-1 if value is None else index.get(value, -1) for value in values]
+    known = index.keys()
+    places = [-1 if value is None else index.get(as_trained(value, known), -1) for value in values]
     encoded[np.arange(len(values)), places] = 1.0
     return encoded
 
@@ -192,8 +194,10 @@ def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
         cell = row[column.name]
         if cell is None:
             missing.append(column.name)
-        elif isinstance(column, CategoricalColumn) and category_text(cell) not in column.categories:
-            unseen[column.name] = category_text(cell)
+        elif isinstance(column, CategoricalColumn):
+            known = frozenset(column.categories)
+            if as_trained(category_text(cell), known) not in known:
+                unseen[column.name] = category_text(cell)
     return OddCells(unseen, missing)
 
 

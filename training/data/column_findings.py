@@ -101,7 +101,7 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
         notes.append(f"{said} (`categorical` or `ignored`)")
     tail = tail_of(present)
     if kind == "numeric" and tail > HEAVY:
-        away = f"{tail:.0f} interquartile ranges from the median"
+        away = f"{round(tail):.6g} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {away}")
     is_id = kind == "ignored" and told in (None, "ignored") and len(present) == len(numbers)
     if told in ("numeric", "categorical", "ignored"):
@@ -186,7 +186,7 @@ def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
             return None
         x = np.array([codes.get(value, -1) for value in values], dtype=np.float64)
     else:
-        x = np.where(np.isfinite(values), values, np.nan)
+        x = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)  # as trees take it
     order = np.random.default_rng(0).permutation(len(y))[:LEAK_ROWS]
     half = len(order) // 2
     if half < FEWEST_ROWS:

@@ -212,7 +212,7 @@ def _duplicates(columns: list[Any], rows: int) -> list[str]:
         if isinstance(values, list):
             keys = [value or "" for value in values[:DUPLICATE_ROWS]]
         else:
-            scale = np.nanstd(values[np.isfinite(values)]) or 1.0
+            scale = np.std(values[np.abs(values) < np.finfo(np.float32).max]) or 1.0
             finite = np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
             keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
         codes.append(np.unique(keys, return_inverse=True)[1])
@@ -222,7 +222,8 @@ def _duplicates(columns: list[Any], rows: int) -> list[str]:
     if alike == 0:
         return []
     share = alike / len(inverse)
-    told = f"{alike} rows ({100 * share:.2g} %) are nearly the same as another in all columns"
+    told = f"{alike} rows ({100 * share:.3g} %) are nearly the same as another in all columns"
+    told += " that are used"
     if share > 0.05:
         told += ": where that is one thing seen twice, name what tells things apart by "
         told += "--group COLUMN"

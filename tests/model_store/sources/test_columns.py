@@ -18,6 +18,7 @@ from model_store.sources.columns import (
     from_cells,
     from_objects,
     odd_cells,
+    unknown_categories,
     usual_row,
 )
 
@@ -59,6 +60,23 @@ def test_missing_values_and_unseen_categories_have_their_numbers(changed, expect
     for i, value in expected.items():
         encoded[i] = value
     assert from_objects([GOOD | changed], COLUMNS, "inputs").tolist() == [encoded]
+
+
+def test_a_category_is_told_apart_as_training_reads_it():
+    columns = [
+        CategoricalColumn(name="sold", categories=("false", "true")),
+        CategoricalColumn(name="city", categories=("Oslo", " Bergen ")),
+    ]
+    rows = [
+        {"sold": sold, "city": city}
+        for sold, city in [("TRUE", " Oslo"), (True, "Oslo"), (" True ", "Oslo "), ("yes", "oslo")]
+    ]
+    encoded = from_objects(rows, columns, "inputs")
+    assert (encoded[:3] == encoded[1]).all()
+    assert unknown_categories(encoded, columns) == {"sold": 1, "city": 1}
+    assert odd_cells(rows[0], columns).unseen == {}
+    assert odd_cells(rows[3], columns).unseen == {"sold": "yes", "city": "oslo"}
+    assert from_objects([{"sold": True, "city": " Bergen "}], columns, "inputs")[0, 4] == 1.0
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -150,7 +150,7 @@ def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     write(tmp_path, **few)
     (said,) = (text for text in found(tmp_path).warnings if "nearly the same" in text)
     assert said.startswith(
-        "300 rows (1e+02 %) are nearly the same as another in all columns: where"
+        "300 rows (100 %) are nearly the same as another in all columns that are used: where"
     )
 
 
@@ -165,6 +165,13 @@ def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
 )
 def test_the_task_follows_from_the_target(values, task):
     assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
+
+
+def test_a_number_beyond_float32_is_looked_at_as_others(tmp_path):
+    write(tmp_path, price=[1e300, *(i + 0.5 for i in range(299))])
+    column = next(column for column in found(tmp_path).columns if column.name == "price")
+    assert "e+" in column.notes[0]
+    assert len(column.notes[0]) < 100
 
 
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
