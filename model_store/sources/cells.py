@@ -36,6 +36,7 @@ BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
 SPACES = "\u00a0\u202f"  # that no line is broken at: as good as a space
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # which one of a comma may look like
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 LONGEST = 100  # characters of a text that is looked at
 TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"

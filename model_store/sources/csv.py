@@ -11,7 +11,7 @@ from typing import Any
 
 from model_store.artifacts.manifest import NumericColumn
 from model_store.errors import InvalidInput
-from model_store.sources.cells import COMMA_NUMBER, POINT_NUMBER, cell_reader
+from model_store.sources.cells import COMMA_NUMBER, POINT_NUMBER, THOUSANDS, cell_reader
 from model_store.sources.row_file import (
     ID_LETTERS,
     Part,
@@ -24,7 +24,6 @@ from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
 MARK = re.compile(r'"?sep=(.)"?\r?\n')  # the line before the names, by which Excel tells it
-THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # which a number with a decimal comma may look like
 CLOSED = "a CSV file with quotes that are closed"
 SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
 SAMPLE_LINES = 100

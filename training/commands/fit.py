@@ -98,6 +98,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="what cells say that count as missing",
     )
     add("--date-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y")
+    add("--decimal", metavar="MARK", help="of numbers in CSV, a point or a comma")
+    add("--thousands", metavar="MARK", help="what groups the digits of numbers in CSV")
     add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
 
 
@@ -109,6 +111,8 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         "time": options.time,
         "missing_values": options.missing_value,
         "date_format": options.date_format,
+        "decimal": options.decimal,
+        "thousands": options.thousands,
         "columns": dict.fromkeys(options.ignore, "ignored") if options.ignore else None,
     }
     try:
@@ -166,8 +170,8 @@ def _as_json(manifest: Manifest, is_new: bool) -> str:
 
 
 def _read_recipe(options: argparse.Namespace) -> Recipe:
-    of_plans = ("task", "group", "time", "missing_value", "date_format", "ignore", "recipe_out")
-    for name in of_plans:
+    of_files = ("missing_value", "date_format", "decimal", "thousands", "ignore")
+    for name in ("task", "group", "time", *of_files, "recipe_out"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(option, "none with a recipe, which says it", "one")

@@ -31,6 +31,7 @@ from model_store.sources.cells import (
     ISO,
     MISSING,
     POINT_NUMBER,
+    THOUSANDS,
     TIME_EXAMPLE,
     is_number,
     number_of,
@@ -62,6 +63,9 @@ DATES = {  # what text looks like, and the formats that it may be read by
     re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + CLOCK, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
     re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
 }
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # a number whose point may group it
+SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
+FEWEST_GROUPED = 5  # different ones, that are taken to be no accident
 SHOWN = 40  # characters of a cell
 NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
 
@@ -72,12 +76,14 @@ Column = Any  # an array of pyarrow, whole or in chunks
 class NumberFormat:
     """The decimal mark of plain numbers, and what groups their digits, if anything does.
 
-    `is_known` says that the mark was told, or follows from other numbers.
+    `is_known` says that the mark was told, or follows from other numbers. Where every point may as
+    well be between thousands (2.471), points are `doubted`.
     """
 
     decimal: str = "."
     thousands: str | None = None
     is_known: bool = False
+    doubted: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -322,16 +328,23 @@ def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> C
 def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
     """Return how plain numbers are written: as the recipe says, or with commas where no number has
     a point."""
-    distinct = (column[:LOOKED_AT].unique().to_pylist() for column in table.columns)
-    texts = [text.strip() for values in distinct for text in values if text is not None]
-    has_points = any(map(POINT_NUMBER.fullmatch, texts))
     if section.decimal is not None:
         return NumberFormat(section.decimal, section.thousands, is_known=True)
+    distinct = (column[:LOOKED_AT].unique().to_pylist() for column in table.columns)
+    texts = [text.strip() for values in distinct for text in values if text is not None]
+    points = list(filter(POINT_NUMBER.fullmatch, texts))
+    commas = list(filter(COMMA_NUMBER.fullmatch, texts))
+    may_be_grouped = all(map(GROUPED.fullmatch, points))
+    has_decimal_commas = not all(map(THOUSANDS.fullmatch, commas))
     is_comma_free = not any("," in name for name in table.column_names)
-    if is_comma_free and not has_points and any(map(COMMA_NUMBER.fullmatch, texts)):
-        log.info('numbers are read with decimal commas (data.decimal = "." says otherwise)')
-        return NumberFormat(",", section.thousands, is_known=True)
-    return NumberFormat(".", section.thousands, has_points)
+    if is_comma_free and commas and (not points or (may_be_grouped and has_decimal_commas)):
+        between = " and points between thousands" if points else ""
+        said = 'numbers are read with decimal commas%s (data.decimal = "." says otherwise)'
+        log.info(said, between)
+        thousands = section.thousands or ("." if points else None)
+        return NumberFormat(",", thousands, is_known=True)
+    is_doubted = may_be_grouped and section.thousands is None
+    return NumberFormat(".", section.thousands, bool(points), is_doubted)
 
 
 def _infer_types(
@@ -367,7 +380,10 @@ def _infer_type(
         return name, compute.utf8_lower(column).cast(pa.bool_())
     read = ((text, written.plain(text)) for text in texts)
     plain = {text: number for text, number in read if number is not None}
-    if len(plain) == len(texts):
+    is_grouped = written.thousands is not None and any(written.thousands in t for t in texts)
+    if len(plain) == len(texts) and not is_grouped:
+        if written.doubted and kind != "ignored":
+            _refuse_doubted(name, texts)
         return name, _floats(column, plain, written)
     if kind == "ignored":
         return name, column
@@ -381,10 +397,26 @@ def _infer_type(
         log.info(said + otherwise, name, first[:SHOWN], numbers[first])
         field = pa.field(name, pa.float64(), metadata={WRITTEN: writing.model_dump_json()})
         return field, _map_cells(column, numbers, pa.float64())
+    if len(plain) == len(texts):
+        return name, _floats(column, plain, written)
     if not written.is_plain:
         refuse = _refuse_mostly_numbers if kind is None else _refuse_others
         refuse(column.to_pylist(), name, plain.__contains__)
     return name, column
+
+
+def _refuse_doubted(name: str, texts: Sequence[str]) -> None:
+    """Raise InvalidInput for a column whose points may be between thousands: it has whole numbers
+    as well, and none of these has more than three digits."""
+    grouped = [text for text in texts if GROUPED.fullmatch(text)]
+    others = [text for text in texts if not GROUPED.fullmatch(text)]
+    if len(grouped) >= FEWEST_GROUPED and others and all(map(SMALL_WHOLE.fullmatch, others)):
+        expected = (
+            'numbers that can be read in one way (data.decimal = "," and data.thousands = ".", or '
+            f"--decimal , --thousands . reads {grouped[0]} as {grouped[0].replace('.', '')}; "
+            'data.decimal = "." or --decimal . as it is)'
+        )
+        raise InvalidInput(f"column {name}", expected, f"{grouped[0]!r} and {others[0]!r}")
 
 
 def _floats(column: Column, plain: Mapping[str, str], written: NumberFormat) -> Column:

@@ -62,10 +62,8 @@ def test_decimal_commas_are_recognised_or_set(tmp_path, delimiter):
     many = [f"{1000 + i}.{i % 10}" for i in range(ROWS)]
     grouped = [f"1.{text[1:4]},{text[5:]}" for text in many]
     plain = read(tmp_path, lines_of(price=many))
-    assert (
-        read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".").digest()
-        == plain.digest()
-    )
+    read_so = read(tmp_path, lines_of(";", price=grouped), decimal=",", thousands=".")
+    assert np.array_equal(read_so.train.x, plain.train.x)
 
 
 @pytest.mark.parametrize("thousands", [None, "."])
@@ -79,6 +77,32 @@ def test_points_among_decimal_commas_are_refused(tmp_path, thousands, kind):
         lambda: read(tmp_path, text, decimal=",", thousands=thousands, columns=columns),
         f"{odd!r} in row {ROWS - 1}",
     )
+
+
+def test_points_between_thousands_are_known_by_decimal_commas_elsewhere(tmp_path, caplog):
+    caplog.set_level("INFO", "dubito.training")
+    amounts = [200 + 43 * i for i in range(ROWS)]
+    grouped = [f"{amount:,}".replace(",", ".") for amount in amounts]
+    shares = [f"{i},25" for i in range(ROWS)]
+    data = read(tmp_path, lines_of(";", amount=grouped, share=shares))
+    assert "decimal commas and points between thousands" in caplog.text
+    amount = data.columns[0]
+    assert amount.mean == pytest.approx(np.mean(amounts), rel=0.1)
+    assert (amount.written.decimal, amount.written.thousands) == (",", ".")
+    assert data.columns[1].written is None
+    rows = [{"amount": "1.234", "share": 2.25}, {"amount": 1234, "share": 2.25}]
+    assert len(set(map(tuple, from_objects(rows, data.columns, "inputs").tolist()))) == 1
+
+
+def test_points_that_may_be_between_thousands_are_refused_until_a_person_says(tmp_path):
+    amounts = [200 + 43 * i for i in range(ROWS)]
+    text = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts])
+    refused(lambda: read(tmp_path, text), "'1.017' and '200'")
+    thousands = read(tmp_path, text, decimal=",", thousands=".").columns[0].mean
+    assert thousands == pytest.approx(np.mean(amounts), rel=0.1)
+    assert read(tmp_path, text, decimal=".").columns[0].mean < 1000
+    others = lines_of(";", amount=[f"{amount:,}".replace(",", ".") for amount in amounts], x=WEIGHT)
+    assert read(tmp_path, others).columns[0].mean < 1000  # points are decimal elsewhere
 
 
 def test_what_is_not_usual_is_said_and_a_recipe_may_say_otherwise(tmp_path, caplog):
