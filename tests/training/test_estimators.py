@@ -298,3 +298,9 @@ def test_without_the_project_the_client_says_what_to_install(tmp_path):
     assert "dubito.Classifier needs the project" in told.stdout, told.stderr
     with pytest.raises(AttributeError):
         __import__("dubito").Nothing  # noqa: B018
+
+
+def test_told_epochs_take_the_place_of_what_ends_a_fit_by_itself():
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    model = Classifier(training={"epochs": 2}).fit(X, X[:, 0] > 0)
+    assert (model.recipe_.training.epochs, model.recipe_.training.early_stopping) == (2, False)

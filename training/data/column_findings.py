@@ -192,6 +192,8 @@ def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
     if half < FEWEST_ROWS:
         return None
     fitted, measured = order[:half], order[half:]
+    if not is_regression and len(np.unique(y[fitted])) > half / 2:  # no classes to speak of
+        return None
     make = DecisionTreeRegressor if is_regression else DecisionTreeClassifier
     tree = make(max_leaf_nodes=64, min_samples_leaf=3, random_state=0)
     predicted = tree.fit(x[fitted, None], y[fitted]).predict(x[measured, None])

@@ -31,7 +31,8 @@ def full_report(found: Findings) -> list[str]:
             missing = f"; {_share(column.missing)} missing" if column.missing else ""
             named = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
             lines.append(f"{named}  {column.why}{missing}")
-            lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
+            notes = [] if column.kind == "ignored" else column.notes  # those are among warnings
+            lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in notes]
         tails = sorted((c for c in found.used if c.tail > 5), key=lambda column: -column.tail)[:3]
         if tails:
             shown = ", ".join(f"{column.name} ({round(column.tail):.6g})" for column in tails)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
+from model_store.sources.cells import is_number
 from model_store.sources.columns import presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
@@ -104,6 +105,9 @@ def _of_table(section: DataSection, table: Any, task: Task | None) -> Findings:
     ]
     why = "no target is named (--target COLUMN)"
     found = Findings(section.source, len(rows), None, why, columns, section.target, notes=notes)
+    for column in columns:
+        if column.kind == "ignored" and column.why != "as told":
+            found.warnings.extend(f"column {column.name} is left out: {n}" for n in column.notes)
     return found if target is None else _with_target(found, target, table.column(target.name), task)
 
 
@@ -134,6 +138,8 @@ def _with_target(
         for feature, leak in leaks.items()
         if leak is not None
     ]
+    if isinstance(target.values, list) and task != "regression":
+        warnings += _nearly_numbers(name, target.values)
     warnings += _duplicates(list(features.values()), len(y)) + _rare(found.classes)
     return replace(found, warnings=found.warnings + warnings)
 
@@ -189,6 +195,17 @@ def task_of(values: Any, name: str) -> tuple[Task, str]:
         return "classification", why
     why = f"{name} has {distinct} different numbers (--task classification says otherwise)"
     return "regression", why
+
+
+def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
+    """Warn of classes of which half and more are numbers."""
+    words = {value: is_number(value) for value in values if value is not None}
+    numbers = sum(words.values())
+    if not len(words) > numbers > max(MOST_CLASSES_OF_NUMBERS, len(words) / 2):
+        return []
+    others = ", ".join(repr(word[:30]) for word, is_one in words.items() if not is_one)
+    said = f"column {name} has {numbers} different numbers, and {others[:100]}"
+    return [f"{said}: is it a regression? (--missing-value reads a cell's text as missing)"]
 
 
 def _rare(classes: dict[str, int]) -> list[str]:

@@ -25,6 +25,7 @@ HELD_OUT = ("test_fraction", *SPLITS, *(f"{split}_rows" for split in SPLITS))
 OF_TEXT = ("text", "tokenizer", "max_tokens", "pad_token")
 NAMING_NETWORKS = {"hidden", "kind", "factory"}
 OF_ANY_METHOD = ("batch_rows", "max_epochs")  # of a plan's [training]
+OF_ENDING = ("early_stopping", "refit", "max_epochs", "patience")  # not of told epochs
 AFTER_TRAINING = "laplace"  # of a network that was trained already
 
 
@@ -57,6 +58,9 @@ def recipe_of(
     content["data"] |= told
     if section.text is not None:
         content["data"] |= section.model_dump(include={*OF_TEXT, "columns"})
+    if {"epochs", "choose"} & (parameters["training"] or {}).keys():
+        kept = content.get("training", {}).items()
+        content["training"] = {key: value for key, value in kept if key not in OF_ENDING}
     for key in SECTIONS:
         joined = {**content.get(key, {}), **(parameters[key] or {})}
         content |= {key: joined} if joined else {}

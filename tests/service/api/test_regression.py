@@ -512,7 +512,8 @@ def test_targets_come_back_and_a_candidate_is_fitted_on_them(client, folder, tmp
     )
     assert (
         wrong.json()["detail"]
-        == "labels.0.label: expected none, since wavy is of regression, got one"
+        == "labels.0.label: expected none, since wavy is of regression, whose `target` is a number, "
+        "got one"
     )
     assert (
         client.post("/labels", json={"model": "wavy", "labels": labels}).json()["accepted"] == 120

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from tests.support.environment import working_in
 from tests.support.refusals import refused
@@ -172,6 +174,22 @@ def test_a_number_beyond_float32_is_looked_at_as_others(tmp_path):
     column = next(column for column in found(tmp_path).columns if column.name == "price")
     assert "e+" in column.notes[0]
     assert len(column.notes[0]) < 100
+
+
+def test_columns_that_may_be_numbers_are_warned_of_where_they_are_left_out(tmp_path):
+    names = [f"{1 + i},{100 + i}" for i in range(300)]
+    table = pa.table({"name": names, "size": np.arange(300.0), "kind": ["a", "b"] * 150})
+    parquet.write_table(table, tmp_path / "things.parquet")
+    warnings = found(tmp_path, source="parquet:things.parquet").warnings
+    (said,) = (text for text in warnings if text.startswith("column name is left out"))
+    assert "They can be read in several ways" in said
+
+
+def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
+    price = ["?" if i % 3 == 0 else i + 0.5 for i in range(300)]
+    write(tmp_path, price=price)
+    (said,) = (text for text in found(tmp_path, "price").warnings if "regression?" in text)
+    assert said.startswith("column price has 200 different numbers, and '?': is it a regression?")
 
 
 def test_a_recipe_says_any_name_of_a_column(tmp_path, monkeypatch):
