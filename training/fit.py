@@ -13,9 +13,8 @@ from jaxtyping import Float32, Float64, Num
 
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
-from model_store.scores.classification import Scores
-from model_store.scores.regression import MixtureScores, log_density
-from model_store.scores.tasks import AnyScores, predictive_of
+from model_store.scores.regression import MixtureScores
+from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from training import log
 from training import recipe as recipes
@@ -34,7 +33,7 @@ from training.posteriors import noise
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish
 from training.recipe import Recipe
-from training.scoring import log_probability
+from training.scoring import score
 from training.seeds import Stream
 from training.versions import Parent, load_for
 
@@ -78,16 +77,11 @@ class Fitted:
 
     def log_likelihood(self, rows: Rows) -> Float64[np.ndarray, "N"]:
         """Return log mean_k p(y | x, theta_k) of raw rows, in nats, in the target's own units."""
-        return self.judge(rows)[0]
+        return self.score(rows)[1]
 
-    def judge(self, rows: Rows) -> tuple[Float64[np.ndarray, "N"], AnyScores]:
-        """Return the log-likelihoods of raw rows, and their scores."""
-        outputs = self.outputs(rows.x)
-        predictive = predictive_of(self.recipe.task, self.transform)
-        scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
-        if isinstance(scores, Scores):
-            return log_probability(scores, rows.y), scores
-        return log_density(outputs, rows.y.astype(np.float64), self.transform), scores
+    def score(self, rows: Rows) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
+        """Return the scores of raw rows, and their log-likelihoods."""
+        return score(self.outputs(rows.x), rows.y, self.recipe.task, self.transform)
 
     def discard_checkpoint(self) -> None:
         if self.folder is not None:
@@ -294,12 +288,11 @@ class _Fits:
         draws, seed = settings.validation_draws, self.recipe.seed
         eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
         served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
-        y = self.splits.validation.y.astype(np.float64)
-        predictive = predictive_of(self.recipe.task, transform)
-        scores = predictive.scores(predictive.sums(served), standard_errors=False)
+        y = self.splits.validation.y
+        scores, log_likelihood = score(served, y, "regression", transform)
         assert isinstance(scores, MixtureScores)
-        error = float(np.sqrt(np.square(scores.in_units.mean - y).mean()))
-        return log_density(served, y, transform), error
+        error = float(np.sqrt(np.square(scores.in_units.mean - y.astype(np.float64)).mean()))
+        return log_likelihood, error
 
 
 def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:

@@ -20,6 +20,7 @@ from model_store.scores.regression import log_density
 from model_store.scores.sums import DrawSums
 from model_store.scores.tasks import AnyScores, predictive_of
 from model_store.scores.transforms import Transform
+from model_store.types import Task
 from training.data import Rows
 from training.seeds import Stream, hash_key
 
@@ -136,20 +137,31 @@ def scores_and_likelihoods(
     Returns their scores, the density detectors' scores, and the log of the probability of each
     row's label or of the density of its target, under the mixture of its draws.
     """
-    predictive = predictive_of(runtime.task, transform)
     scores, densities, likelihoods = [], [], []
     first = 0
     for outputs, density in served_outputs(runtime, rows, num_draws, seed, share):
         y = rows.y[first : first + len(density)]
         first += len(density)
-        scored = predictive.scores(predictive.sums(outputs), standard_errors=False)
-        if isinstance(scored, Scores):
-            likelihoods.append(log_probability(scored, y))
-        else:
-            likelihoods.append(log_density(outputs, y, transform))
+        scored, likelihood = score(outputs, y, runtime.task, transform)
         scores.append(scored)
+        likelihoods.append(likelihood)
         densities.append(density)
     return concatenate(scores), np.concatenate(densities), np.concatenate(likelihoods)
+
+
+def score(
+    outputs: Float32[np.ndarray, "K N C"],
+    y: np.ndarray,
+    task: Task,
+    transform: Transform | None = None,
+) -> tuple[AnyScores, Float64[np.ndarray, "N"]]:
+    """Return the scores of outputs, and log mean_k p(y | x, theta_k): in nats, of a density in the
+    target's own units."""
+    predictive = predictive_of(task, transform)
+    scores = predictive.scores(predictive.sums(outputs), standard_errors=False)
+    if isinstance(scores, Scores):
+        return scores, log_probability(scores, y)
+    return scores, log_density(outputs, y.astype(np.float64), transform)
 
 
 def log_probability(scores: Scores, y: np.ndarray) -> Float64[np.ndarray, "N"]:

@@ -119,35 +119,32 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
     label_N = probs_N_C.argmax(axis=1)
 
     errors = corrected_N = None
-    wanted = SCORE_NAMES if standard_errors is True else tuple(standard_errors or ())
+    wanted = set(SCORE_NAMES if standard_errors is True else standard_errors or ())
     if wanted and len(sums.num_draws) > 1:
         odds_G = mean_over_draws.odds_G
-        change_S_N_G = np.empty((len(wanted), *entropy_N_G.shape))
-        change = dict(zip(wanted, change_S_N_G, strict=True))
         without_N_C_G = np.maximum(probs_N_C[..., None] - odds_G * deviation_N_C_G, 0.0)
-        if "entropy" in wanted or "bald" in wanted:
+        change: dict[str, Float64[np.ndarray, "N G"]] = {}  # by leaving out a group
+        if wanted & {"entropy", "bald"}:
             divergence_N_G = _divergence(without_N_C_G, probs_N_C)
             corrected_N = bald_N + mean_over_draws.jackknife_bias(divergence_N_G)
-            entropy_change_N_G = change.get("entropy", np.empty_like(entropy_N_G))
-            np.subtract(entropy_N[:, None], cross_entropy_N_G, out=entropy_change_N_G)
-            entropy_change_N_G *= odds_G
-            entropy_change_N_G -= divergence_N_G
-        if "bald" in wanted:
-            np.subtract(entropy_N_G, expected_entropy_N[:, None], out=change["bald"])
-            change["bald"] *= odds_G
-            change["bald"] += entropy_change_N_G
+            change["entropy"] = (entropy_N[:, None] - cross_entropy_N_G) * odds_G - divergence_N_G
+            change["bald"] = (entropy_N_G - expected_entropy_N[:, None]) * odds_G
+            change["bald"] += change["entropy"]
         if "mean_std" in wanted:
             std_without_N_C_G = mean_over_draws.variances_without(
                 variance_N_C, square_N_C_G, deviation_N_C_G
             )
             np.sqrt(std_without_N_C_G, out=std_without_N_C_G)
-            np.add.reduce(std_without_N_C_G, axis=1, out=change["mean_std"])
-            change["mean_std"] -= std_N_C.sum(axis=1)[:, None]
+            change["mean_std"] = std_without_N_C_G.sum(axis=1) - std_N_C.sum(axis=1)[:, None]
             change["mean_std"] /= len(std_N_C[0])
         if "variation_ratio" in wanted:
-            most_N_1, most_without_N_G = probs_N_C.max(axis=1)[:, None], without_N_C_G.max(axis=1)
-            np.subtract(most_N_1, most_without_N_G, out=change["variation_ratio"])
-        errors = dict(zip(wanted, mean_over_draws.standard_error(change_S_N_G), strict=True))
+            most_N = probs_N_C.max(axis=1)
+            change["variation_ratio"] = most_N[:, None] - without_N_C_G.max(axis=1)
+        errors = {
+            name: mean_over_draws.standard_error(change[name])
+            for name in SCORE_NAMES
+            if name in wanted
+        }
         if len(sums.num_draws) < FEWEST_FOR_SPREAD:
             errors = {name: of for name, of in errors.items() if name not in DISAGREEMENTS}
     return Scores(

@@ -30,10 +30,10 @@ from service.api.schemas import Envelope, RequestModel
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
+from service.error_forms import JSON
 from service.errors import NotAcceptable, TooLarge, Unsupported
 from service.models.models import Served
 
-JSON = "application/json"
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
 PARQUET = "application/vnd.apache.parquet"

@@ -66,11 +66,9 @@ def moment(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def json_response(
-    content: Any, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
+def json_response(content: Any, status: int = 200) -> Response:
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(body, status, headers, media_type=JSON)
+    return Response(body, status, media_type=JSON)
 
 
 @dataclass(frozen=True, eq=False)

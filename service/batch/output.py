@@ -146,7 +146,7 @@ def parquet_bytes(columns: Mapping[str, Any], metadata: Mapping[str, str]) -> by
 
 
 def table_columns(manifest: Manifest, of_rows: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Return the columns of a table, given `row_arrays`: an array with several numbers a row
+    """Return the columns of a table, given arrays of rows: one with several numbers a row
     becomes several columns, such as `probabilities.cat`."""
     parts = part_names(manifest)
     table: dict[str, Any] = {}

@@ -60,7 +60,7 @@ def values_of(fitted: Fitted, rows: Rows) -> dict[str, Any]:
     likelihoods, errors = [], []
     for first in range(0, len(rows), CHUNK_ROWS):
         part = rows.take(np.arange(first, min(first + CHUNK_ROWS, len(rows))))
-        likelihood, scores = fitted.judge(part)
+        scores, likelihood = fitted.score(part)
         likelihoods.append(likelihood)
         if isinstance(scores, Scores):
             errors.append(scores.label != part.y)

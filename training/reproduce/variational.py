@@ -52,7 +52,7 @@ def measure(row: str, seed: int, runs: Path) -> Measured:
 
 
 def entropy_of(fitted: Fitted, x: np.ndarray) -> Float[np.ndarray, "N"]:
-    _, scores = fitted.judge(Rows(x, np.zeros(len(x), dtype=np.int64)))
+    scores, _ = fitted.score(Rows(x, np.zeros(len(x), dtype=np.int64)))
     assert isinstance(scores, Scores)
     return scores.entropy
 
