@@ -7,6 +7,7 @@ basic authentication, for webhooks in a header.
 
 import asyncio
 import math
+import time
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.error_forms import JSON
-from service.errors import TooLarge
+from service.errors import PastDeadline, TooLarge
 from service.integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
@@ -182,6 +183,8 @@ def _rows_of(
     """Return the row of each task. May fetch images: from a thread."""
     rows = []
     for n, task in enumerate(tasks):
+        if time.monotonic() > call.deadline:  # a fetch may take long
+            raise PastDeadline
         data = task.get("data") if isinstance(task, dict) else None
         row = row_input(manifest, config, data, f"tasks.{n}.data", fetch)
         if isinstance(row, str):

@@ -214,7 +214,7 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
     version = service.ask("setup", {"schema": project["label_config"]})["model_version"]
-    seen = labels = predicted = refused = 0
+    seen = labels = predicted = refused = pages = 0
     why = ""
     for tasks in _pages(studio, number):
         for task in tasks:
@@ -227,13 +227,17 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
                 labels += service.ask("webhook", {**content, **of_project})["kept"]
             except LabelStudioError as error:
                 refused, why = refused + 1, f" (last: {error})"
-        predicted += _predict(studio, service, config, version, tasks)
+        try:
+            predicted += _predict(studio, service, config, version, tasks)
+        except LabelStudioError as error:  # of a task that cannot be read: later pages go on
+            pages, why = pages + 1, f" (last: {error})"
         seen += len(tasks)
     # It refuses a version before there are predictions of it.
     if seen and project.get("model_version") != version:
         studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
     told = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
-    return told + (f", {refused} labels refused{why}" if refused else "")
+    told += f", {refused} labels refused" if refused else ""
+    return told + (f", {pages} pages of tasks not predicted" if pages else "") + why
 
 
 def _pages(studio: LabelStudio, number: int) -> Iterator[list[dict[str, Any]]]:
