@@ -70,6 +70,8 @@ def predict(
     Raises:
         InvalidInput: naming the row and column, or the option, that cannot be used.
     """
+    if len(X) == 0:
+        raise InvalidInput(FIELD, "at least one row", "none")
     noise = model.manifest.noise
     draws = noise.default_draws if num_samples is None else operator.index(num_samples)
     if not 1 <= draws <= (noise.max_draws or draws):

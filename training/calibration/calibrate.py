@@ -1,5 +1,5 @@
-"""Calibration: detectors are fitted on one split that the model was not fitted on, and ranked on
-another, by category where guarantees are to hold of each."""
+"""Calibration: one split that the model was not fitted on says what detectors' scores are usually
+like, another ranks their combination, by category where guarantees are to hold of each."""
 
 from dataclasses import dataclass
 

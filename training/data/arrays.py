@@ -13,6 +13,7 @@ from jaxtyping import Float32, UInt8
 
 from model_store.artifacts.manifest import LARGEST_ID, ImageSpec
 from model_store.errors import InvalidInput
+from model_store.sources.columns import category_text
 from training.data.rows import Dataset, Rows, class_numbers
 from training.data.splitting import Keys, hold_out
 
@@ -137,9 +138,11 @@ def _targets(y: np.ndarray, name: str) -> Float32[np.ndarray, "N"]:
 
 
 def _labels(y: np.ndarray, name: str) -> list[str]:
-    if y.dtype.kind not in "iuU":
-        raise InvalidInput(name, "integer or string labels", f"dtype {y.dtype.str[:20]}")
-    return [str(label) for label in y.tolist()]
+    is_whole = y.dtype.kind != "f" or bool((y == np.floor(y)).all())
+    if y.dtype.kind not in "biufU" or not is_whole:
+        expected = "labels: strings, booleans or whole numbers"
+        raise InvalidInput(name, expected, f"others, of dtype {y.dtype.str[:20]}")
+    return [category_text(label) for label in y.tolist()]
 
 
 def idx(folder: Path) -> Dataset:

@@ -12,7 +12,7 @@ from jaxtyping import Float32, UInt8
 
 from model_store.errors import InvalidInput
 from model_store.sources.cells import is_number
-from model_store.sources.columns import presence
+from model_store.sources.columns import category_text, presence
 from model_store.sources.npy import read_npz
 from model_store.types import Task
 from training.data.arrays import SPLIT, path_below, refuse_workbook
@@ -157,7 +157,7 @@ def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
     found = Findings(section.source, len(x), task, why, shape=x.shape[1:], has_test=has_test)
     if task == "regression":
         return replace(found, targets=np.asarray(values, dtype=np.float64))
-    classes = dict(Counter(map(str, y.tolist())).most_common())
+    classes = dict(Counter(map(category_text, y.tolist())).most_common())
     return replace(found, classes=classes, warnings=_rare(classes))
 
 

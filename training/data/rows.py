@@ -139,7 +139,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
 class Splits:
     train: Rows
     validation: Rows  # chooses the best checkpoint
-    reference: Rows  # fits the detectors
+    reference: Rows  # what the detectors' scores are usually like
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # only measures
 

@@ -69,7 +69,7 @@ class PreflightError(DubitoError):
 class HeldOut:
     """Rows that the model was not fitted on, by what each is used for. No row is in two."""
 
-    reference: Rows  # fits the detectors
+    reference: Rows  # what the detectors' scores are usually like
     ranking: Rows  # ranks the flag's statistic
     test: Rows  # measures
     shares: Float64[np.ndarray, "C"] | None = (

@@ -85,7 +85,7 @@ def test_targets_of_regression_are_float32(tmp_path):
         ({"x": X * 1e39, "y": Y}, "finite numbers in float32's range"),
         ({"x": X.astype(complex), "y": Y}, "float or integer numbers, got dtype <c16"),
         ({"x": X.astype("S3"), "y": Y}, "float or integer numbers"),
-        ({"x": X, "y": Y * 1.0}, "integer or string labels, got dtype <f8"),
+        ({"x": X, "y": Y + 0.5}, "strings, booleans or whole numbers, got others, of dtype <f8"),
         ({"x": X, "y": Y * 0}, "labels of 2 to 1000 classes, got 1"),
         ({"x": X, "y": np.where(Y, "a", "\ud800")}, "labels that are text"),
         (
@@ -130,3 +130,10 @@ def test_objects_are_refused_and_never_unpickled(tmp_path):
         "allow_pickle=False",
     )
     refused(lambda: load(recipe_of("npz:absent.npz"), tmp_path), "data.source", "No such file")
+
+
+@pytest.mark.parametrize("kind", [bool, float, np.uint8])
+def test_labels_may_be_booleans_or_whole_numbers_of_any_type(tmp_path, kind):
+    np.savez(tmp_path / "a.npz", x=X, y=(Y > 0).astype(kind))
+    classes = load(recipe_of("npz:a.npz"), tmp_path).classes
+    assert classes == (("false", "true") if kind is bool else ("0", "1"))
