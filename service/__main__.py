@@ -149,6 +149,7 @@ def check(settings: Settings, is_first: bool = True) -> None:
     KeyRing(settings)
     check_tracing(settings)
     check_store(settings, is_first)
+    settings.label_studio_secret()
     if settings.verify_key_file is not None:
         read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
 
