@@ -109,7 +109,7 @@ UCI = Target(
         "rises over the first 30 epochs, that of `bbb-gaussian` over a tenth of all. A seed is one "
         "of the first five standard splits. RMSE in the target's units, log-likelihood of a "
         "density in those. In brackets are MC dropout's figures, by Gal and Ghahramani 2016, over "
-        "20 splits with a grid search and 100 times the epochs. Rows with † had 5,000 steps."
+        "20 splits with a grid search and 100 times the epochs."
     ),
     module=__name__,
     rows={
@@ -126,6 +126,10 @@ UCI = Target(
         for method in METHODS
     },
     draw=_draw,
+    remarks=(
+        "On `naval-propulsion-plant` rows go on becoming likelier for long: with 60,000 steps, "
+        "three times as many, `alpha-0` of split 0 still rose (5.62, RMSE .0006)."
+    ),
     seeds=5,
     code=(*OF_FITS, MEASURES),
 )
