@@ -21,6 +21,10 @@ Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
 ID_NAME = re.compile(r"(?i)(^|.*[_ -])(id|uuid|guid|key|index|row|nr|no|number)$")
 RARE = 4 * FREQUENT  # rows of the most frequent of many values; about half of them train
 FEWEST_ROWS = 20  # from which on values that are all different are worth a word
+DATE_LIKE = re.compile(  # that is read by no format unless told
+    r"\d{1,4}[-/. ]+(?:\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}(?:\D.*)?"
+    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}(?:\D.*)?|\d{4}[-/]\d{2}"
+)
 HEAVY = 30.0  # interquartile ranges that the furthest value is away from the median
 # Numbers as text with signs of money, percent signs or groups of thousands.
 DRESSED = re.compile(
@@ -143,6 +147,11 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
         notes.append(
             f"numbers ({next(iter(counts))[:30]!r})? They can be read in several ways, or have "
             "several signs: data.decimal and data.thousands say which"
+        )
+    if all(DATE_LIKE.fullmatch(value.strip()) for value in counts):
+        notes.append(
+            f"dates ({next(iter(counts))[:30]!r})? data.date_format or --date-format reads them, "
+            "such as %d/%m/%y"
         )
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
     if is_rare or len(counts) == present >= FEWEST_ROWS:

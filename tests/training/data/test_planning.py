@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -183,6 +184,19 @@ def test_columns_that_may_be_numbers_are_warned_of_where_they_are_left_out(tmp_p
     warnings = found(tmp_path, source="parquet:things.parquet").warnings
     (said,) = (text for text in warnings if text.startswith("column name is left out"))
     assert "They can be read in several ways" in said
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [("{:%d/%m/%y}", "%d/%m/%y"), ("{:%d-%b-%Y}", "%d-%b-%Y"), ("{:%B %d, %Y}", "%B %d, %Y")],
+)
+def test_dates_that_no_rule_reads_are_asked_about(tmp_path, written, form):
+    days = [datetime(2020, 1, 1) + timedelta(days=i) for i in range(300)]
+    write(tmp_path, born=[written.format(day) for day in days])
+    (column,) = (c for c in found(tmp_path).columns if c.name == "born")
+    assert any("--date-format reads them" in note for note in column.notes)
+    (column,) = (c for c in found(tmp_path, date_format=form).columns if c.name == "born")
+    assert (column.kind, column.notes) == ("time", [])
 
 
 def test_a_target_of_numbers_and_words_is_asked_about(tmp_path):
