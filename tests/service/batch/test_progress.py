@@ -1,10 +1,17 @@
 """What is said while a data set is worked on."""
 
 import re
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+
+from model_store.acquisition.ranking import Choice
+from service.batch.candidate import Cancelled
 from service.batch.command import Progress
 from service.batch.data_set import DataSetRequest, Plan, Shard
 from service.batch.files import Listed
+from service.batch.job_process import JobPool
 
 
 def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
@@ -31,3 +38,16 @@ def test_a_line_says_how_far_a_job_is_what_is_left_and_what_it_cost():
         progress.line(),
     )
     assert said, progress.line()
+
+
+def test_a_job_that_chooses_can_be_cancelled():
+    """Choosing a batch takes long and computes no rows: it asks whether to go on as it pauses."""
+
+    def advance(row_draws):
+        assert row_draws == 0
+        raise Cancelled
+
+    job = SimpleNamespace(request=SimpleNamespace(seed=1), advance=advance)
+    pool = JobPool(job, np.arange(2), ["a", "b"], Choice("classification", "batchbald", 1, 10))
+    with pytest.raises(Cancelled):
+        pool.pause()
