@@ -313,16 +313,20 @@ def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -
     return validate(kind, {rows_field: [], **fields} if rows_field else fields)
 
 
-def reserve_json(body: bytes | bytearray, rows_field: str, max_rows: int, call: Call) -> None:
+def reserve_json(
+    body: bytes | bytearray,
+    field: str,
+    max_rows: int,
+    call: Call,
+    bytes_of: Mapping[str, int] = JSON_OBJECT_BYTES,
+) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is
-    parsed.
-
-    Rows become arrays a block at a time; all else is held as objects."""
+    parsed: by default rows become arrays a block at a time, and all else is held as objects."""
     counts = _count_marks(body, call.pause)
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
-        raise TooLarge(f"{rows_field}: expected at most {most} arrays and objects, got {nested}")
-    size = sum(JSON_OBJECT_BYTES[mark] * count for mark, count in counts.items())
+        raise TooLarge(f"{field}: expected at most {most} arrays and objects, got {nested}")
+    size = sum(bytes_of.get(mark, 0) * count for mark, count in counts.items())
     call.reservation.reserve(size, "body")
 
 

@@ -28,6 +28,7 @@ from service.api.requests import (
     read_body,
     refuse_none_or_many,
     request_media_type,
+    reserve_json,
 )
 from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
@@ -41,7 +42,7 @@ CSV = "text/csv"
 FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
 PARAMS = "params"
-ITEM_BYTES = 60  # of an item of JSON, in memory
+ITEM_BYTES = dict.fromkeys(",[{:", 60)  # of an item of JSON, in memory
 NANS_AT_ONCE = 4096
 # Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
 _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
@@ -111,9 +112,7 @@ def read_invocation(
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
     if len(body) > SMALL_JSON_BYTES:
-        items = body.count(b",") + body.count(b"[") + body.count(b"{") + body.count(b":")
-        call.reservation.reserve(ITEM_BYTES * items, "body")
-        call.pause()
+        reserve_json(body, "body", max_rows, call, ITEM_BYTES)
         content, rows = take_apart(body, INPUTS, max_rows, call.pause)
         if rows is not None:
             content[INPUTS] = rows

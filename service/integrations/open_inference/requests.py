@@ -22,7 +22,13 @@ from model_store.errors import InvalidInput, kind_of
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
 from service.api.options import fields_of
-from service.api.requests import SMALL_JSON_BYTES, parse_json, refuse_none_or_many
+from service.api.requests import (
+    MAX_NESTED,
+    SMALL_JSON_BYTES,
+    parse_json,
+    refuse_none_or_many,
+    reserve_json,
+)
 from service.api.rows import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
@@ -42,8 +48,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
 MAX_OUTPUTS = 1000
 MAX_ID, MAX_NAME = 1024, 1000  # characters
-JSON_NUMBER_BYTES = 40  # of an item of JSON, in memory
-MAX_NESTED = 1_000_000
+ITEM_BYTES = {",": 40, "[": 40, "{": 40, '"': 20}  # of an item of JSON, in memory
 TENSOR_BYTES = 1000  # of what is known of a tensor
 FIELDS = {"id", "parameters", "inputs", "outputs", "model_name", "model_version"}
 TENSOR_FIELDS = {"name", "shape", "datatype", "data", "parameters"}
@@ -108,12 +113,7 @@ def read_infer(
 
 def _large(text: bytes | bytearray, call: Call) -> dict[str, Any]:
     """Return what long JSON holds, taken apart tensor by tensor."""
-    nested = text.count(b"[") + text.count(b"{")
-    if nested > MAX_NESTED:
-        raise TooLarge(f"body: expected at most {MAX_NESTED} arrays and objects, got {nested}")
-    items = text.count(b",") + nested + text.count(b'"') // 2
-    call.reservation.reserve(JSON_NUMBER_BYTES * items, "body")
-    call.pause()
+    reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
     call.pause()
     if tensors is not None:

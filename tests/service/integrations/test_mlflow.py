@@ -248,3 +248,9 @@ def test_nan_is_null_but_in_strings(text):
     _, form, rows = read_invocation(text.encode(), 10, Call(Reservation(ByteBudget(1 << 20))))
     expected = json.loads(text.replace("[NaN", "[null").replace(" NaN", " null"))
     assert (form, rows) == ("inputs", expected["inputs"])
+
+
+def test_many_nested_arrays_are_refused_before_they_are_parsed(client):
+    body = b'{"inputs": [' + b",".join([b"[]"] * 700_000) + b"]}"
+    answer = client.post("/invocations", content=body, headers={"Content-Type": "application/json"})
+    assert "arrays and objects" in refusal(answer, 413)
