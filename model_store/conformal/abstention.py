@@ -64,7 +64,7 @@ class Abstention:
         order = np.argsort(uncertainty, kind="stable")
         answered = uncertainty[order].searchsorted(self.candidates, side="right")
         wrong = np.concatenate([[0], is_wrong[order].cumsum()])[answered]
-        is_rejected = binomial_tail(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
+        is_rejected = binomial_cdf(wrong, answered, risk) <= (1.0 - CONFIDENCE) / len(STARTS)
         ends = [_end(is_rejected, math.ceil(share * CANDIDATES) - 1) for share in STARTS]
         return NOTHING if max(ends) < 0 else float(self.candidates[max(ends)])
 
@@ -138,7 +138,7 @@ class Answers:
         return cls(candidates, uncertainty, is_wrong)
 
 
-def binomial_tail(
+def binomial_cdf(
     wrong: Int64[np.ndarray, "T"], rows: Int64[np.ndarray, "T"], risk: float
 ) -> Float64[np.ndarray, "T"]:
     """Return P(Binomial(rows, risk) <= wrong), risk in (0, 1)."""

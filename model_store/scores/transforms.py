@@ -83,7 +83,7 @@ def to_fitted(transform: Transform, y: Float[np.ndarray, "*shape"]) -> Array:
     if isinstance(transform, LogTransform):
         shifted = y + transform.offset
         return np.log(shifted, out=np.full(y.shape, -math.inf), where=shifted > 0)
-    return _linear(y, np.array(transform.values), np.array(transform.scores))
+    return _piecewise_linear(y, np.array(transform.values), np.array(transform.scores))
 
 
 def to_target(transform: Transform, z: Array) -> Array:
@@ -91,7 +91,7 @@ def to_target(transform: Transform, z: Array) -> Array:
     if isinstance(transform, LogTransform):
         y = np.exp(np.minimum(z, LARGEST_LOG)) - transform.offset
     else:
-        y = _linear(z, np.array(transform.scores), np.array(transform.values))
+        y = _piecewise_linear(z, np.array(transform.scores), np.array(transform.values))
     if transform.least is not None:
         y = np.maximum(y, transform.least)
     return np.where(np.isinf(z), z, y)
@@ -131,13 +131,13 @@ def mixture_median(
     low, high = mean.min(axis=1), mean.max(axis=1)
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        below = np.add.reduce(weight * normal_distribution((middle[:, None] - mean) / std), axis=1)
+        below = np.add.reduce(weight * normal_cdf((middle[:, None] - mean) / std), axis=1)
         is_below = below < 0.5
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
     return 0.5 * (low + high)
 
 
-def normal_distribution(z: Array) -> Array:
+def normal_cdf(z: Array) -> Array:
     """Return the distribution function of N(0, 1), within 8e-8.
 
     Abramowitz and Stegun, "Handbook of mathematical functions", 1964, 26.2.17.
@@ -158,7 +158,9 @@ def _quadrature() -> tuple[list[float], list[float]]:
     return nodes.tolist(), (weights / weights.sum()).tolist()
 
 
-def _linear(x: Array, knots: Float64[np.ndarray, "J"], values: Float64[np.ndarray, "J"]) -> Array:
+def _piecewise_linear(
+    x: Array, knots: Float64[np.ndarray, "J"], values: Float64[np.ndarray, "J"]
+) -> Array:
     here = _segment(x, knots)
     slope = (np.diff(values) / np.diff(knots))[here]
     with np.errstate(invalid="ignore"):

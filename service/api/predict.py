@@ -1,9 +1,9 @@
 """`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike
 the data.
 
-Every protocol predicts by `predict`: admission, the client's share, memory, the deadline, the
-micro-batch, the decision, drift and metrics. A route reads a request, `ToPredict`, and names the
-`Encoder` of its answer.
+Every protocol but Label Studio's predicts by `predict`: admission, the client's share, memory, the
+deadline, the micro-batch, the decision, drift and metrics. A route reads a request, `ToPredict`,
+and names the `Encoder` of its answer.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from model_store.conformal.abstention import (
     STARTS,
     Abstention,
     Answers,
-    binomial_tail,
+    binomial_cdf,
 )
 
 CALIBRATIONS = 400
@@ -32,7 +32,7 @@ def test_the_tail_is_the_binomial_s(rows, share, risk):
     rows = np.array(rows)
     wrong = np.round(share * rows).astype(int)
     np.testing.assert_allclose(
-        binomial_tail(wrong, rows, risk), stats.binom.cdf(wrong, rows, risk), rtol=1e-8, atol=1e-12
+        binomial_cdf(wrong, rows, risk), stats.binom.cdf(wrong, rows, risk), rtol=1e-8, atol=1e-12
     )
 
 

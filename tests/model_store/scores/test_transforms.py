@@ -14,7 +14,7 @@ from model_store.scores.transforms import (
     RankTransform,
     log_slope,
     mixture_median,
-    normal_distribution,
+    normal_cdf,
     target_moments,
     to_fitted,
     to_target,
@@ -178,7 +178,7 @@ def test_measures_of_a_target_are_their_integrals(transform):
 
 def test_the_normal_distribution_and_the_median_of_one_gaussian_are_right():
     z = np.linspace(-8.0, 8.0, 2001)
-    np.testing.assert_allclose(normal_distribution(z), stats.norm.cdf(z), atol=1e-7)
+    np.testing.assert_allclose(normal_cdf(z), stats.norm.cdf(z), atol=1e-7)
     same = mixture_median(np.full((2, 5), 3.5), np.ones((2, 5)), np.full(5, 0.2))
     np.testing.assert_allclose(same, 3.5, rtol=1e-12)
 
