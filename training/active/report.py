@@ -1,14 +1,13 @@
 """The report of a simulation: a page with a table and a plot, and the same as JSON."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from model_store.errors import InvalidInput
 from model_store.types import Task
@@ -24,6 +23,7 @@ from training.active.rounds import (
     measure_saved,
 )
 from training.evaluation.figures import LEVEL
+from training.fitting.plots import png_of
 
 SHOWN_COUNTS = 5  # numbers of labels at which the metric is in the table
 DOTS = 100  # to an inch
@@ -243,7 +243,6 @@ def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str 
 
     Means go as far as all seeds of an arm do; beyond, its seeds are thin lines.
     """
-    plt.switch_backend("Agg")
     every = [found.curves.arm for found in arms]
     starts, recipes, acquisitions = (
         list(dict.fromkeys(of))
@@ -253,10 +252,8 @@ def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str 
             (arm.acquisition for arm in every if not arm.is_control),
         )
     )
-    size = (1 + 6.5 * len(starts), 5.5)
-    figure, axes = plt.subplots(
-        1, len(starts), figsize=size, layout="constrained", sharey=True, squeeze=False
-    )
+    figure = Figure((1 + 6.5 * len(starts), 5.5), layout="constrained")
+    axes = figure.subplots(1, len(starts), sharey=True, squeeze=False)
     for axis, start in zip(axes[0], starts, strict=True):
         axis.axhline(target, color="grey", linewidth=0.8)
         for found in arms:
@@ -272,10 +269,7 @@ def draw_curves(arms: Sequence[Findings], target: float, metric: str, unit: str 
         of_what = f"test {metric}, in the units of {unit}" if unit else f"test {metric}"
         axis.set(xlabel="labels", ylabel=of_what, title=f"{start} start; target {number(target)}")
         axis.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=DOTS)
-    plt.close(figure)
-    return picture.getvalue()
+    return png_of(figure, DOTS)
 
 
 def _draw(

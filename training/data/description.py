@@ -112,16 +112,13 @@ def _share(share: float) -> str:
 
 
 def draw(found: Findings, path: Path) -> None:
-    import matplotlib.pyplot as plt  # slow, and for pictures alone
+    from matplotlib.figure import Figure  # slow, and for pictures alone
 
-    plt.switch_backend("Agg")
     columns = found.used[:MOST_COLUMNS]
     across = min(4, len(columns) + 1)
     down = -(-(len(columns) + 1) // across)
-    figure, axes = plt.subplots(
-        down, across, figsize=(4.2 * across, 2.9 * down), layout="constrained", squeeze=False
-    )
-    places = list(axes.flat)
+    figure = Figure((4.2 * across, 2.9 * down), layout="constrained")
+    places = list(figure.subplots(down, across, squeeze=False).flat)
     _draw_target(places[0], found)
     for axis, column in zip(places[1:], columns, strict=False):
         _draw_column(axis, column, found)
@@ -132,7 +129,6 @@ def draw(found: Findings, path: Path) -> None:
         more = f"; the first {MOST_COLUMNS} of {len(found.used)} columns"
     figure.suptitle(f"{found.source}: {found.rows} rows{more}")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _draw_target(axis: "Axes", found: Findings) -> None:

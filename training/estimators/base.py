@@ -6,7 +6,6 @@ What is fitted is exported and calibrated as a version is, so answers are, bit f
 """
 
 import base64
-import io
 import json
 import operator
 import shutil
@@ -39,7 +38,7 @@ from training.data import load
 from training.estimators.recipes import keep_arrays, keep_table, recipe_of
 from training.evaluation.text import Block, Table, markdown
 from training.fit import fit, publish
-from training.fitting.plots import draw_run
+from training.fitting.plots import draw_run, png_of
 from training.fitting.run import Callback
 from training.publishing.baselines import lines, with_baselines
 from training.publishing.publish import assemble_without_baselines
@@ -237,10 +236,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if self.history_:
             from matplotlib.figure import Figure
 
-            figure, picture = Figure(), io.BytesIO()
+            figure = Figure()
             draw_run(figure, self.history_, self._method)
-            figure.savefig(picture, format="png", dpi=60)
-            data = base64.b64encode(picture.getvalue()).decode()
+            data = base64.b64encode(png_of(figure, dpi=60)).decode()
             parts.append(f'<img alt="the fit, by epochs" src="data:image/png;base64,{data}">')
         return html + "".join(parts)
 

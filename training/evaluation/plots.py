@@ -1,12 +1,11 @@
 """Plots of an evaluation report, as PNG."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float64
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,8 +17,9 @@ from training.evaluation.evidence import Attack, Bin, ClassProbability, OfClass,
 from training.evaluation.metrics import risk_coverage
 from training.evaluation.pairs import Difference
 from training.evaluation.quality import ServedPrediction
+from training.fitting.plots import png_of
 
-SHADES = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
 LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
@@ -241,9 +241,8 @@ def attacks_plot(
 def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
     columns = min(4, len(differences))
     count = -(-len(differences) // columns)
-    plt.switch_backend("Agg")
-    size = (3.2 * columns, 1.3 * count + 0.6)
-    figure, grid = plt.subplots(count, columns, figsize=size, layout="constrained", squeeze=False)
+    figure = Figure((3.2 * columns, 1.3 * count + 0.6), layout="constrained")
+    grid = figure.subplots(count, columns, squeeze=False)
     for axis in grid.ravel()[len(differences) :]:
         axis.set_axis_off()
     for axis, (name, found) in zip(grid.ravel(), differences.items(), strict=False):
@@ -282,10 +281,8 @@ def _name_classes(axis: Axes, names: list[str]) -> None:
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
-    plt.switch_backend("Agg")
-    figure, axes = plt.subplots(
-        1, count, figsize=(width * count, 4.2), layout="constrained", squeeze=False
-    )
+    figure = Figure((width * count, 4.2), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     return figure, list(axes[0])
@@ -297,7 +294,4 @@ def _legend_outside(axis: Axes) -> None:
 
 def _png(figure: Figure, title: str) -> bytes:
     figure.suptitle(title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=DOTS)
-    plt.close(figure)
-    return picture.getvalue()
+    return png_of(figure, DOTS)

@@ -1,4 +1,5 @@
-"""The plot of a run."""
+"""The plot of a run, and figures as pictures. They are none of pyplot's, whose backend may be a
+notebook's."""
 
 import io
 import math
@@ -12,7 +13,7 @@ from training.fitting.checkpoint import write_atomically
 
 def plot_run(history: list[dict[str, float | int]], path: Path, title: str) -> None:
     """Draw a run as a PNG."""
-    figure = Figure()  # none of pyplot's, whose backend may be a notebook's
+    figure = Figure()
     draw_run(figure, history, title)
     write_figure(figure, path)
 
@@ -75,6 +76,10 @@ def legend_above(axis: Axes) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
+    write_atomically(path, png_of(figure))
+
+
+def png_of(figure: Figure, dpi: int = 100) -> bytes:
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=100)
-    write_atomically(path, picture.getvalue())
+    figure.savefig(picture, format="png", dpi=dpi)
+    return picture.getvalue()
