@@ -27,7 +27,7 @@ from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.pairs import Difference, Pairs, difference
 from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
-from training.evaluation.report import Wanted, data_of, number_of_draws, say_rows, test_rows
+from training.evaluation.report import Wanted, check_wanted, data_of, say_rows, test_rows
 from training.evaluation.text import Block, Table, markdown
 from training.provenance import Provenance
 from training.versions import Parent
@@ -97,10 +97,11 @@ def compare_versions(
     if digests[0] != digests[1]:
         said = "%s was fitted on other data, which may have had some of these test rows"
         log.info(said, second.label)
-    predictors = [
-        ServedPredictor(model, number_of_draws(version, wanted), wanted.seed)
-        for version, model in zip(versions, models, strict=True)
-    ]
+    predictors = []
+    for version, model in zip(versions, models, strict=True):
+        check_wanted(version, wanted)
+        draws = wanted.draws or version.manifest.noise.default_draws
+        predictors.append(ServedPredictor(model, draws, wanted.seed))
     ours, theirs = (
         _figures(predictor, test, each.group_names)
         for predictor, test, each in zip(predictors, tests, data, strict=True)

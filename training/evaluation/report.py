@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.report import EvaluationReport, publish_report
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
@@ -63,7 +64,8 @@ def evaluate_version(
     quiet: bool = False,
 ) -> EvaluationReport:
     manifest = version.manifest
-    draws = number_of_draws(version, wanted)
+    check_wanted(version, wanted)
+    draws = wanted.draws or version.manifest.noise.default_draws
     data, is_fitted = data_of(version, root, wanted.source)
     source = wanted.source or version.recipe.data.source
     test = test_rows(data, is_fitted, wanted)
@@ -159,7 +161,8 @@ def _sets(
     return {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
 
 
-def number_of_draws(version: Parent, wanted: Wanted) -> int:
+def check_wanted(version: Parent, wanted: Wanted) -> None:
+    """Raise InvalidInput for an option that cannot be used with a version."""
     manifest = version.manifest
     most = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
     if wanted.draws is not None and not 1 <= wanted.draws <= most:
@@ -168,22 +171,25 @@ def number_of_draws(version: Parent, wanted: Wanted) -> int:
         raise InvalidInput("--rows", "at least 2", str(wanted.rows))
     if not 0 <= wanted.seed <= MAX_SEED:
         raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
-    gradients = "since attacks need its gradients"
-    refused = {
-        "a classification, since attacks change labels": manifest.task == "regression"
-        and "a regression",
-        "rows of numbers, since attacks follow gradients": manifest.input.takes_ids
-        and "rows of ids",
-        f"a version that is not pruned, {gradients}": Provenance.of(manifest).pruned and "one",
-        f"a version without an encoder, {gradients}": manifest.encoder and "one",
-    }
-    for expected, found in refused.items():
-        if wanted.attacks and found:
-            raise InvalidInput("--attacks", expected, found)
+    if wanted.attacks:
+        _check_attackable(manifest)
     names = [source.name for source in wanted.outliers]
     if len(set(names)) < len(names):
         raise InvalidInput(OPTION, "different names", f"{names}"[:200])
-    return wanted.draws or manifest.noise.default_draws
+
+
+def _check_attackable(manifest: Manifest) -> None:
+    gradients = "since attacks need its gradients"
+    if manifest.task == "regression":
+        expected = "a classification, since attacks change labels"
+        raise InvalidInput("--attacks", expected, "a regression")
+    if manifest.input.takes_ids:
+        expected = "rows of numbers, since attacks follow gradients"
+        raise InvalidInput("--attacks", expected, "rows of ids")
+    if Provenance.of(manifest).pruned:
+        raise InvalidInput("--attacks", f"a version that is not pruned, {gradients}", "one")
+    if manifest.encoder:
+        raise InvalidInput("--attacks", f"a version without an encoder, {gradients}", "one")
 
 
 def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
