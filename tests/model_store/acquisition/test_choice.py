@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from hashlib import blake2b
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from model_store.acquisition.ranking import (
     race_stages,
     rank_now,
 )
-from model_store.acquisition.scoring import pool_scores, race_scores
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import PREDICTIVES
@@ -227,19 +225,22 @@ def test_a_race_that_would_leave_many_rows_learns_its_bounds_from_a_sample():
 
 
 class DrawnPool(Pool):
-    """Rows of a regression whose outputs are known, scored as a service scores them."""
+    """Rows of a regression whose outputs are known."""
 
     def __init__(self, outputs):
         self.ids, self.seed = [str(i) for i in range(outputs.shape[1])], 3
-        runtime = SimpleNamespace(outputs_of=lambda x, draws: outputs[:draws, x])
-        self.model = SimpleNamespace(predictive=PREDICTIVES["regression"], runtime=runtime)
-        self.draws = len(outputs)
+        self.outputs, self.predictive = outputs, PREDICTIVES["regression"]
 
     async def scores(self):
-        return pool_scores(self.model, np.arange(len(self.ids)), self.draws, "variance")
+        return self.predictive.acquisition(self.scored(self.outputs), "variance")
 
     async def lap(self, lap):
-        return race_scores(self.model, lap.rows, lap.num_draws, "variance")
+        return self.predictive.race(
+            self.scored(self.outputs[: lap.num_draws, lap.rows]), "variance"
+        )
+
+    def scored(self, outputs):
+        return self.predictive.scores(self.predictive.sums(outputs))
 
     async def copies(self):
         raise NotImplementedError
