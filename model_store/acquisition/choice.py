@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt64
+from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt64
 
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -235,7 +235,7 @@ def is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray
 
 
 def top(
-    scores: Float64[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
+    scores: Float[np.ndarray, "N"], hashes: UInt64[np.ndarray, "N"], k: int
 ) -> Int64[np.ndarray, "K"]:
     """Return the indices of the k largest scores, largest first, ties by hash."""
     k = min(k, len(scores))

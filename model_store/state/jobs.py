@@ -406,6 +406,7 @@ def _job(row: sqlite3.Row) -> Job:
         values["request"] = json.loads(row["request"])
         values["outcome"] = None if row["said"] is None else json.loads(row["said"])
         values |= {"worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])}
-        if row["state"] not in STATES:
-            raise ValueError(row["state"])
+        for column, known in (("state", STATES), ("kind", get_args(Kind))):
+            if row[column] not in known:
+                raise ValueError(row[column])
     return Job(**values)
