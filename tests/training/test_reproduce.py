@@ -19,7 +19,7 @@ from model_store.state.live import wilson_interval
 from training.__main__ import main
 from training.active.protocol import End, Protocol
 from training.commands.reproduce import known_targets
-from training.fit import fit
+from training.fit import Fitted, fit
 from training.folders import hold
 from training.posteriors import METHODS
 from training.posteriors.base import standard_noise
@@ -545,7 +545,8 @@ def test_a_fit_that_ended_by_itself_may_rise_as_its_rates_decay(tmp_path, stoppe
     rows = [{"validation_log_likelihood": 0.1 * epoch} for epoch in range(30)]
     lines = "\n".join(json.dumps(row) for row in rows)
     (tmp_path / "metrics.jsonl").write_text(lines)
-    fitted = SimpleNamespace(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
+    fitted = object.__new__(Fitted)  # of which no more is looked at
+    vars(fitted).update(folder=tmp_path, provenance=SimpleNamespace(stopped=stopped))
     assert measures.moving_of(fitted) == moving
 
 
