@@ -7,7 +7,8 @@ import sys
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-MOST_MODULES, MOST_MOVES = 32, 108  # of these one where the machine is busy
+MOST_MODULES, MOST_MOVES = 32, 107
+TRIES = 3  # on a busy machine a request may make one move more
 
 
 def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
@@ -19,9 +20,12 @@ def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
         DUBITO_TRIAL_S="0",
     )
     command = [sys.executable, "-m", "tests.support.call_path"]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    path = json.loads(done.stdout)
+    for _ in range(TRIES):
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        path = json.loads(done.stdout)
+        if path["moves"] <= MOST_MOVES:
+            break
     assert 0 < len(path["modules"]) <= MOST_MODULES, path
     assert 0 < path["moves"] <= MOST_MOVES, path
