@@ -199,10 +199,8 @@ def keep_labels(
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     wanted, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
-        is_text = "a string" if wanted == "label" else "a number"
-        expected = (
-            f"none, since {manifest.name} is of {manifest.task}, whose `{wanted}` is {is_text}"
-        )
+        of = "a string" if wanted == "label" else "a number"
+        expected = f"none, since {manifest.name} is of {manifest.task}, whose `{wanted}` is {of}"
         raise InvalidInput(f"labels.{n}.{other}", expected, "one")
     value: str | float | None = getattr(entry, wanted)
     if value is None:

@@ -360,11 +360,13 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 
 @cache
-def _json_types(kind: type[RequestModel], name: str) -> tuple[str, str]:
-    """Return what a field is in JSON, and of an array what its items are; else a string."""
-    schema = kind.model_json_schema()["properties"].get(name, {})
-    schema = schema.get("anyOf", [schema])[0]
-    return schema.get("type", "string"), schema.get("items", {}).get("type", "string")
+def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
+    """Return by field what it is in JSON, and of an array what its items are; else a string."""
+    types = {}
+    for name, schema in kind.model_json_schema()["properties"].items():
+        of = schema.get("anyOf", [schema])[0]
+        types[name] = of.get("type", "string"), of.get("items", {}).get("type", "string")
+    return types
 
 
 def text_fields(
@@ -375,7 +377,7 @@ def text_fields(
     fields: dict[str, Any] = {}
     items = set()  # fields that come item by item
     for name, text in pairs:
-        of, of_item = _json_types(kind, name)
+        of, of_item = _json_types(kind).get(name, ("string", "string"))
         is_item = of == "array" and name != rows_field and not text.startswith("[")
         value: Any = text
         if (of_item if is_item else of) != "string" and name != rows_field:
