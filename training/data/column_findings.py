@@ -105,7 +105,7 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
         notes.append(f"{said} (`categorical` or `ignored`)")
     tail = tail_of(present)
     if kind == "numeric" and tail > HEAVY:
-        away = f"{round(tail):.6g} interquartile ranges from the median"
+        away = f"{np.round(tail):.6g} interquartile ranges from the median"
         notes.append(f"a heavy tail: its furthest value is {away}")
     is_id = kind == "ignored" and told in (None, "ignored") and len(present) == len(numbers)
     if told in ("numeric", "categorical", "ignored"):

@@ -35,7 +35,7 @@ def full_report(found: Findings) -> list[str]:
             lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in notes]
         tails = sorted((c for c in found.used if c.tail > 5), key=lambda column: -column.tail)[:3]
         if tails:
-            shown = ", ".join(f"{column.name} ({round(column.tail):.6g})" for column in tails)
+            shown = ", ".join(f"{column.name} ({np.round(column.tail):.6g})" for column in tails)
             of_what = "interquartile ranges from the median to the furthest value"
             lines.append(f"heaviest tails ({of_what}): {shown}")
     return [*lines, *found.notes, *(f"! {warning}" for warning in found.warnings)]

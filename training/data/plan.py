@@ -193,7 +193,7 @@ def _why_transform(targets: np.ndarray | None) -> str | None:
     tail = tail_of(y)
     if tail <= HEAVY_TARGET:
         return None
-    ranges = f"{round(tail):.6g} interquartile ranges"
+    ranges = f"{np.round(tail):.6g} interquartile ranges"
     return f"a heavy tail ({ranges}): held-out rows choose the target's scale"
 
 

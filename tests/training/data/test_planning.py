@@ -170,8 +170,9 @@ def test_the_task_follows_from_the_target(values, task):
     assert task_of(values if isinstance(values[0], str) else np.array(values), "y")[0] == task
 
 
-def test_a_number_beyond_float32_is_looked_at_as_others(tmp_path):
-    write(tmp_path, price=[1e300, *(i + 0.5 for i in range(299))])
+@pytest.mark.parametrize("scale", [1e300, 1.7e308])
+def test_a_number_beyond_float32_is_looked_at_as_others(tmp_path, scale):
+    write(tmp_path, price=[scale, *(i + 0.5 for i in range(299))])
     column = next(column for column in found(tmp_path).columns if column.name == "price")
     assert "e+" in column.notes[0]
     assert len(column.notes[0]) < 100
