@@ -231,7 +231,8 @@ def _duplicates(columns: list[Any], rows: int) -> list[str]:
         else:
             scale = np.std(values[np.abs(values) < np.finfo(np.float32).max]) or 1.0
             finite = np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-            keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
+            with np.errstate(over="ignore"):
+                keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
         codes.append(np.unique(keys, return_inverse=True)[1])
     rows_of = np.stack(codes, 1)
     _, inverse, counts = np.unique(rows_of, axis=0, return_inverse=True, return_counts=True)
