@@ -82,7 +82,7 @@ def table(found: dict[str, Any], answers: dict[str, Any], name: str) -> str:
         "",
         f"`python -m benchmarks.gpu {name} --write`: {DRAWS} draws, onnxruntime {ort.__version__}, "
         f"{gpu_says('name')} and {processors()} processors. Rows a second of whole answers, fastest "
-        "calls. [What else was measured](../decisions/0033-gpu.md).",
+        "calls.",
         "",
         "| rows | processors | GPU | GPU over processors | network alone, GPU over processors |",
         "|---|---|---|---|---|",

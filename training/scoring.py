@@ -43,9 +43,10 @@ def draw_seed(seed: int, request: int) -> int:
 def rows_per_draw_set(runtime: Runtime, rows: int, num_draws: int) -> int:
     """Return how many calibration rows share a draw set.
 
-    1 where a draw is small. Where it holds every weight, as many as keep the work near
-    `DRAWN_NUMBERS`, and `FEWEST_SHARING` at least: docs/decisions/0007-methods.md says what that
-    does to the flag's rate. Draws that are the same for all seeds are shared by all rows.
+    Each row has its own draws if a draw is small. If a draw holds every weight, at least
+    `FEWEST_SHARING` rows share a set, so that the work stays near `DRAWN_NUMBERS`. Scores of rows
+    that share draws are slightly correlated, so the flag's rate varies more between calibrations.
+    Draws that are the same for all seeds are shared by all rows.
     """
     if runtime.algorithm == DRAW_INDEX:
         return rows

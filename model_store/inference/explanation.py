@@ -8,7 +8,7 @@ harmonic mean p-value.
 *Columns.* The fall of the statistic, in nats, had one column its usual value (its median, its most
 frequent category) and the others theirs, under the same draws. Falls do not add up: of two columns
 that contradict each other, either may be put right. Squares of whitened columns, which do add up,
-blamed the wrong one of correlated columns (docs/decisions/0017-explanations.md).
+blamed the wrong one of correlated columns.
 
 *Numbers* of other rows. A detector of the input has a score that is a squared length in the space
 of inputs, |v|^2 = sum_i v_i^2 (`training.detectors` says what v is), so v_i^2 / |v|^2 is number i's

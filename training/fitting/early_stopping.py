@@ -1,5 +1,5 @@
 """When a fit that was told no number of epochs has gone on for long enough, and which epoch's
-model it keeps (docs/decisions/0005-checkpoint.md).
+model it keeps.
 
 With `early_stopping` it ends `patience` epochs after the one of the highest held-out likelihood,
 and keeps that one (Prechelt 1998), as if one more row were predicted wrongly: a few rows that are
