@@ -1,22 +1,20 @@
 """`POST /acquire/jobs`, `POST /predict/jobs`, `/jobs`: work on whole pools, answered by the id of a
 job."""
 
-import asyncio
 import io
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse
 
 from model_store.acquisition.choice import most_candidates
 from model_store.acquisition.ranking import race_stages
@@ -64,9 +62,6 @@ from service.models.reservoir import fresh_seed
 from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # where too many jobs are queued
-EVENTS_S = 0.5  # between looks at a job that somebody watches
-EVENTS_DEADLINES = 10  # how many times DUBITO_DEADLINE_S; a watcher that wants more asks again
-QUIET_S = 15.0  # after which a watcher gets a comment, where nothing has changed
 
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
@@ -118,21 +113,6 @@ async def get_jobs(request: Request) -> Response:
 async def get_job(request: Request, job: str) -> Response:
     """Say how far a job is."""
     return _answer(request, await _find(request, job))
-
-
-@router.get(
-    "/jobs/{job}/events",
-    responses=answers(None, 404, content={"text/event-stream": {"schema": {"type": "string"}}}),
-    response_class=Response,
-)
-async def get_job_events(request: Request, job: str) -> Response:
-    """Say how far a job is each time it gets further, as server-sent events, until it is over."""
-    found = await _find(request, job)
-    return StreamingResponse(
-        _events(context_of(request), found, prefix_of(request.scope)),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
 
 
 @router.get(
@@ -338,28 +318,6 @@ def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
 async def _find(request: Request, job: str) -> Job:
     context, owner = context_of(request), owner_of(request.scope)
     return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
-
-
-async def _events(context: Context, job: Job, prefix: str) -> AsyncIterator[bytes]:
-    """Yield an event each time a job got further, and a comment after a long time without
-    change."""
-    before, sent = b"", time.monotonic()
-    end = sent + EVENTS_DEADLINES * context.settings.deadline_s
-    while True:
-        content = orjson.dumps(job_json(context, job, prefix))
-        if content != before:
-            before, sent = content, time.monotonic()
-            yield b"event: " + job.state.encode() + b"\ndata: " + content + b"\n\n"
-        elif time.monotonic() - sent > QUIET_S:
-            sent = time.monotonic()
-            yield b": still there\n\n"
-        if job.is_over or context.ending.is_set() or time.monotonic() > end:
-            return
-        await asyncio.sleep(EVENTS_S)
-        try:
-            job = await context.threads.ask(partial(Jobs(context.state).get, job.id))
-        except NotFound:  # cancelled and deleted meanwhile
-            return
 
 
 def _answer(request: Request, job: Job) -> Response:

@@ -5,9 +5,9 @@ so nothing queues up. A request must come whole in `receive_s` from its first by
 408; an answer must be read at `MIN_RATE` at least. What connections hold counts in the process's
 budget of bytes.
 
-There are at most `max_connections`, and a client has three quarters of them at most. For a further
-one that which has kept us waiting longest is ended, of the client with most connections, or else
-the oldest stream of events. Where there is none, the new one may ask for health and metrics alone.
+There are up to `max_connections`, and a client has up to three quarters of them. To make room for
+another, the service ends the connection that has kept it waiting longest, of the client with most
+connections. If all connections are in work, the new one may ask for health and metrics only.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ UNSENT_BYTES = 128 << 10  # of answers, that the system keeps for a connection
 MIN_RATE = 64 << 10  # bytes a second at which an answer is read, after the first `receive_s`
 LINGER_S = 2.0  # after a refusal, in which the rest of the request is skipped so that it arrives
 MAX_BEYOND = 100  # connections beyond the limit, that ask for health or get such a moment
-MAX_STREAMS = 100  # of events, at a time
 LARGE_READ = 32 << 10  # bytes: who sends more at a time takes turns with others that do
 TURN_S = 0.001
 JOIN_BYTES = 64 << 10  # an answer's head and body are written at once up to this size
@@ -63,7 +62,6 @@ class Connections:
         self.open: set[HttpConnection] = set()
         self.clients: Counter[Hashable] = Counter()  # connections of each
         self.waiting: dict[HttpConnection, None] = {}  # for their clients, the longest first
-        self.streams: dict[HttpConnection, None] = {}  # of events, the oldest first
         self.beyond: dict[HttpConnection, None] = {}  # the limit, the oldest first
         self.unread: dict[HttpConnection, None] = {}  # with answers unread, the oldest first
         self.receiving = 0  # connections in the middle of a body
@@ -86,22 +84,16 @@ class Connections:
         if len(self.beyond) > MAX_BEYOND:
             next(iter(self.beyond)).evict()
 
-    def add_stream(self, connection: "HttpConnection") -> None:
-        self.streams[connection] = None
-        if len(self.streams) > MAX_STREAMS:
-            max(self.streams, key=self._connections_of_client).evict()
-
     def _evict(self, client: Hashable = None) -> bool:
-        """End one connection, of one client or of the one with most; return whether there was."""
-        for connections in (self.waiting, self.streams):
-            found = [c for c in connections if client is None or c.client == client]
-            if found:  # the first of equals is the longest there
-                max(found, key=self._connections_of_client).evict()
-                return True
-        return False
+        """End a waiting connection, of this client or of the one with most connections.
 
-    def _connections_of_client(self, connection: "HttpConnection") -> int:
-        return self.clients[connection.client]
+        Returns:
+            Whether there was one.
+        """
+        candidates = [c for c in self.waiting if client is None or c.client == client]
+        if candidates:  # the first of equals has waited longest
+            max(candidates, key=lambda c: self.clients[c.client]).evict()
+        return bool(candidates)
 
     def forget(self, connection: "HttpConnection") -> None:
         if connection in self.open:
@@ -109,7 +101,7 @@ class Connections:
             self.clients[connection.client] -= 1
             if not self.clients[connection.client]:
                 del self.clients[connection.client]
-        for connections in (self.waiting, self.streams, self.beyond, self.unread):
+        for connections in (self.waiting, self.beyond, self.unread):
             connections.pop(connection, None)
 
     def wait_for_turn(self, connection: "HttpConnection", received: int) -> None:
@@ -247,9 +239,6 @@ class HttpConnection(asyncio.Protocol):
 
     # Calls of the exchange
 
-    def begin_stream(self) -> None:
-        self.shared.add_stream(self)
-
     def write(self, *parts: bytes) -> None:
         if self.transport.is_closing():
             return
@@ -274,7 +263,6 @@ class HttpConnection(asyncio.Protocol):
         """Go on to the next request, or end."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
-        self.shared.streams.pop(self, None)
         if not self._write_paused:
             self._cancel_unread()
         exchange.body = bytearray()

@@ -18,7 +18,6 @@ logger = logging.getLogger("dubito")
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_BODY = {204, 304}
-EVENTS = b"text/event-stream"
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 DISCONNECT = {"type": "http.disconnect"}
 
@@ -123,8 +122,6 @@ class Exchange:
                 has_length, self._left = True, int(value)
             elif name == b"connection" and value == b"close":
                 self.keep_alive, says_close = False, True
-            elif name == b"content-type" and value.startswith(EVENTS):
-                self.connection.begin_stream()
             head += (name, b": ", value, b"\r\n")
         if self.expects_continue:  # nobody can say whether its body comes
             self.keep_alive = False

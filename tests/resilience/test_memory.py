@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from service.server.connections import MAX_BEYOND, MAX_STREAMS
+from service.server.connections import MAX_BEYOND
 from tests.support.process import pss_bytes
 from tests.support.raw import Connection, Ended, request
 from tests.support.serving import wait_until
@@ -246,22 +246,11 @@ def test_when_all_connections_are_in_work_a_further_one_may_ask_for_health_alone
 
 
 def test_whoever_has_all_connections_makes_room_for_others_and_health(serve, digits_store):
-    """Streams of events have their bound, and a client has three quarters of the connections."""
-    job = {"inputs": [[0.0] * 64], "num_samples": 1}
-    with (
-        serve(digits_store, DUBITO_MAX_CONNECTIONS="160", DUBITO_JOBS_AT_ONCE="0") as (url, _),
-        ExitStack() as stack,
-    ):
+    """One client has up to three quarters of the connections."""
+    with serve(digits_store, DUBITO_MAX_CONNECTIONS="160") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])
-        job = httpx.post(f"{url}/predict/jobs", json=job).json()["id"]
-        stream = request("GET", f"/jobs/{job}/events")
-        streams = [stack.enter_context(Connection(port)) for _ in range(130)]
-        for connection in streams:
-            connection.send(stream)
-        assert httpx.get(f"{url}/health/live").is_success
-        wait_until(lambda: sum(map(_has_ended, streams)) >= 130 - MAX_STREAMS)
-        idle = [stack.enter_context(Connection(port)) for _ in range(130)]
-        wait_until(lambda: sum(map(_has_ended, streams + idle)) >= 260 - 120 - MAX_BEYOND)
+        idle = [stack.enter_context(Connection(port)) for _ in range(260)]
+        wait_until(lambda: sum(map(_has_ended, idle)) >= 260 - 120 - MAX_BEYOND)
         others = [stack.enter_context(Connection(port, source="127.0.0.2")) for _ in range(60)]
         for connection in others * 2:
             assert connection.ask(GOOD).status == 200
@@ -279,12 +268,3 @@ def _has_ended(connection):
     except ConnectionResetError:
         pass
     return True
-
-
-def test_a_stream_of_events_ends_in_time(serve, digits_store):
-    job = {"inputs": [[0.0] * 64], "num_samples": 1}
-    with serve(digits_store, DUBITO_DEADLINE_S="0.3", DUBITO_JOBS_AT_ONCE="0") as (url, _):
-        answers = iter(lambda: httpx.post(f"{url}/predict/jobs", json=job, timeout=60), None)
-        taken = next(answer for answer in answers if answer.status_code != 504)
-        text = httpx.get(f"{url}/jobs/{taken.json()['id']}/events", timeout=14).text
-        assert text.startswith("event: queued\n")

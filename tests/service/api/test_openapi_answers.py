@@ -125,7 +125,6 @@ def good_requests(client):
         assert state in ("queued", "running")
         time.sleep(0.1)
     yield ask("GET", job, route)
-    yield ask("GET", f"{job}/events", f"{route}/events")
     yield ask("GET", f"{job}/result", f"{route}/result")
     yield ask("DELETE", job, route)
     name, version = "/models/{name}", "/models/{name}/versions/{version}"
