@@ -40,7 +40,7 @@ test-real: install # with other people's programs
 
 check: install
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
-	$(BIN)/python -m pytest $(IN_TWO) --jaxtyping-packages=model_store,training,beartype.beartype --cov --cov-report=term
+	$(BIN)/python -m pytest $(IN_TWO) --jaxtyping-packages=model_store,training,experiments,beartype.beartype --cov --cov-report=term
 
 reproduce: install # the papers' tables and figures that are missing; DUBITO_DATA names the data
 	$(BIN)/python -m training reproduce

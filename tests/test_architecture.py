@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.environment import ROOT
 
-PACKAGES = ("model_store", "service", "training")
+PACKAGES = ("model_store", "service", "training", "experiments")
 FOLDERS = {
     **{package: ROOT / package for package in PACKAGES},
     "dubito": ROOT / "client" / "dubito",
@@ -69,6 +69,7 @@ def imported_modules(path):
         ("model_store", set()),
         ("service", {"model_store"}),
         ("training", {"model_store"}),
+        ("experiments", {"model_store", "training"}),
         ("dubito", set()),
     ],
 )
@@ -118,7 +119,7 @@ def test_imports_between_rooms_form_no_circle(package):
     assert_no_circle(imports_between_rooms(package))
 
 
-@pytest.mark.parametrize("package", ["service", "training"])
+@pytest.mark.parametrize("package", ["service", "training", "experiments"])
 def test_imports_between_modules_form_no_circle(package):
     assert_no_circle(imports_between_modules(package))
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from model_store.errors import DubitoError, InvalidInput, NotFound
 from training import log
 from training.command_names import COMMANDS
-from training.commands import active, candidate, fit, reproduce, versions
+from training.commands import candidate, experiments, fit, versions
 
 DONE = 0
 FAILED = 1
@@ -52,9 +52,7 @@ def parser_of(prog: str) -> argparse.ArgumentParser:
     versions.add_evaluate(commands)
     versions.add_compare(commands)
     candidate.add_candidate(commands)
-    active.add_active(commands)
-    reproduce.add_certify(commands)
-    reproduce.add_reproduce(commands)
+    experiments.add_experiments(commands)
     for name, command in commands.choices.items():
         command.description = COMMANDS[name]
     return parser

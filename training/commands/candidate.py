@@ -66,9 +66,9 @@ def _once(options: argparse.Namespace, state: Path) -> None:
     if not has_state(state):
         log.info("no labels yet: there is no state in %s", state)
         return
-    from training.active.candidate import find_labels, labels_of, labels_tried, make_candidate
-    from training.active.labels_saved import labels_saved
+    from training.candidate import find_labels, labels_of, labels_tried, make_candidate
     from training.fit import find_device
+    from training.labels_saved import labels_saved
 
     store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
     with closing(Database(state)) as database:

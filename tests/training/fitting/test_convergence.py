@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.data import Rows, Splits
-from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
-from training.fitting.early_stopping import is_as_good
-from training.fitting.run import Run, run_provenance
-from training.recipe import Recipe
-from training.reproduce.exact import (
+from experiments.certify.exact import (
     METHODS,
     Problem,
     at_exact_posterior,
@@ -20,6 +15,11 @@ from training.reproduce.exact import (
     fit,
     recipe,
 )
+from training.data import Rows, Splits
+from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
+from training.fitting.early_stopping import is_as_good
+from training.fitting.run import Run, run_provenance
+from training.recipe import Recipe
 
 VARIANCE_TOLERANCE = 0.2  # of logarithms
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import genpareto
 
+from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
 from training.fitting import convergence
 from training.fitting.convergence import log_ratios, pareto_k, pareto_shape
 from training.model import build
 from training.posteriors.members import PointSection
-from training.reproduce.exact import Problem, at_exact_posterior, exact, recipe
 
 DRAWS = 4000
 

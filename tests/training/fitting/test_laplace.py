@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from experiments.certify.exact import Problem, exact
+from experiments.certify.exact import recipe as linear_recipe
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
 from training.fitting.laplace import (
@@ -23,8 +25,6 @@ from training.model import build, initialise, split_network
 from training.posteriors import noise
 from training.posteriors.laplace import Eigen
 from training.recipe import Recipe, validate
-from training.reproduce.exact import Problem, exact
-from training.reproduce.exact import recipe as linear_recipe
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import torch
 from scipy.stats import chisquare
 from torch import nn
 
+from experiments.certify.exact import linear
 from training.data import Rows, Splits
 from training.fitting import run as fitting
 from training.fitting.run import Run
 from training.networks.likelihoods import SPEED
 from training.recipe import Recipe
-from training.reproduce.exact import linear
 
 METHODS = {
     "bbb-gaussian": {},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
 from training.fitting.run import Run
 from training.fitting.steps import (
@@ -19,7 +20,6 @@ from training.fitting.steps import (
 )
 from training.model import build
 from training.posteriors import noise
-from training.reproduce.exact import METHODS, recipe
 
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
 

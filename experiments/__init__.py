@@ -1,0 +1,1 @@
+"""The papers' tables and figures, certification of posteriors, and simulated active learning."""

@@ -1,0 +1,203 @@
+"""`python -m training active RECIPE...`: simulate labelling on labelled data, and say how many
+labels are needed.
+
+The simulation is `experiments.active.simulation`, what it found `experiments.active.report`.
+"""
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+from experiments.active.protocol import Arm, End, Protocol, Start
+from model_store.acquisition.choice import RANDOM, checked_acquisition, checked_beta
+from model_store.errors import InvalidInput
+from model_store.scores.tasks import PREDICTIVES
+from model_store.types import Task
+from training import log
+from training import recipe as recipes
+from training.command_names import COMMANDS
+from training.commands import Commands, add_device, add_target
+from training.data import Dataset, load
+from training.folders import data_root, hold, runs_folder
+from training.posteriors.laplace import LaplaceSection
+from training.recipe import Recipe
+
+FOLDER = "active"  # among the runs
+
+
+def add_active(commands: Commands) -> None:
+    parser = commands.add_parser("active", help=COMMANDS["active"])
+    parser.set_defaults(run=_active)
+    default = Protocol()
+    add = parser.add_argument
+    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
+    add("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
+    add_target(parser)
+    add(
+        "--acquisition",
+        metavar="NAME",
+        action="append",
+        help="as of POST /acquire; may be given several times",
+    )
+    add(
+        "--start",
+        default="cold",
+        choices=["cold", "warm", "both"],
+        help="whether a fit begins from scratch, or where the last one ended",
+    )
+    add("--initial", type=int, default=default.initial, help="labels before the first acquisition")
+    add("--batch", type=int, default=default.batch, help="labels of an acquisition")
+    add("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
+    add("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
+    add("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
+    add(
+        "--candidates",
+        type=int,
+        default=default.candidates,
+        help="random rows that an acquisition looks at",
+    )
+    add("--draws", type=int, default=default.draws, help="that score candidates")
+    add("--test-draws", type=int, default=default.test_draws, help="that predict test rows")
+    add(
+        "--race",
+        type=float,
+        metavar="P",
+        help="acquisitions that /acquire can race are, and may go wrong so often",
+    )
+    add("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
+    add("--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says")
+    add("--seeds", type=int, default=5, help="how many, from the recipe's on")
+    add_device(parser)
+    add("--quiet", action="store_true", help="no progress bar")
+    add("--report", action="store_true", help="simulate nothing: report what there is")
+
+
+def _active(options: argparse.Namespace) -> None:
+    loaded = [
+        recipes.override(recipes.load(path), source=options.data, target=options.target)
+        for path in options.recipes
+    ]
+    data = _data(loaded)
+    rows = len(data[loaded[0].name].train)
+    protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
+    arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
+
+    # wrong recipes and data are answered before torch is there
+    from experiments.active.report import report
+    from experiments.active.simulation import Work, curves_of, simulate_all
+    from training.fit import check_pixels, find_device, weights_digest
+    from training.fitting.steps import check_augmentation
+
+    for recipe in loaded:
+        check_augmentation(recipe.augmentation, data[recipe.name].shape)
+        check_pixels(recipe, data[recipe.name])
+    device = find_device(options.device)
+    asked = asdict(protocol)
+    if protocol.beta == 1.0:  # so that simulations of before there was one go on
+        del asked["beta"]
+    runs = {}
+    for recipe in loaded:
+        digests = f"{recipe.digest()} {data[recipe.name].digest()}"
+        told = f"{digests} {device.type} {sorted(asked.items())}"
+        if recipe.network.weights is not None:
+            told += f" {weights_digest(Path(recipe.network.weights))}"
+        digest = sha256(told.encode()).hexdigest()[:12]
+        runs[recipe.name] = runs_folder() / FOLDER / f"{recipe.name}-{digest}"
+    work = [
+        Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])
+        for arm in arms
+        for seed in range(arm.recipe.seed, arm.recipe.seed + options.seeds)
+    ]
+    with ExitStack() as held:
+        if not options.report:
+            for folder in runs.values():
+                held.enter_context(hold(folder))
+            simulate_all(work, protocol, end, device, options.quiet)
+        found = report(curves_of(work), loaded[0].data.source, protocol, end)
+    folder = runs_folder() / FOLDER / "-".join(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in found.files().items():
+        (folder / file).write_bytes(content)
+    print(found.text())
+    print(f"report: {folder / 'active.md'}")
+
+
+def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
+    data: dict[str, Dataset] = {}
+    for recipe in loaded:
+        if recipe.name in data:
+            raise InvalidInput("name", "a recipe of another name", f"{recipe.name!r} twice")
+        if isinstance(recipe.posterior, LaplaceSection):
+            expected = (
+                "a method that is fitted by steps: laplace takes validation rows, whose labels "
+                "count too"
+            )
+            raise InvalidInput("method", expected, "'laplace'")
+        transform, encoder = recipe.data.target_transform, recipe.network.encoder
+        if transform != "none":
+            expected = "'none': a transform would be chosen by targets that have no label yet"
+            raise InvalidInput("data.target_transform", expected, repr(transform))
+        if recipe.network.is_encoded:
+            expected = (
+                "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
+            )
+            raise InvalidInput("network.encoder", expected, repr(encoder))
+        data[recipe.name] = load(recipe, data_root())
+        first = loaded[0]
+        told = recipe.task, data[recipe.name].digest()
+        if told != (first.task, data[first.name].digest()):
+            expected = f"the task and rows of {first.name}"
+            raise InvalidInput("data", expected, f"others, of {recipe.name}")
+    return data
+
+
+def _protocol(options: argparse.Namespace, task: Task) -> Protocol:
+    for name in ("initial", "batch", "candidates", "draws", "test_draws", "epochs", "seeds"):
+        number = getattr(options, name)
+        if number < 1:
+            raise InvalidInput(f"--{name.replace('_', '-')}", "at least 1", str(number))
+    for name, other in (("candidates", "batch"), ("until", "initial")):
+        number, least = getattr(options, name), getattr(options, other)
+        if number < least:
+            raise InvalidInput(f"--{name}", f"at least {least}, as many as --{other}", str(number))
+    if options.race is not None and not 0 < options.race < 1:
+        raise InvalidInput("--race", "a number in (0, 1)", str(options.race))
+    sampled = [name for name in options.acquisition or [] if name in PREDICTIVES[task].sampled]
+    named = sampled or options.acquisition or [PREDICTIVES[task].default_acquisition]
+    return Protocol(
+        options.initial,
+        options.batch,
+        options.candidates,
+        options.draws,
+        options.test_draws,
+        options.epochs,
+        options.race,
+        checked_beta(options.beta, named[0], task),
+    )
+
+
+def _end(options: argparse.Namespace, task: Task, rows: int) -> End:
+    accuracy, rmse = options.target_accuracy, options.target_rmse
+    if task == "regression" and accuracy is not None:
+        expected = "none for a regression: --target-rmse"
+        raise InvalidInput("--target-accuracy", expected, str(accuracy))
+    if task == "classification" and rmse is not None:
+        expected = "none for a classification: --target-accuracy"
+        raise InvalidInput("--target-rmse", expected, str(rmse))
+    if accuracy is not None and not 0 < accuracy < 1:
+        raise InvalidInput("--target-accuracy", "a number in (0, 1)", str(accuracy))
+    if rmse is not None and not rmse > 0:
+        raise InvalidInput("--target-rmse", "a number above 0", str(rmse))
+    if options.until > rows:
+        said = "the data have %d training rows, so arms end at these (--until %d)"
+        log.info(said, rows, options.until)
+    return End(min(options.until, rows), rmse if accuracy is None else accuracy)
+
+
+def _arms(options: argparse.Namespace, recipe: Recipe) -> list[Arm]:
+    names = [checked_acquisition(name, recipe.task) for name in options.acquisition or [None]]
+    starts: list[Start] = ["warm", "cold"] if options.start == "both" else [options.start]
+    names = list(dict.fromkeys([*names, RANDOM]))
+    return [Arm(recipe, name, start) for start in starts for name in names]

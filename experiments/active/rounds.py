@@ -1,0 +1,162 @@
+"""The rounds of a simulation, and the labels that were needed and saved.
+
+Of a seed that ends below the target, all that is known is that it needs more labels than it had. A
+mean over such seeds is given as a bound; no seed is left out.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+from torch import Tensor
+
+from experiments.active.protocol import Arm, End, is_at
+from model_store.errors import InvalidInput
+from model_store.types import Task
+from training.evaluation.figures import LEVEL
+from training.fitting.checkpoint import read_checkpoint, write_checkpoint
+
+
+@dataclass(frozen=True)
+class Round:
+    labels: int  # so far
+    metric: float  # accuracy, or root mean squared error
+    log_likelihood: float  # nats a test row
+    rows: list[int]  # of the training rows, that got their labels in this round
+    choose_s: float
+    fit_s: float
+    measure_s: float
+
+
+class Record:
+    """The rounds of an arm and a seed, in a folder.
+
+    `NAME.jsonl` has a round a line, in order; `NAME-ROUND.safetensors` has the weights and the
+    optimiser after the last one. The weights are written before the line, so after a kill at any
+    time the file has finished rounds alone, and the next one begins as if nothing had happened.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.jsonl"
+        self.rounds: list[Round] = []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]  # without a line that was cut off by a kill
+        try:
+            self.rounds = [Round(**json.loads(line)) for line in whole.splitlines()]
+        except (ValueError, TypeError):
+            expected = "rounds, one a line (delete it to begin again)"
+            raise InvalidInput(str(self.path), expected, "others") from None
+        self._size = len(whole)
+
+    @property
+    def labelled(self) -> list[int]:
+        return [row for done in self.rounds for row in done.rows]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return read_checkpoint(self._weights(len(self.rounds) - 1))[0]
+
+    def add(self, done: Round, tensors: dict[str, Tensor]) -> None:
+        number = len(self.rounds)
+        write_checkpoint(self._weights(number), tensors, {})
+        with self.path.open("ab") as file:
+            file.truncate(self._size)
+            self._size += file.write(f"{json.dumps(asdict(done))}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.rounds.append(done)
+        for path in self.path.parent.glob(f"{self.path.stem}-[0-9][0-9][0-9][0-9].safetensors"):
+            if path != self._weights(number):
+                path.unlink()
+
+    def _weights(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}-{number:04d}.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    arm: Arm
+    seeds: dict[int, list[Round]]
+
+    @property
+    def counts(self) -> list[int]:
+        shortest = min(self.seeds.values(), key=len)
+        return [done.labels for done in shortest]
+
+    def at(self, labels: int) -> list[float]:
+        return [
+            next(done.metric for done in rounds if done.labels == labels)
+            for rounds in self.seeds.values()
+        ]
+
+
+@dataclass(frozen=True)
+class Needed:
+    labels: int  # at the first round at the target; else of the last round
+    is_reached: bool  # else more than `labels` are needed
+    kept: int | None  # at the first of several rounds in a row at the target
+
+
+@dataclass(frozen=True)
+class Mean:
+    value: float
+    # "" of a mean, "at least", "at most" or "more than" of a bound, "unknown" where neither holds
+    bound: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Labels saved against random choice with the same seeds: mean difference and interval."""
+
+    mean: Mean
+    low: float | None  # of the interval; None: it has no such end, or there is one seed alone
+    high: float | None
+    seeds: int
+
+
+def count_needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
+    at = [is_at(done.metric, target, task) for done in rounds]
+    runs = [i for i in range(len(at) - in_a_row + 1) if all(at[i : i + in_a_row])]
+    kept = rounds[runs[0]].labels if runs else None
+    first = next((i for i, is_there in enumerate(at) if is_there), None)
+    return Needed(rounds[-1 if first is None else first].labels, first is not None, kept)
+
+
+def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool:
+    if not rounds:
+        return False
+    last = rounds[-end.rounds :]
+    if end.target is not None and len(last) == end.rounds:
+        target = end.target
+        if all(is_at(done.metric, target, task) for done in last):
+            return True
+    return rounds[-1].labels + batch > end.labels
+
+
+def mean_needed(seeds: Sequence[Needed]) -> Mean:
+    value = float(np.mean([one.labels for one in seeds]))
+    reached = sum(one.is_reached for one in seeds)
+    return Mean(value, "" if reached == len(seeds) else "at least" if reached else "more than")
+
+
+def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
+    """Return the labels that an arm saves against random choice, the same seeds in the same order.
+
+    The interval is Student's, of the differences by seed. Where a seed ends below the target its
+    difference is a bound: a lower one if random choice does, an upper one if the arm does; of the
+    interval that end alone is given.
+    """
+    gains = [its.labels - mine.labels for mine, its in zip(arm, control, strict=True)]
+    differences = np.array(gains, dtype=float)
+    is_least, is_most = (not all(one.is_reached for one in seeds) for seeds in (control, arm))
+    bound = (("", "at most"), ("at least", "unknown"))[is_least][is_most]
+    low = high = None
+    if len(differences) > 1:
+        quantile = float(stats.t.ppf((1.0 + LEVEL) / 2.0, len(differences) - 1))
+        half = quantile * float(differences.std(ddof=1)) / len(differences) ** 0.5
+        low = None if is_most else float(differences.mean() - half)
+        high = None if is_least else float(differences.mean() + half)
+    return Saved(Mean(float(differences.mean()), bound), low, high, len(differences))

@@ -1,0 +1,211 @@
+"""What each posterior says in a gap of its data, against Hamiltonian Monte Carlo.
+
+The network, the prior of its weights and the noise are those of `bbb-gaussian`; other methods have
+priors of their own.
+"""
+
+import math
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from jaxtyping import Float64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
+from experiments.measures import measured_of
+from training import recipe as recipes
+from training.data import Dataset, Rows
+from training.fit import Fitted, fit
+from training.model import BayesianModel
+from training.networks.likelihoods import Gaussian
+from training.recipe import Recipe
+
+ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400
+CLUSTERS = ((-1.2, -0.5), (0.5, 1.2))
+GRID = np.linspace(-2.0, 2.0, 161)
+PLACES = {
+    "inside": (np.abs(GRID) >= 0.5) & (np.abs(GRID) <= 1.2),
+    "gap": np.abs(GRID) < 0.35,
+    "beyond": np.abs(GRID) > 1.5,
+}
+TARGETS_GRID = np.linspace(-6.0, 6.0, 1201)
+HELD_OUT = {"validation_rows": 20, "reference_rows": 1, "ranking_rows": 1}
+EXACT = "hamiltonian"
+METHODS: dict[str, dict[str, Any]] = {
+    "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
+    "bbb-mixture": {"method": "bbb-mixture", "posterior": {}},
+    "mvn": {"method": "mvn", "posterior": {}},
+    "bhn-realnvp": {"method": "bhn-realnvp", "posterior": {"hidden": 50}},
+    "bhn-weights": {"method": "bhn-weights", "posterior": {"hidden": 50}},
+    "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.05, "prior_std": 1.0}},
+    "variational-hypernet": {"method": "variational-hypernet", "posterior": {"hidden": 10}},
+    "laplace": {"method": "laplace", "posterior": {}},
+    "ensemble": {"method": "ensemble", "posterior": {"members": 10, "prior_std": 1.0}},
+    "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
+    "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},
+}
+OVER_WEIGHTS = ("bbb-gaussian", "bbb-mixture", "mvn", "bhn-weights")
+
+
+def dataset(seed: int) -> Dataset:
+    """y = sin(3 x) + e, e ~ N(0, 0.01), x from two clusters."""
+    draws = np.random.default_rng(seed)
+
+    def rows(count: int) -> Rows:
+        low, high = np.array(CLUSTERS)[draws.integers(0, 2, count)].T
+        x = draws.uniform(low, high)
+        y = np.sin(3.0 * x) + draws.normal(0.0, NOISE_STD, count)
+        return Rows(x[:, None].astype(np.float32), y.astype(np.float32))
+
+    train = rows(ROWS + sum(HELD_OUT.values()))
+    return Dataset(train, rows(500), (1,), (), float(train.x.min()), float(train.x.max()))
+
+
+def ramp_of(method: str) -> dict[str, float]:
+    """Return what keeps a posterior over weights from a poor optimum of its bound, in which it fits
+    a straight line."""
+    return {"kl_ramp_epochs": 300.0, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
+
+
+def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
+    content = {
+        "name": f"gap-{method}",
+        "task": "regression",
+        "seed": seed,
+        "data": {"source": "npz:gap.npz", **HELD_OUT},
+        "network": {"hidden": [UNITS]},
+        "likelihood": {"noise": "homoscedastic"},
+        "training": {
+            "max_epochs": 4000,
+            "batch_rows": 40,
+            "learning_rate": 3e-3,
+            **ramp_of(method),
+            **training,
+        },
+        "serving": {"draws": DRAWS},
+        **METHODS[method],
+    }
+    return recipes.validate(content, "gap")
+
+
+@cache
+def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], float, float]:
+    """Return mean and log variance of each draw on the grid, the largest split R-hat of the means
+    there, and the share of accepted proposals."""
+    short = recipe_of("bbb-gaussian", seed, epochs=1)
+    fitted = fit(short, dataset(seed), runs=runs, quiet=True)
+    chains, kept, accepted = sample_answers(fitted, _moments, GRID[:, None], seed)
+    fitted.discard_checkpoint()
+    return kept, split_r_hat(chains[..., 0]).max().item(), accepted
+
+
+def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
+    likelihood = model.likelihood
+    assert isinstance(likelihood, Gaussian)
+    means = likelihood(model.network(x, theta[:, None])[0])[..., :1]
+    log_std = likelihood.target_std.log().item()
+    noise = 2.0 * (math.log(NOISE_STD) - log_std)
+    return torch.cat([means, torch.full_like(means, noise + 2.0 * log_std)], dim=-1)
+
+
+def densities(moments: Float64[np.ndarray, "K N 2"]) -> Float64[np.ndarray, "N T"]:
+    """Return the predictive density of each place on the grid of targets."""
+    mean, variance = moments[..., :1], np.exp(moments[..., 1:])
+    each = np.exp(-0.5 * np.square(TARGETS_GRID - mean) / variance) / np.sqrt(2 * np.pi * variance)
+    return np.asarray(each.mean(axis=0))
+
+
+def measure(method: str, seed: int, runs: Path) -> Measured:
+    exact, r_hat, accepted = exact_moments(seed, runs)
+    if method == EXACT:
+        data = dataset(seed)
+        values = {**compare(exact, exact), "r_hat": r_hat, "accepted": accepted}
+        return Measured(values | {"rows": _rows(data)}, data.digest()[:16])
+    fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
+    moments = fitted.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
+    measured = measured_of(fitted, compare(moments, exact) | {"settled": settled(fitted)})
+    fitted.discard_checkpoint()
+    return measured
+
+
+def settled(fitted: Fitted) -> str | None:
+    found = fitted.provenance.convergence
+    return None if found is None else found["says"]
+
+
+def compare(
+    moments: Float64[np.ndarray, "K N 2"], exact: Float64[np.ndarray, "J N 2"]
+) -> dict[str, Any]:
+    """Return, by place, the deviation of draws' means and the total variation between predictive
+    distributions."""
+    means, spread = moments[..., 0].mean(axis=0), moments[..., 0].std(axis=0)
+    step = TARGETS_GRID[1] - TARGETS_GRID[0]
+    variation = 0.5 * step * np.abs(densities(moments) - densities(exact)).sum(axis=1)
+    values: dict[str, Any] = {"mean": means.round(4).tolist(), "std": spread.round(4).tolist()}
+    for place, at in PLACES.items():
+        values[f"std_{place}"] = float(spread[at].mean())
+        values[f"variation_{place}"] = float(variation[at].mean())
+    return values
+
+
+def _rows(data: Dataset) -> list[list[float]]:
+    return [data.train.x[:ROWS, 0].tolist(), data.train.y[:ROWS].tolist()]
+
+
+def _draw(_: Target, results: Results) -> Figure:
+    """Draw each method's mean and two deviations of its draws' means, of the first seed, over the
+    exact ones."""
+    first = {row: cells[0].measured.values for row, cells in results.items() if cells}
+    exact = first.pop(EXACT, None)
+    down = max(1, -(-len(first) // 4))
+    figure, axes = plt.subplots(
+        down,
+        4,
+        figsize=(12, 2.6 * down),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (row, values) in zip(axes.flat, first.items(), strict=False):
+        for of, color in ((exact, "0.5"), (values, "C0")):
+            if of is not None:
+                mean, std = np.array(of["mean"]), np.array(of["std"])
+                axis.fill_between(GRID, mean - 2 * std, mean + 2 * std, color=color, alpha=0.3)
+                axis.plot(GRID, mean, color=color)
+        if exact is not None:
+            axis.plot(*exact["rows"], ".", color="k", markersize=2)
+        axis.set(title=row, ylim=(-3.5, 3.5))
+    figure.suptitle("Means and two epistemic deviations; grey: Hamiltonian Monte Carlo")
+    return figure
+
+
+GAP = Target(
+    name="gap",
+    title="Doubt in a gap of the data, against Hamiltonian Monte Carlo",
+    protocol=(
+        f"y = sin(3x) + e, deviation of e {NOISE_STD}; {ROWS} training rows with x in two "
+        f"clusters, one hidden layer of {UNITS} ReLU units. Hamiltonian Monte Carlo has {CHAINS} "
+        f"chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
+        "approximates, with the noise known. Epistemic deviation: of the draws' means, inside the "
+        "clusters, in the gap between them, and beyond them. Total variation: between predictive "
+        "distributions and the exact ones, 0 to 1. Methods but `bbb-gaussian` and `mvn` have "
+        "priors of their own."
+    ),
+    module=__name__,
+    rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
+    columns={
+        **{f"std_{place}": Column(f"deviation {place}", 3) for place in PLACES},
+        **{f"variation_{place}": Column(f"total variation {place}", 2) for place in PLACES},
+    },
+    draw=_draw,
+    code=(*OF_FITS, "experiments/certify/hamiltonian.py"),
+)
+
+TARGETS = (GAP,)

@@ -1,0 +1,177 @@
+"""What each posterior says of two interleaved classes and of places far from them, against
+Hamiltonian Monte Carlo."""
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from jaxtyping import Float64
+from matplotlib.figure import Figure
+from scipy.spatial import cKDTree
+from scipy.stats import spearmanr
+from sklearn.datasets import make_moons
+from torch import Tensor
+
+from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.certify.gap import (
+    DRAWS,
+    EXACT,
+    HELD_OUT,
+    METHODS,
+    UNITS,
+    ramp_of,
+    settled,
+)
+from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
+from experiments.measures import measured_of
+from training import recipe as recipes
+from training.data import Dataset, Rows
+from training.fit import fit
+from training.model import BayesianModel
+from training.recipe import Recipe
+
+ROWS, NOISE_STD = 100, 0.15
+SIDE = np.linspace(-4.0, 4.0, 41)
+GRID = np.stack(np.meshgrid(SIDE, SIDE), axis=-1).reshape(-1, 2).astype(np.float32)
+NEAR, FAR = 0.3, 1.5  # of the nearest training row
+
+
+def dataset(seed: int) -> Dataset:
+    def rows(count: int, part: int) -> Rows:
+        x, y = make_moons(count, noise=NOISE_STD, random_state=10 * seed + part)
+        return Rows(((x - [0.5, 0.25]) * 1.5).astype(np.float32), y.astype(np.int64))
+
+    train = rows(ROWS + sum(HELD_OUT.values()), 0)
+    low, high = float(train.x.min()), float(train.x.max())
+    return Dataset(train, rows(500, 1), (2,), ("0", "1"), low, high)
+
+
+def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
+    content = {
+        "name": f"moons-{method}",
+        "seed": seed,
+        "data": {"source": "npz:moons.npz", **HELD_OUT},
+        "network": {"hidden": [UNITS]},
+        "training": {
+            "max_epochs": 4000,
+            "batch_rows": 50,
+            "learning_rate": 3e-3,
+            **ramp_of(method),
+            **training,
+        },
+        "serving": {"draws": DRAWS},
+        **METHODS[method],
+    }
+    return recipes.validate(content, "moons")
+
+
+@cache
+def exact_probabilities(
+    seed: int, runs: Path
+) -> tuple[Float64[np.ndarray, "K N"], np.ndarray, float, float]:
+    """Return each draw's probability of the second class on the grid, the training rows, the
+    largest split R-hat of the probabilities, and the share of accepted proposals."""
+    short = recipe_of("bbb-gaussian", seed, epochs=1)
+    fitted = fit(short, dataset(seed), runs=runs, quiet=True)
+    chains, kept, accepted = sample_answers(fitted, _logits, GRID, seed)
+    fitted.discard_checkpoint()
+    mixed = split_r_hat(probability(chains)).max().item()
+    return probability(torch.from_numpy(kept)).numpy(), fitted.splits.train.x, mixed, accepted
+
+
+def _logits(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
+    return model.likelihood(model.network(x, theta[:, None])[0])
+
+
+def probability(logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(-1)[..., 1]
+
+
+def measure(method: str, seed: int, runs: Path) -> Measured:
+    exact, rows, r_hat, accepted = exact_probabilities(seed, runs)
+    if method == EXACT:
+        values = {**compare(exact, exact, rows), "r_hat": r_hat, "accepted": accepted}
+        return Measured(values, dataset(seed).digest()[:16])
+    fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
+    own = probability(torch.from_numpy(fitted.outputs(GRID)).double()).numpy()
+    values = compare(own, exact, rows) | {"settled": settled(fitted)}
+    fitted.discard_checkpoint()
+    return measured_of(fitted, values)
+
+
+def bald(p: Float64[np.ndarray, "K N"]) -> Float64[np.ndarray, "N"]:
+    return np.asarray(_entropy(p.mean(axis=0)) - _entropy(p).mean(axis=0))
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    parts = np.stack([p, 1.0 - p]).clip(1e-300, 1.0)
+    return -np.sum(parts * np.log(parts), axis=0)
+
+
+def compare(
+    own: Float64[np.ndarray, "K N"], exact: Float64[np.ndarray, "J N"], rows: np.ndarray
+) -> dict[str, Any]:
+    """Return, near the rows and far from them, the total variation between predictive distributions
+    and BALD over the exact one's, and the rank correlation of BALD over the grid."""
+    distance = cKDTree(rows).query(GRID)[0]
+    of_own, of_exact = bald(own), bald(exact)
+    variation = np.abs(own.mean(axis=0) - exact.mean(axis=0))
+    values: dict[str, Any] = {
+        "probability": own.mean(axis=0).round(4).tolist(),
+        "rank_correlation": float(spearmanr(of_own, of_exact)[0]),
+    }
+    for place, at in {"near": distance <= NEAR, "far": distance >= FAR}.items():
+        values[f"bald_{place}"] = float(of_own[at].mean())
+        values[f"ratio_{place}"] = float(of_own[at].mean() / of_exact[at].mean())
+        values[f"variation_{place}"] = float(variation[at].mean())
+    return values
+
+
+def _draw(_: Target, results: Results) -> Figure:
+    """Draw the probability of the second class by each method, of the first seed."""
+    first = {row: cells[0].measured.values for row, cells in results.items() if cells}
+    down = -(-len(first) // 4)
+    size = (11, 2.6 * down)
+    figure, axes = plt.subplots(
+        down, 4, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, (row, values) in zip(axes.flat, first.items(), strict=False):
+        image = np.array(values["probability"]).reshape(len(SIDE), -1)
+        levels = np.linspace(0.0, 1.0, 11)
+        shades = axis.contourf(SIDE, SIDE, image, levels=levels, cmap="RdBu")
+        axis.set_axis_on()
+        axis.set(title=row, xticks=(-4, 0, 4), yticks=(-4, 0, 4))
+    figure.colorbar(shades, ax=axes, label="probability of the second class", shrink=0.7)
+    return figure
+
+
+MOONS = Target(
+    name="moons",
+    title="Two classes and what lies far from them, against Hamiltonian Monte Carlo",
+    protocol=(
+        f"scikit-learn's two moons, {ROWS} training rows, noise {NOISE_STD}; one hidden layer of "
+        f"{UNITS} ReLU units. Hamiltonian Monte Carlo: {CHAINS} chains of {KEPT:,} draws after "
+        f"{WARM_UP:,}, of the posterior that `bbb-gaussian` approximates; other methods have "
+        f"priors of their own. Near: within {NEAR} of a training row; far: {FAR} or more away, in "
+        "a square of side 8. BALD over the exact one's: 1 is right, below 1 too sure. Rank "
+        "correlation: of BALD, over the square."
+    ),
+    module=__name__,
+    rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
+    columns={
+        **{f"ratio_{place}": Column(f"BALD {place}, of the exact") for place in ("near", "far")},
+        **{
+            f"variation_{place}": Column(f"total variation {place}", 3) for place in ("near", "far")
+        },
+        "rank_correlation": Column("rank correlation of BALD"),
+    },
+    draw=_draw,
+    code=(*OF_FITS, "experiments/certify/hamiltonian.py", "experiments/certify/gap.py"),
+)
+
+TARGETS = (MOONS,)

@@ -1,0 +1,102 @@
+"""`python -m training reproduce [TARGET ...]`: the papers' tables and figures, and ours."""
+
+import argparse
+import fnmatch
+import importlib
+import pkgutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments import certify, tables
+from experiments.active.command import add_active
+from model_store.errors import InvalidInput
+from training.command_names import COMMANDS
+from training.commands import Commands
+from training.folders import runs_folder
+
+if TYPE_CHECKING:
+    from experiments.cells import Target
+
+GUIDES = Path("docs")
+OUT = GUIDES / "results" / "reproduce"
+CERTIFYING = ("exact", "gap", "moons")  # targets that hold posteriors against what is known
+
+
+def add_commands(commands: Commands) -> None:
+    add_active(commands)
+    add_certify(commands)
+    add_reproduce(commands)
+
+
+def add_reproduce(commands: Commands) -> None:
+    parser = commands.add_parser("reproduce", help=COMMANDS["reproduce"])
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="TARGET[/ROWS]",
+        help="by default all; `--list` names them; ROWS such as 'yacht-*' are some of its rows",
+    )
+    _add_options(parser)
+
+
+def add_certify(commands: Commands) -> None:
+    parser = commands.add_parser("certify", help=COMMANDS["certify"])
+    parser.set_defaults(targets=list(CERTIFYING))
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_reproduce)
+    add = parser.add_argument
+    add("--list", action="store_true", help="say what there is, and how much of it is measured")
+    add("--pages", action="store_true", help="measure nothing, write pages of what is there")
+    add("--again", action="store_true", help="also what was measured before its code changed")
+    add("--budget", type=float, metavar="MINUTES", help="begin no cell after that time")
+    add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
+    add("--quiet", action="store_true", help="no progress bar")
+
+
+def known_targets() -> "dict[str, Target]":
+    known: dict[str, Target] = {}
+    for package in (tables, certify):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(found.name)
+            known |= {target.name: target for target in getattr(module, "TARGETS", ())}
+    # a target that publishes a fit discards its checkpoint, so those that share the fit come first
+    return dict(sorted(known.items(), key=lambda item: "training/publishing" in item[1].code))
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from experiments.cells import measure_missing
+    from experiments.findings import findings_page
+    from experiments.pages import write_pages
+
+    known = known_targets()
+    targets = [_chosen(known, name) for name in options.targets or known]
+    if options.list:
+        for target in targets:
+            cells = len(target.rows) * target.seeds
+            left = len([*target.missing(options.out, options.again)])
+            print(f"{target.name:20} {cells - left:4} of {cells:4}  {target.title}")
+        return
+    left = 0
+    if not options.pages:
+        runs = runs_folder()
+        limits = (options.budget, options.quiet, options.again)
+        left = measure_missing(targets, options.out, runs, *limits)
+    guides = GUIDES if options.out == OUT else options.out
+    write_pages([*known.values()], options.out, guides)
+    (guides / "findings.md").write_text(findings_page(known, options.out, guides))
+    print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
+
+
+def _chosen(known: "dict[str, Target]", text: str) -> "Target":
+    name, _, pattern = text.partition("/")
+    if name not in known:
+        raise InvalidInput("TARGET", f"one of {', '.join(known)}", name)
+    target = known[name]
+    rows = {row: target.rows[row] for row in fnmatch.filter(target.rows, pattern or "*")}
+    if not rows:
+        raise InvalidInput("ROWS", f"some of {', '.join(target.rows)}", pattern)
+    return replace(target, rows=rows)

@@ -1,0 +1,74 @@
+"""What cells measure of a fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.cells import ROOT, Measured
+from model_store.scores.classification import Scores
+from training import recipe as recipes
+from training.data import Dataset, Rows
+from training.fit import Fitted, fit
+from training.fitting.early_stopping import find_moving
+from training.fitting.run import LEVELLED_OFF
+from training.recipe import Recipe
+
+CHUNK_ROWS = 500
+SHARE_LEVEL = 0.2  # of the epochs, over which a validation curve is level
+FEWEST_EPOCHS_LEVEL = 3
+
+
+def recipe_with(base: str, seed: int, /, **changes: Any) -> Recipe:
+    """Return a recipe of the folder `recipes` with another seed and other keys: those of a section
+    replace the section's, but a posterior of another method is replaced as a whole."""
+    recipe = recipes.load(ROOT / "recipes" / f"{base}.toml")
+    content: dict[str, Any] = recipe.model_dump(exclude_unset=True) | {"seed": seed}
+    for key, value in changes.items():
+        is_other = key == "posterior" and "method" in changes
+        is_merged = isinstance(value, dict) and not is_other
+        content[key] = {**content.get(key, {}), **value} if is_merged else value
+    return recipes.validate(content, base)
+
+
+def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:
+    fitted = fit(recipe, data, runs=runs, quiet=True)
+    return measured_of(fitted, values_of(fitted, fitted.data.test))
+
+
+def measured_of(fitted: Fitted, values: dict[str, Any]) -> Measured:
+    return Measured(values, fitted.data.digest()[:16], moving_of(fitted))
+
+
+def moving_of(fitted: Fitted) -> list[str]:
+    """Return what of the validation curve has not levelled off, in words: over its last fifth,
+    unless the fit ended because it had, and rose once more as its rates decayed."""
+    assert fitted.folder is not None
+    if LEVELLED_OFF in (fitted.provenance.stopped or ""):
+        return []
+    lines = (fitted.folder / "metrics.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+    window = max(FEWEST_EPOCHS_LEVEL, round(SHARE_LEVEL * len(history)))
+    likelihoods = [{**epoch, "objective": 0.0} for epoch in history]
+    return find_moving(likelihoods, window, has_bound=False)
+
+
+def values_of(fitted: Fitted, rows: Rows) -> dict[str, Any]:
+    """Return the accuracy in %, or the RMSE, and the log-likelihood of the mean over draws, nats a
+    row."""
+    likelihoods, errors = [], []
+    for first in range(0, len(rows), CHUNK_ROWS):
+        part = rows.take(np.arange(first, min(first + CHUNK_ROWS, len(rows))))
+        scores, likelihood = fitted.score(part)
+        likelihoods.append(likelihood)
+        if isinstance(scores, Scores):
+            errors.append(scores.label != part.y)
+        else:
+            errors.append(scores.in_units.mean - part.y)
+    mean_square = float(np.square(np.concatenate(errors).astype(np.float64)).mean())
+    is_regression = fitted.recipe.task == "regression"
+    return {
+        "log_likelihood": float(np.concatenate(likelihoods).mean()),
+        **({"rmse": mean_square**0.5} if is_regression else {"accuracy": 100 * (1 - mean_square)}),
+    }

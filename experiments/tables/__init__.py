@@ -1,0 +1,1 @@
+"""The papers' tables and figures, a module for each."""

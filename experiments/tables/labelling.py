@@ -1,0 +1,131 @@
+"""Active learning on MNIST: Figure 4 of Krueger et al. 2017, "Bayesian hypernetworks"."""
+
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.active.protocol import Arm, End, Protocol, Start
+from experiments.active.rounds import count_needed
+from experiments.active.simulation import Work, simulate_all
+from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.findings import LEVEL, difference_interval
+from experiments.measures import recipe_with
+from experiments.pages import counts, values_of
+from model_store.acquisition.choice import RANDOM
+from training.data import load
+from training.fit import find_device
+from training.folders import data_root
+
+ACCURACY = 0.95
+PROTOCOL = Protocol(initial=20, batch=10, candidates=2000, draws=50, test_draws=10, epochs=50)
+END = End(labels=300, target=ACCURACY, rounds=3)
+STARTS: dict[str, tuple[Start, ...]] = {
+    "mnist-active-bhn": ("warm", "cold"),
+    "mnist-active-dropout": ("warm", "cold"),
+    "mnist-active-mle": ("cold",),
+    "mnist-active-bhn-shifted": ("warm",),
+}
+CHOSEN_BY = {"mnist-active-mle": "entropy"}  # the others by BALD, which is 0 of one network
+
+
+def measure(base: str, start: Start, acquisition: str, seed: int, runs: Path) -> Measured:
+    recipe = recipe_with(base, seed)
+    data = load(recipe, data_root())
+    folder = runs / f"{base}-{recipe.digest()[:12]}-{data.digest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Work(Arm(recipe, acquisition, start), data, seed, folder)
+    simulate_all([work], PROTOCOL, END, find_device("auto"), quiet=True)
+    rounds = work.record().rounds
+    needed = count_needed(rounds, ACCURACY, recipe.task, END.rounds)
+    values = {
+        "labels": float(needed.labels if needed.is_reached else needed.labels + PROTOCOL.batch),
+        "labels_at": [done.labels for done in rounds],
+        "accuracies": [round(100 * done.metric, 2) for done in rounds],
+    }
+    return Measured(values, data.digest()[:16])
+
+
+def rows_of(base: str) -> dict[str, tuple[str, Start, str]]:
+    name = base.removeprefix("mnist-active-")
+    acquisitions = (CHOSEN_BY.get(base, "bald"), RANDOM)
+    return {
+        f"{name}-{start}-{acquisition}": (base, start, acquisition)
+        for start in STARTS[base]
+        for acquisition in acquisitions
+    }
+
+
+def _conclude(results: Results) -> str:
+    saved, ahead = [], []
+    for row, cells in results.items():
+        arm, _, acquisition = row.rpartition("-")
+        others = results[f"{arm}-{RANDOM}"]
+        if acquisition != RANDOM and counts(cells) and counts(others):
+            low, high = difference_interval(values_of(others, "labels"), values_of(cells, "labels"))
+            known = min(values_of(cells, "labels") + values_of(others, "labels")) <= END.labels
+            saved.append(f"`{row}` {low:.0f} to {high:.0f}" if known else f"`{row}` not known")
+            rounds = min(len(cell.measured.values["accuracies"]) for cell in [*cells, *others])
+            last, random_last = (
+                [cell.measured.values["accuracies"][rounds - 1] for cell in of]
+                for of in (cells, others)
+            )
+            low, high = difference_interval(last, random_last)
+            labels = cells[0].measured.values["labels_at"][rounds - 1]
+            ahead.append(f"`{row}` {low:.1f} to {high:.1f} at {labels}")
+    return (
+        f"Labels saved against random choice (Welch's interval at {LEVEL:g}): {', '.join(saved)}. "
+        f"Where a seed counts as {END.labels + PROTOCOL.batch}, how many it needs is not known. "
+        "Accuracy ahead of random choice, in points, at the most labels that all seeds of both "
+        f"have: {', '.join(ahead)}."
+    )
+
+
+def _draw(target: Target, results: Results) -> Figure:
+    """Draw mean accuracies against labels, random choice dashed."""
+    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+    colors: dict[str, str] = {}
+    for row, cells in results.items():
+        arm, _, acquisition = row.rpartition("-")
+        color = colors.setdefault(arm, f"C{len(colors)}")
+        if cells:
+            rounds = min(len(cell.measured.values["labels_at"]) for cell in cells)
+            labels = cells[0].measured.values["labels_at"][:rounds]
+            curves = [cell.measured.values["accuracies"][:rounds] for cell in cells]
+            style = "--" if acquisition == RANDOM else "-"
+            axis.plot(labels, np.mean(curves, axis=0), style, color=color, label=row)
+    axis.axhline(100 * ACCURACY, color="0.5", linewidth=1)
+    axis.set(xlabel="labels", ylabel="test accuracy, %", title=target.title)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    return figure
+
+
+FIGURE_4 = Target(
+    name="figure-4",
+    title="Labels that active learning needs (Bayesian Hypernetworks, Figure 4)",
+    protocol=(
+        "Gal et al. 2017's network; 20 labels first, 10 an acquisition, chosen by 50 draws out of "
+        f"2,000 random rows, 50 epochs a fit. Labels needed for {100 * ACCURACY:g} % of the test "
+        f"rows; a seed that needs more than {END.labels} counts as {END.labels + PROTOCOL.batch}. "
+        "`bhn-shifted` shifts images in training, which the paper does not."
+    ),
+    module=__name__,
+    rows={row: partial(measure, *of) for base in STARTS for row, of in rows_of(base).items()},
+    columns={"labels": Column("labels needed", 0)},
+    draw=_draw,
+    conclude=_conclude,
+    remarks=(
+        "No labels but those counted are spent: none are held out for a checkpoint or a "
+        "temperature. The recipes were chosen on other data, the bundled digits enlarged to 28x28 "
+        "and letters of notMNIST, and mostly for the hypernetwork. `bhn-shifted` was added when "
+        "seed 0 of `bhn` was seen to be at 92.5 % with 170 labels; its shift of 2 pixels was not "
+        "varied. Scores of a network without draws are the entropy: its BALD is 0."
+    ),
+    seeds=5,
+    code=(*OF_FITS, "experiments/active"),
+)
+
+TARGETS = (FIGURE_4,)

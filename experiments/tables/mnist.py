@@ -1,0 +1,231 @@
+"""Accuracy on MNIST: Table 1 of Krueger et al. 2017, and Table 1 of Blundell et al. 2015."""
+
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.cells import MEASURES, OF_FITS, Column, Measured, Target
+from experiments.measures import measure_fit, recipe_with
+from experiments.pages import draw_boxes, draw_columns
+from training.data import Dataset, load
+from training.folders import data_root
+from training.recipe import Recipe
+
+COLUMNS = {"accuracy": Column("accuracy, %"), "log_likelihood": Column("log-likelihood", 4)}
+HELD_OUT = {"validation_rows": 8000, "reference_rows": 1000, "ranking_rows": 1000}
+FEW, FEW_HELD_OUT = 5000, {"validation_rows": 1000, "reference_rows": 500, "ranking_rows": 500}
+FEW_EPOCHS = 100
+FEW_TRIED = (
+    "Unlike the paper's, our fits without couplings are as good as those with 12. Their posterior "
+    "is as wide as the prior in most scales, so the scales do not keep the directions from "
+    "fitting 5,000 rows exactly. Tried with 800 units, no couplings and seed 0: a start at "
+    "initial_log_std -2, and weights of the KL of 1e-3, 4e-3 and 2e-2 in place of 2e-4. "
+    "Validation accuracy was 95.3 to 95.7 and the log-likelihood -.142 to -.155, -.132 before."
+)
+
+
+def recipe_of(base: str, seed: int, **changes: Any) -> Recipe:
+    """Return a recipe of MNIST whose fit the tables share."""
+    return recipe_with(
+        base, seed, **{"data": HELD_OUT, "network": {"hidden": [800, 800]}, **changes}
+    )
+
+
+def flow(couplings: int) -> dict[str, Any]:
+    return {"posterior": {"couplings": couplings}}
+
+
+def _fit(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
+    return measure_fit(recipe_of(recipe, seed, **changes), runs)
+
+
+def _fit_few(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:
+    made = recipe_with(recipe, seed, data=FEW_HELD_OUT, **changes)
+    return measure_fit(made, runs, first_rows(made, FEW + sum(FEW_HELD_OUT.values())))
+
+
+def first_rows(recipe: Recipe, rows: int) -> Dataset:
+    data = _load(recipe.data.source)
+    return replace(data, train=data.train.take(np.arange(rows)))
+
+
+@cache
+def _load(source: str) -> Dataset:
+    recipe = recipe_with("mnist", 0, data={"source": source})
+    return load(recipe, data_root())
+
+
+TABLE_1 = Target(
+    name="table-1",
+    title="Accuracy on MNIST (Bayesian Hypernetworks, Table 1)",
+    protocol=(
+        "784-800-800-10, batches of 128, Adam, one draw a step; 50,000 rows train, 8,000 choose "
+        "the checkpoint and the temperature; 100 draws of 10,000 test rows. `realnvp-N` has N "
+        "couplings (0: elementwise affine), each made by 200 hidden units."
+    ),
+    module=__name__,
+    rows={
+        **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", flow(n)) for n in (0, 2, 4, 6, 8)},
+        "iaf": partial(_fit, "mnist-bhn-iaf", {}),
+        "bbb": partial(_fit, "mnist-bbb-gaussian", {}),
+        "dropout": partial(_fit, "mnist-dropout", {}),
+        "mle": partial(_fit, "mnist-mle", {}),
+    },
+    columns=COLUMNS,
+    papers={
+        "realnvp-0": {"accuracy": 98.28},
+        "realnvp-2": {"accuracy": 98.39},
+        "realnvp-4": {"accuracy": 98.47},
+        "realnvp-6": {"accuracy": 98.59},
+        "realnvp-8": {"accuracy": 98.63},
+        "bbb": {"accuracy": 98.01},
+        "dropout": {"accuracy": 98.73},
+    },
+    draw=draw_columns,
+    remarks=(
+        "Tried for `realnvp-8`, which is short of the paper's figure as `dropout` is, with seed 0 "
+        "and its 8,000 validation rows (-.0630, 1.54 % wrong): 8 times the KL's weight, -.0594 and "
+        "1.74 %; 4 times and 64 of 90 epochs, -.0589 and 1.68 %. The KL's weight makes rows "
+        "likelier, not more of them right. No command makes these fits."
+    ),
+    code=(*OF_FITS, MEASURES),
+)
+
+
+def _few(units: int, couplings: tuple[int, ...]) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "network": {"hidden": [units, units]},
+        "training": {"epochs": FEW_EPOCHS},
+    }
+    flows = {
+        f"realnvp-{n}": partial(_fit_few, "mnist-bhn-realnvp", common | flow(n)) for n in couplings
+    }
+    return flows | {"dropout": partial(_fit_few, "mnist-dropout", common)}
+
+
+def _few_target(units: int, papers: dict[str, float]) -> Target:
+    flows = tuple(int(row.removeprefix("realnvp-")) for row in papers if row != "dropout")
+    return Target(
+        name=f"table-1-few-{units}",
+        title=f"MNIST's first 5,000 rows, {units} units (Bayesian Hypernetworks, Table 1)",
+        protocol=(
+            f"784-{units}-{units}-10, batches of 128, {FEW_EPOCHS} epochs. Of the first 7,000 rows "
+            "5,000 train, 1,000 choose the checkpoint and the temperature. The plot is Figure 3."
+        ),
+        module=__name__,
+        rows=_few(units, flows),
+        columns=COLUMNS,
+        papers={row: {"accuracy": accuracy} for row, accuracy in papers.items()},
+        draw=draw_boxes,
+        seeds=5,
+        remarks=FEW_TRIED,
+    )
+
+
+FEW_A = _few_target(
+    800, {"realnvp-0": 92.06, "realnvp-8": 94.25, "realnvp-12": 96.16, "dropout": 95.58}
+)
+FEW_B = _few_target(
+    1200, {"realnvp-0": 90.91, "realnvp-8": 96.27, "realnvp-12": 96.51, "dropout": 95.52}
+)
+
+UNITS = (400, 800, 1200)
+WIDE_UNITS = UNITS[:2]
+ERRORS = {  # of the test rows, %
+    "sgd": ("mnist-mle", (1.83, 1.84, 1.88)),
+    "dropout": ("mnist-mle-dropout", (1.51, 1.33, 1.36)),
+    "bbb-gaussian": ("mnist-bbb-gaussian", (1.82, 1.99, 2.04)),
+    "bbb-mixture": ("mnist-bbb-mixture", (1.36, 1.34, 1.32)),
+}
+
+WIDE_SPIKE: dict[str, Any] = {  # of the prior, 8 times as wide as the paper's widest
+    "posterior": {"initial_log_std": -4.0, "std_2": 0.02},
+    "training": {"epochs": 60, "kl_weight": 2e-6},
+}
+
+
+def layers(units: int) -> dict[str, Any]:
+    return {"network": {"hidden": [units, units]}}
+
+
+WEIGHT_UNCERTAINTY = Target(
+    name="weight-uncertainty",
+    title="Accuracy on MNIST (Weight Uncertainty, Table 1)",
+    protocol=(
+        "Two hidden layers of 400, 800 or 1,200 units; 50,000 rows train, 8,000 choose the "
+        "checkpoint; 100 draws. Adam, where the paper has SGD, and 8 to 60 epochs, where it has "
+        "600. The paper's figures are 100 % less its test errors. The prior's "
+        "narrow part has a deviation of .0025 in `bbb-mixture`, the paper's widest, and of .02 in "
+        "`bbb-mixture-wide`, whose KL has a weight of 2e-6, not 3e-8, and which has 60 epochs, not "
+        "14."
+    ),
+    module=__name__,
+    rows={
+        f"{method}-{units}": partial(_fit, recipe, layers(units))
+        for method, (recipe, _) in ERRORS.items()
+        for units in UNITS
+    }
+    | {
+        f"bbb-mixture-wide-{units}": partial(_fit, "mnist-bbb-mixture", layers(units) | WIDE_SPIKE)
+        for units in WIDE_UNITS
+    },
+    columns=COLUMNS,
+    papers={
+        f"{method}-{units}": {"accuracy": round(100 - error, 2)}
+        for method, (_, errors) in ERRORS.items()
+        for units, error in zip(UNITS, errors, strict=True)
+    }
+    | {
+        f"bbb-mixture-wide-{units}": {"accuracy": round(100 - error, 2)}
+        for units, error in zip(WIDE_UNITS, ERRORS["bbb-mixture"][1], strict=False)
+    },
+    remarks=(
+        "By its recipes Bayes by Backprop does no better than the same network without "
+        "it. [A wider spike](../convergence.md#mnist-the-width-of-the-spike) gains .2 points with "
+        "400 units, as much as dropout does, and .06 with 800. No mixture reaches the paper's "
+        "1.34 %: [what was tried](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
+    ),
+    draw=draw_columns,
+    code=(*OF_FITS, MEASURES),
+)
+
+LONG_EPOCHS, LONG_UNITS = 600, 400
+KL_WEIGHTS = {"full": None, "2e-6": 2e-6, "2e-7": 2e-7}
+
+
+def _long(kl_weight: float | None) -> dict[str, Any]:
+    training = {"epochs": LONG_EPOCHS, "kl_weight": kl_weight}
+    if kl_weight is None:
+        training["kl_weight_reason"] = None
+    return {**layers(LONG_UNITS), "training": training}
+
+
+LONG = Target(
+    name="weight-uncertainty-600",
+    title=f"{LONG_EPOCHS} epochs of Bayes by Backprop on MNIST (Weight Uncertainty, Table 1)",
+    protocol=(
+        f"As `weight-uncertainty`, two hidden layers of {LONG_UNITS} units, {LONG_EPOCHS} epochs. "
+        "A row names the weight of the KL, of a row's loss: in full it is 1 / 50,000."
+    ),
+    module=__name__,
+    rows={
+        f"{method}-{name}": partial(_fit, f"mnist-{method}", _long(weight))
+        for method in ("bbb-gaussian", "bbb-mixture")
+        for name, weight in KL_WEIGHTS.items()
+    },
+    columns=COLUMNS,
+    papers={
+        f"{method}-full": {"accuracy": round(100 - ERRORS[method][1][0], 2)}
+        for method in ("bbb-gaussian", "bbb-mixture")
+    },
+    remarks=(
+        "What seed 0 measured: [figures](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
+    ),
+    draw=draw_columns,
+    code=(*OF_FITS, MEASURES),
+)
+
+TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY, LONG)

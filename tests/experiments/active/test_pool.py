@@ -1,0 +1,118 @@
+"""Which rows get labels first, which an acquisition looks at, and which it takes."""
+
+import numpy as np
+import pytest
+
+from experiments.active.simulation import candidate_rows, choose, initial_labels
+from model_store.acquisition.ranking import Choice
+from model_store.errors import InvalidInput
+
+
+def log_probs(rng, draws, rows, classes=3):
+    logits = 2.0 * rng.normal(size=(draws, rows, classes))
+    return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+
+
+def taken(outputs, acquisition, k, task="classification", race=None, asked=None):
+    """Rows that are taken of those whose outputs these are; `asked` notes how many each call is
+    about."""
+
+    def predict(rows, draws):
+        if asked is not None:
+            asked.append((len(rows), draws.stop - draws.start))
+        return outputs[draws][:, rows]
+
+    x = np.arange(outputs.shape[1], dtype=np.float32)[:, None]
+    ids = [str(i) for i in range(len(x))]
+    choice = Choice(task, acquisition, k, len(outputs), race)
+    return choose(predict, x, ids, choice, 7).tolist()
+
+
+@pytest.mark.parametrize(("count", "of_each"), [(6, [2, 2, 2]), (7, [2, 2, 3]), (40, [5, 15, 20])])
+def test_classes_have_as_many_first_labels_while_they_have_rows(count, of_each):
+    y = np.repeat([0, 1, 2], [5, 15, 30])
+    rows = initial_labels(y, 3, count, seed=3)
+    assert len(set(rows.tolist())) == count
+    assert sorted(np.bincount(y[rows]).tolist()) == of_each
+
+
+def test_first_labels_differ_by_seed_and_those_of_a_regression_are_any_rows():
+    y = np.arange(50, dtype=np.float32)
+    assert initial_labels(y, 0, 10, 1).tolist() == initial_labels(y, 0, 10, 1).tolist()
+    assert set(initial_labels(y, 0, 10, 1).tolist()) != set(initial_labels(y, 0, 10, 2).tolist())
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(2, "at least 3"), (51, "from 1 to 50"), (0, "from 1 to 50")]
+)
+def test_too_few_or_too_many_first_labels_are_refused(count, expected):
+    with pytest.raises(InvalidInput, match=f"--initial: expected {expected}"):
+        initial_labels(np.repeat([0, 1, 2], [5, 15, 30]), 3, count, 0)
+
+
+def test_first_targets_that_are_all_the_same_are_refused():
+    with pytest.raises(
+        InvalidInput, match="--initial: expected enough labels that not all are the same"
+    ):
+        initial_labels(np.zeros(50, dtype=np.float32), 0, 10, 0)
+
+
+def test_candidates_have_no_label_and_come_in_the_same_order_whatever_was_labelled():
+    few, more = np.array([3, 4]), np.array([3, 4, 11, 12, 13])
+    first, second = (
+        set(candidate_rows(labelled, 100, 60, 5, 2).tolist()) for labelled in (few, more)
+    )
+    assert len(first) == len(second) == 60
+    assert not first & set(few.tolist())
+    assert not second & set(more.tolist())
+    assert len(first & second) >= 57
+    assert set(candidate_rows(few, 100, 60, 5, 3).tolist()) != first
+    assert len(candidate_rows(more, 20, 60, 5, 2)) == 15
+
+
+def test_bald_takes_the_rows_whose_draws_disagree_most():
+    rng = np.random.default_rng(0)
+    outputs = log_probs(rng, 40, 30)
+    probs = np.exp(outputs.astype(np.float64))
+    mean = probs.mean(0)
+    bald = -(mean * np.log(mean)).sum(-1) + (probs * np.log(probs)).sum(-1).mean(0)
+    assert taken(outputs, "bald", 6) == np.argsort(-bald)[:6].tolist()
+
+
+def test_a_race_takes_the_same_rows_from_fewer_draws():
+    rng = np.random.default_rng(1)
+    clear = log_probs(rng, 100, 400) * np.where(np.arange(400) < 20, 1.0, 0.0)[:, None]
+    outputs = (clear - np.log(np.exp(clear).sum(-1, keepdims=True))).astype(np.float32)
+    asked = []
+    assert taken(outputs, "bald", 8, race=0.01, asked=asked) == taken(outputs, "bald", 8)
+    assert asked[0] == (400, 10)
+    assert sum(rows for rows, draws in asked if draws == 100) < 100
+
+
+def test_batchbald_takes_no_two_rows_that_teach_the_same():
+    rng = np.random.default_rng(2)
+    outputs = log_probs(rng, 50, 12)
+    best = taken(outputs, "bald", 1)[0]
+    outputs[:, (best + 1) % 12] = (
+        outputs[:, best] - 1e-4
+    )  # as good alone, and nothing next to the best
+    assert set(taken(outputs, "bald", 2)) == {best, (best + 1) % 12}
+    batch = taken(outputs, "batchbald", 2)
+    assert len(set(batch) & {best, (best + 1) % 12}) == 1
+
+
+def test_bald_of_a_single_draw_is_0_and_takes_rows_at_random():
+    one, other = (log_probs(np.random.default_rng(seed), 1, 60) for seed in (4, 5))
+    assert taken(one, "bald", 5) == taken(other, "bald", 5) != [0, 1, 2, 3, 4]
+    assert taken(one, "entropy", 5) != taken(other, "entropy", 5)
+
+
+def test_a_regression_takes_the_rows_whose_means_vary_most():
+    rng = np.random.default_rng(3)
+    spread = rng.uniform(0.1, 3.0, size=25)
+    mean = rng.normal(size=(200, 25)) * spread
+    outputs = np.stack([mean, np.zeros_like(mean)], axis=-1).astype(np.float32)
+    assert (
+        taken(outputs, "epistemic_variance", 4, "regression")
+        == np.argsort(-mean.std(0))[:4].tolist()
+    )

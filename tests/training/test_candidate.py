@@ -1,0 +1,242 @@
+"""A candidate of labels: fitted on those that were not set aside, compared, promoted if it may
+be."""
+
+import shutil
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from model_store.artifacts.store import ModelStore
+from model_store.state.database import Database
+from model_store.state.labels import (
+    AcquiredRow,
+    Acquisition,
+    Label,
+    accept,
+    candidates,
+    keep_acquired,
+    keep_candidate,
+    row_format,
+)
+from tests.support.environment import working_in
+from tests.support.recipes import write_recipe
+from tests.support.stores import tiny_description, tiny_files
+from training.__main__ import main
+from training.provenance import Provenance
+from training.publishing.gate import GateError
+
+pytestmark = pytest.mark.usefixtures("fits")
+HELD_OUT = 3  # labelled rows that are test rows
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A folder with a version fitted on few digits, and the rows that are left to be labelled."""
+    from training.data import digits
+
+    folder = tmp_path_factory.mktemp("few")
+    data = digits()
+    x, y = data.train.x, data.train.y
+    np.savez(
+        folder / "few.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:500], y_test=y[200:500]
+    )
+    recipe = write_recipe(
+        folder,
+        name="digits",
+        data={
+            "source": "npz:few.npz",
+            "validation_rows": 30,
+            "reference_rows": 30,
+            "ranking_rows": 30,
+        },
+        network={"hidden": [32]},
+        training={"epochs": 30, "batch_rows": 32, "learning_rate": 1e-2},
+        serving={"draws": 20},
+    )
+    with working_in(folder):
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
+    return SimpleNamespace(
+        folder=folder, pool=x[500:700], truth=y[500:700], test=x[200:500], of_test=y[200:500]
+    )
+
+
+@pytest.fixture
+def work(fitted, tmp_path):
+    """A copy of it, in which 200 rows were acquired, 60 of them set aside."""
+    shutil.copytree(fitted.folder, tmp_path / "work")
+    folder = tmp_path / "work"
+    store = ModelStore(folder / "models")
+    how = Acquisition("digits", "1", row_format(store.manifest("digits", "1")), "bald", 1, 20)
+    said = {"probabilities": {}, "set": []}
+    rows = [
+        AcquiredRow(
+            str(i),
+            i + 1,
+            None if i < 60 else 0.5,
+            row,
+            control=i < 60,
+            said=said if i < 60 else None,
+        )
+        for i, row in enumerate(fitted.pool)
+    ]
+    with closing(Database(folder / "state")) as database, working_in(folder):
+        keep_acquired(database, how, rows)
+        yield SimpleNamespace(
+            **vars(fitted) | {"folder": folder}, store=store, database=database, format=how.format
+        )
+
+
+def label(work, values, key):
+    """Label all rows of the pool, and some that are test rows."""
+    labels = [Label(str(i), str(value)) for i, value in enumerate(values)]
+    of_test = zip(work.test[:HELD_OUT], work.of_test[:HELD_OUT], strict=True)
+    labels += [Label(f"test {i}", str(value), row) for i, (row, value) in enumerate(of_test)]
+    accept(work.database, "digits", work.format, labels, replace=True, key=key)
+
+
+def said_of(kept):
+    """What is said of a candidate next to its counts."""
+    return {name: kept[name] for name in ("why", "control", "labels_saved")}
+
+
+def candidate(work, *options):
+    """Run the command."""
+    return main(
+        ["candidate", "digits", "--state", str(work.folder / "state"), "--device", "cpu", *options]
+    )
+
+
+def test_labels_become_a_candidate_and_with_a_key_it_is_promoted(work, capsys):
+    assert candidate(work) == 0
+    assert "0 new labels, of 1 that are needed" in capsys.readouterr().err
+    label(work, work.truth, key=None)
+    assert candidate(work, "--min-labels", "141") == 0
+    assert work.store.versions("digits") == ["1"]
+    assert candidate(work) == 0
+    assert "some labels came without a key" in capsys.readouterr().err
+    assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
+    facts = Provenance.of(work.store.manifest("digits", "2"))
+    assert facts.labels.rows == 140 and facts.rows["train"] == 110 + 140
+    assert facts.labels.left_out == {"the same as held-out rows": HELD_OUT}
+    assert (facts.warm_start.version, facts.data_digest) == (
+        "1",
+        Provenance.of(work.store.manifest("digits", "1")).data_digest,
+    )
+    label(work, work.truth, key="team")
+    assert candidate(work) == 0
+    assert work.store.aliases("digits") == {"latest": "2", "candidate": "2"}
+    assert work.store.versions("digits") == ["1", "2"]
+    (kept,) = candidates(work.database, "digits")
+    assert (kept["version"], kept["against"], kept["promoted"]) == ("2", "1", True)
+    assert (kept["labels"], kept["control_labels"], kept["why"]) == (140, 60, "no worse")
+    accuracy = kept["control"]["figures"]["accuracy"]
+    assert kept["control"]["rows"] == 60 and accuracy["interval"][0] <= accuracy["difference"]
+    work.store.set_alias("digits", "latest", "1")  # a person rolls back
+    assert candidate(work) == 0
+    assert "rolled back since" in capsys.readouterr().err
+    assert work.store.aliases("digits")["latest"] == "1"
+
+
+def test_a_candidate_of_wrong_labels_is_not_promoted(work):
+    from training.candidate import labels_tried
+
+    label(work, (work.truth + 1) % 10, key="team")
+    assert candidate(work) == 0
+    assert work.store.aliases("digits") == {"latest": "1", "candidate": "2"}
+    (kept,) = candidates(work.database, "digits")
+    assert not kept["promoted"]
+    assert (
+        labels_tried(work.store, work.database, "digits") == 140
+    )  # so that --watch waits for others
+    keep_candidate(
+        work.database, "digits", "2", "1", 140, 60, False, {**said_of(kept), "why": "no worse"}
+    )
+    assert labels_tried(work.store, work.database, "digits") == 0  # killed before it was promoted
+    assert "digits is worse than latest (version 1) in" in kept["why"]
+    assert "test_accuracy" in kept["why"]
+
+
+def test_losses_of_a_line_are_summed_from_its_best_version(tmp_path):
+    """As .986 became .981 by fifteen labels at a time, each loss within what is allowed."""
+    from training.candidate import best_at, line_of, lost_since
+
+    store = ModelStore(tmp_path)
+    accuracies = [0.97, 0.986, 0.985, 0.983]
+    for number, accuracy in enumerate(accuracies, start=1):
+        training = {"data_digest": "of the data"}
+        if number > 1:
+            training["warm_start"] = {"name": "tiny", "version": str(number - 1)}
+            training["labels"] = {"rows": 15 * number, "digest": str(number), "left_out": {}}
+        described = tiny_description().model_copy(
+            update={"training": training, "quality": {"test_accuracy": accuracy}}
+        )
+        store.publish("tiny", described, tiny_files())
+    parent = store.manifest("tiny", "4")
+    line = line_of(store, parent)
+    assert [version.version for version in line] == ["4", "3", "2", "1"]
+    best = best_at(line, "test_accuracy")
+    assert best.version == "2"
+    assert best_at(line, "test_rmse") is None
+    candidate = parent.model_copy(update={"quality": {"test_accuracy": 0.981}})
+    lost = lost_since(best, candidate, "test_accuracy")
+    assert (lost["version"], lost["best"], lost["candidate"]) == ("2", 0.986, 0.981)
+    assert np.isclose(lost["worse_by"], 0.005)
+    store.delete("tiny", "3")
+    assert [version.version for version in line_of(store, parent)] == ["4"]
+
+
+def test_a_candidate_is_held_against_the_best_of_its_line_too(work, monkeypatch):
+    """`latest` is as bad as the candidate will be; the version that it came of is better."""
+    from training import candidate as candidates_made
+
+    parent = work.store.manifest("digits", "1")
+    better = parent.model_copy(
+        update={"version": "0", "quality": {**parent.quality, "test_accuracy": 1.0}}
+    )
+    held = []
+
+    def hold(recipe, gate, manifest, called, *_):
+        held.append((manifest.quality["test_accuracy"], [*gate.metrics], called))
+        raise GateError("worse than the best of its line")
+
+    monkeypatch.setattr(candidates_made, "line_of", lambda *_: [parent, better])
+    monkeypatch.setattr(candidates_made, "check_no_worse", hold)
+    label(work, work.truth, key="team")
+    assert candidate(work) == 0
+    assert held == [(1.0, ["test_accuracy"], "the best of its line")]
+    (kept,) = candidates(work.database, "digits")
+    assert not kept["promoted"] and "the best of its line" in kept["why"]
+    assert kept["lost"]["test_accuracy"]["best"] == 1.0
+    assert work.store.aliases("digits")["latest"] == "1"
+
+
+def test_without_state_there_is_nothing_to_do_and_wrong_options_are_named(work, capsys):
+    assert main(["candidate", "digits", "--state", str(work.folder / "none")]) == 0
+    assert not (work.folder / "none").exists()
+    assert main(["candidate", "nobody", "--state", str(work.folder / "state")]) == 2
+    assert candidate(work, "--min-labels", "0") == 2
+    assert "--min-labels: expected 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_bytes_stay_bytes_where_labelled_rows_are_such():
+    from training.data import Rows
+    from training.fit import join
+
+    pixels = Rows(np.zeros((2, 3), dtype=np.uint8), np.zeros(2, dtype=np.int64), np.arange(2))
+    more = Rows(np.full((1, 3), 7, dtype=np.float32), np.ones(1, dtype=np.int64), np.array(["a"]))
+    both = join(pixels, more)
+    assert both.x.dtype == np.uint8 and both.x[2].tolist() == [7, 7, 7]
+    assert both.ids.tolist() == ["0", "1", "a"] and both.y.tolist() == [0, 0, 1]
+    fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), more.y, more.ids)
+    assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "labels"), [(-1.0, 0.0), (0.5, 5.0), (1.5, 15.0), (2.0, 20.0), (9.0, 20.0)]
+)
+def test_as_many_labels_are_as_good_as_first_reach_a_likelihood(wanted, labels):
+    from training.labels_saved import as_good
+
+    assert as_good([0, 10, 20], np.array([0.0, 1.0, 2.0]), wanted) == labels

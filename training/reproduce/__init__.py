@@ -1,1 +1,0 @@
-"""The papers' tables and figures, and ours: a module for each, found by being here."""
