@@ -31,6 +31,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     DUBITO_HOST=0.0.0.0 \
     DUBITO_PORT=8000
 WORKDIR /app
+COPY integrations integrations
 COPY model_store model_store
 COPY service service
 RUN chmod -R a+rX . && python -m compileall -q .

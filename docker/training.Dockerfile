@@ -32,6 +32,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     DUBITO_STATE=/state \
     DUBITO_CACHE=/cache
 WORKDIR /app
+COPY integrations integrations
 COPY model_store model_store
 COPY training training
 COPY recipes recipes

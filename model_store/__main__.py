@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m model_store"
                 store.sign(name, number, read_private_key(options.key, "--key"))
                 print(f"signed: {name} version {number}")
             case "mlflow":
-                from model_store.mlflow import export  # loads onnxruntime and pyarrow
+                from integrations.mlflow.pyfunc import export  # loads onnxruntime and pyarrow
 
                 export(store, *_version(store, options.version), options.folder)
                 print(f"written: {options.folder}; mlflow models serve -m {options.folder}")

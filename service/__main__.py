@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from integrations.label_studio import studio
 from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
 from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
@@ -18,7 +19,6 @@ from model_store.inference.preflight_process import PreflightProcess
 from model_store.processes import open_standard_files
 from service.auth import keys
 from service.auth.keys import OF_HEALTH, KeyRing, print_new_key
-from service.integrations.label_studio import studio
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, Settings, read_settings
@@ -88,7 +88,7 @@ def run(command: str, arguments: list[str], prog: str) -> int:
         studio.run(arguments, settings, prog)
         return 0
     if command == "cluster":
-        from service.integrations.ray import command as cluster
+        from integrations.ray import command as cluster
 
         check(settings)
         return cluster.run(arguments, settings, prog)
@@ -129,7 +129,7 @@ def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
         case "label-studio":
             return studio.parser_of(prog, DEFAULT_PORT)
         case "cluster":
-            from service.integrations.ray import command as cluster
+            from integrations.ray import command as cluster
 
             return cluster.parser_of(prog)
         case "score" | "rank" | "acquire":

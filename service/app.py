@@ -14,6 +14,9 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from integrations.label_studio import routes as label_studio
+from integrations.mlflow import scoring as mlflow
+from integrations.open_inference import routes as open_inference
 from model_store.errors import DubitoError
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import bound_memory
@@ -37,9 +40,6 @@ from service.api.requests import NPZ, PARQUET
 from service.auth.auth import Door
 from service.auth.keys import KeyRing
 from service.context import Context
-from service.integrations import mlflow
-from service.integrations.label_studio import routes as label_studio
-from service.integrations.open_inference import routes as open_inference
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend

@@ -1,7 +1,7 @@
 """State that processes serving as one share: notices, metrics and evidence of drift.
 
 The processes are workers of one supervisor, which share a folder, or replicas of a cluster
-(`service.integrations.ray.shared_state`).
+(`integrations.ray.shared_state`).
 """
 
 import fcntl

@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from service.integrations.open_inference import routes as open_inference
+from integrations.open_inference import routes as open_inference
 from service.settings import OF_TRAINING, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -204,7 +204,7 @@ def test_training_image_sets_where_it_reads_and_writes():
 
 def test_service_image_knows_nothing_of_training():
     assert not re.search(r"training|torch", IMAGES["service"])
-    assert _copied("service", of_final_stage=True) == {"model_store", "service"}
+    assert _copied("service", of_final_stage=True) == {"integrations", "model_store", "service"}
     for runtime in ("cpu", "gpu"):
         assert not OF_TRAINING_ALONE & export_lock("service", runtime).keys()
 
@@ -287,7 +287,7 @@ def test_a_bill_of_what_is_locked_names_every_package_by_its_hashes():
 def test_dependencies_are_installed_before_any_code_is_copied(name):
     before, _, final = IMAGES[name].rpartition("\nFROM ")
     assert "install.sh" in before and "install.sh" not in final
-    assert not re.search(r"^COPY (model_store|service|training|recipes)", before, re.M)
+    assert not re.search(r"^COPY (integrations|model_store|service|training|recipes)", before, re.M)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -448,7 +448,7 @@ def test_every_package_is_installed():
     found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
         "find"
     ]
-    tops = ("model_store", "service", "training")
+    tops = ("integrations", "model_store", "service", "training")
     assert sorted(found["include"]) == sorted(
         pattern for top in tops for pattern in (top, f"{top}.*")
     )

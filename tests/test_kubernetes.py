@@ -201,7 +201,7 @@ def test_every_variable_is_a_setting_with_a_value_that_it_may_have(name):
 def test_ray_s_arguments_are_settings():
     (application,) = SERVE["applications"]
     assert (
-        application["import_path"] == "service.integrations.ray.app:build"
+        application["import_path"] == "integrations.ray.app:build"
         and application["route_prefix"] == "/"
     )
     given = Settings(**application["args"])

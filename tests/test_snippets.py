@@ -36,7 +36,7 @@ MODULES = {
     "model_store": "model_store.__main__",
     "dubito": "dubito.command",
 }
-OURS = ("dubito", "model_store", "service", "training")
+OURS = ("dubito", "integrations", "model_store", "service", "training")
 OF_OTHERS = {"kserve", "mlflow", "mlserver", "tritonclient"}  # the reader has them
 RECIPE = {
     "name": "guide",

@@ -274,7 +274,7 @@ def _work(
     if options.ray is None:
         running = run_here(to_workers, todo, options.workers or processors())
     else:
-        from service.batch.on_ray import run_on_ray
+        from integrations.ray.batch import run_on_ray
 
         running = run_on_ray(to_workers, todo, options.ray, options.workers)
     with closing(running):

@@ -26,7 +26,7 @@ make_environment() {
     kserve) make_venv "$1" kserve==0.21.0 ;;
     mlserver) make_venv "$1" mlserver==1.7.1 pandas==2.3.3 httpx==0.28.1 ;;
     mlflow) # and what models that are written for it need
-        read -ra needs < <(.venv/bin/python -c 'from model_store.mlflow import requirements; print(*requirements())')
+        read -ra needs < <(.venv/bin/python -c 'from integrations.mlflow.pyfunc import requirements; print(*requirements())')
         make_venv "$1" mlflow-skinny==3.17.2 pandas==3.1.1 scipy==1.17.1 "${needs[@]}"
         ;;
     buckets) make_venv "$1" -r tests/real/bucket-requirements.txt ;;

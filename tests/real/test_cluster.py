@@ -317,7 +317,7 @@ def test_what_is_wrong_is_said_in_one_line(digits_store, tmp_path, options, sett
 def test_the_private_names_of_ray_that_the_service_uses_are_there():
     """Ray promises none of them: where one is gone, this names the version."""
     code = (
-        "import inspect, ray; from service.integrations.ray.app import uses_haproxy; "
+        "import inspect, ray; from integrations.ray.app import uses_haproxy; "
         "uses_haproxy(); from ray.serve._private import replica; replica.add_port_to_grpc_server; "
         "assert '_node_ip_address' in inspect.getsource(ray.init), ray.__version__"
     )

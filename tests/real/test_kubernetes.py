@@ -47,4 +47,4 @@ def test_ray_accepts_the_configuration_of_serve():
         [RAY_PYTHON, "-c", CHECK], input=config, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "service.integrations.ray.app:build"
+    assert done.stdout.splitlines()[-1] == "integrations.ray.app:build"

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from dubito import Client
+from integrations.mlflow.pyfunc import export
 from model_store.artifacts.store import ModelStore
-from model_store.mlflow import export
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 from tests.support.serving import serving, wait_until

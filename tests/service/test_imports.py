@@ -95,7 +95,9 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
         assert others <= optional.get(path.name, set()), path
 
 
-@pytest.mark.parametrize("package", ["service", "model_store", "training", "client"])
+@pytest.mark.parametrize(
+    "package", ["integrations", "service", "model_store", "training", "client"]
+)
 def test_nothing_is_ever_unpickled(package):
     for path in (ROOT / package).rglob("*.py"):
         assert not imported(path) & {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from service.integrations.open_inference.tensors import DATATYPES, NUMPY
+from integrations.open_inference.tensors import DATATYPES, NUMPY
 from tests.support.bad_requests import BadRequests, Case
 from tests.support.odd_values import CANARY, LIKELY, METHODS, NAMES, ODD, VALID, VERSIONS
 from tests.support.raw import JSON, request

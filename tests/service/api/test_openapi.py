@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 
+import integrations
 import service.api
-import service.integrations
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -32,14 +32,14 @@ PROTOCOLS = ("open_inference", "mlflow")  # that others have specified
 def routes():
     """The paths of all routes: those of protocols, those for administrators, and the others."""
     paths = {"admin": set(), "others": set(), "protocols": set()}
-    for package in (service.api, service.integrations):
+    for package in (service.api, integrations):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if found.name.startswith("service.integrations.ray"):
+            if found.name.startswith("integrations.ray"):
                 continue
             router = getattr(importlib.import_module(found.name), "router", None)
             if router is None:
                 continue
-            is_protocol = found.name.split(".")[2] in PROTOCOLS
+            is_protocol = found.name.split(".")[1] in PROTOCOLS
             is_admin = found.name.endswith(".admin")
             kind = "protocols" if is_protocol else "admin" if is_admin else "others"
             paths[kind] |= {route.path for route in router.routes}

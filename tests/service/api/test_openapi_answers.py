@@ -7,9 +7,9 @@ import jsonschema
 import numpy as np
 import pytest
 
+from integrations.label_studio.projects import INPUT
 from model_store.artifacts.report import publish_report
 from model_store.artifacts.store import ModelStore
-from service.integrations.label_studio.projects import INPUT
 from tests.support.files import npy_bytes
 from tests.support.serving import client_of
 

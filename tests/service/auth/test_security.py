@@ -111,7 +111,7 @@ def modules_of(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("package", ["service", "model_store"])
+@pytest.mark.parametrize("package", ["integrations", "service", "model_store"])
 def test_the_service_has_no_client_with_which_to_fetch_an_address(package):
     """But that of Label Studio, whose one origin the operator names."""
     for path in (ROOT / package).rglob("*.py"):

@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
+from integrations.mlflow import scoring as mlflow
+from integrations.mlflow.scoring import read_invocation
 from service.call import Call
-from service.integrations import mlflow
-from service.integrations.mlflow import read_invocation
 from service.server.budget import ByteBudget, Reservation
 from tests.support.images import pixel
 from tests.support.serving import client_of, serving

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from model_store.errors import InvalidInput
-from service.call import Call
-from service.errors import Overloaded, TooLarge
-from service.integrations.open_inference.tensors import (
+from integrations.open_inference.tensors import (
     BYTES,
     NUMPY,
     Tensor,
@@ -26,6 +23,9 @@ from service.integrations.open_inference.tensors import (
     shape_of,
     strings_of_json,
 )
+from model_store.errors import InvalidInput
+from service.call import Call
+from service.errors import Overloaded, TooLarge
 from service.server.budget import ByteBudget, Reservation
 
 FORMATS = {

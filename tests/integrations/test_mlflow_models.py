@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from integrations.mlflow.pyfunc import Served
 from model_store.__main__ import main
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
-from model_store.mlflow import Served
 from tests.support import tiny
 
 LOADED = """
 import sys
 sys.path.insert(0, "code")
 import numpy as np
-from model_store.mlflow import _load_pyfunc
+from integrations.mlflow.pyfunc import _load_pyfunc
 model = _load_pyfunc("store")
 assert not {"torch", "training", "service"} & {*sys.modules}
 assert "/code/" in sys.modules["model_store"].__file__
@@ -38,7 +38,7 @@ def written(store, tmp_path, capsys):
 
 def test_a_version_answers_alike_from_its_own_code(store, written):
     described = json.loads((written / "MLmodel").read_text())
-    assert described["flavors"]["python_function"]["loader_module"] == "model_store.mlflow"
+    assert described["flavors"]["python_function"]["loader_module"] == "integrations.mlflow.pyfunc"
     assert not [*written.rglob("*.pkl"), *written.rglob("*.pyc")]
     told = subprocess.run(
         [sys.executable, "-I", "-c", LOADED], cwd=written, capture_output=True, text=True

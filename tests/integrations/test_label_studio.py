@@ -6,7 +6,7 @@ import base64
 import httpx
 import pytest
 
-from service.integrations.label_studio.projects import INPUT
+from integrations.label_studio.projects import INPUT
 
 CONFIG = (
     '<View><Image name="picture" value="$image"/><Choices name="digit" toName="picture">'

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_store.artifacts.manifest import ClassSpec
-from model_store.errors import InvalidInput
-from service.integrations.label_studio.projects import (
+from integrations.label_studio.projects import (
     image_bytes,
     label_config,
     label_id,
@@ -19,7 +17,9 @@ from service.integrations.label_studio.projects import (
     row_input,
     value_of,
 )
-from service.integrations.label_studio.studio import LabelStudio, LabelStudioError
+from integrations.label_studio.studio import LabelStudio, LabelStudioError
+from model_store.artifacts.manifest import ClassSpec
+from model_store.errors import InvalidInput
 
 CHOICES = """<View><!-- what is it? --><Image name="img" value="$image"/>
 <Choices name="digit" toName="img"><Choice value="no"/><Choice value="Yes!" alias="yes"/></Choices></View>"""

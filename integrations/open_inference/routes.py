@@ -13,6 +13,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from integrations.open_inference.answers import TensorEncoder, model_metadata, triton_config
+from integrations.open_inference.requests import (
+    HEADER_LENGTH,
+    InferRequest,
+    header_length,
+    read_infer,
+    rows_of,
+)
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
@@ -26,14 +34,6 @@ from service.call import Call
 from service.context import Context, context_of
 from service.error_forms import JSON
 from service.errors import NotReady, TooLarge, Unsupported
-from service.integrations.open_inference.answers import TensorEncoder, model_metadata, triton_config
-from service.integrations.open_inference.requests import (
-    HEADER_LENGTH,
-    InferRequest,
-    header_length,
-    read_infer,
-    rows_of,
-)
 from service.models.models import Models
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]

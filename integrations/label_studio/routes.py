@@ -13,6 +13,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from integrations.label_studio.projects import (
+    Fetch,
+    LabelConfig,
+    label_config,
+    label_id,
+    result_of,
+    row_input,
+    value_of,
+)
+from integrations.label_studio.studio import LabelStudio
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
@@ -38,16 +48,6 @@ from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
 from service.error_forms import JSON
 from service.errors import PastDeadline, TooLarge
-from service.integrations.label_studio.projects import (
-    Fetch,
-    LabelConfig,
-    label_config,
-    label_id,
-    result_of,
-    row_input,
-    value_of,
-)
-from service.integrations.label_studio.studio import LabelStudio
 from service.models.models import Served
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}

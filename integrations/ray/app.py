@@ -1,7 +1,7 @@
 """A replica: the whole application, as a single process has it, behind Ray Serve's proxy.
 
 `build` is what a configuration file of Ray Serve names, as
-`import_path: service.integrations.ray.app:build`.
+`import_path: integrations.ray.app:build`.
 """
 
 import sys
@@ -15,11 +15,11 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from integrations.ray.scaling import MODELS, WORK
+from integrations.ray.shared_state import RayBackend
 from model_store.errors import InvalidInput
 from service.app import create_app
 from service.context import Context
-from service.integrations.ray.scaling import MODELS, WORK
-from service.integrations.ray.shared_state import RayBackend
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.process import keep_heaps_whole
 from service.server.shares import address_client
@@ -43,7 +43,7 @@ def router() -> RequestRouterConfig:
     if uses_haproxy():
         return RequestRouterConfig()
     return RequestRouterConfig(
-        request_router_class="service.integrations.ray.scaling:ByModel",
+        request_router_class="integrations.ray.scaling:ByModel",
         request_routing_stats_period_s=ROUTING_PERIOD_S,
     )
 
@@ -171,6 +171,6 @@ def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
         look_back_period_s=10.0,
         upscale_delay_s=5.0,
         downscale_delay_s=300.0,
-        policy=AutoscalingPolicy(policy_function="service.integrations.ray.scaling:ByWork"),
+        policy=AutoscalingPolicy(policy_function="integrations.ray.scaling:ByWork"),
     )
     return options | {"num_replicas": "auto", "autoscaling_config": scaling}

@@ -11,6 +11,17 @@ from typing import Any
 import numpy as np
 from starlette.datastructures import Headers
 
+from integrations.open_inference.tensors import (
+    ARRAY_BYTES,
+    BOOL,
+    BYTES,
+    DATATYPES,
+    Tensor,
+    array_of_bytes,
+    array_of_json,
+    shape_of,
+    strings_of_json,
+)
 from model_store.artifacts.manifest import (
     AnyColumn,
     CategoricalColumn,
@@ -32,17 +43,6 @@ from service.api.requests import (
 from service.api.rows import Cells, Rows
 from service.call import Call
 from service.errors import TooLarge
-from service.integrations.open_inference.tensors import (
-    ARRAY_BYTES,
-    BOOL,
-    BYTES,
-    DATATYPES,
-    Tensor,
-    array_of_bytes,
-    array_of_json,
-    shape_of,
-    strings_of_json,
-)
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000

@@ -9,6 +9,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from integrations.open_inference.requests import (
+    GROUPS,
+    HEADER_LENGTH,
+    INPUT,
+    InferRequest,
+    is_by_group,
+)
+from integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
 from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
@@ -16,14 +24,6 @@ from model_store.scores.regression import MIXTURE_SCORE_NAMES
 from model_store.types import Pause
 from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
-from service.integrations.open_inference.requests import (
-    GROUPS,
-    HEADER_LENGTH,
-    INPUT,
-    InferRequest,
-    is_by_group,
-)
-from service.integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
 
 PLATFORM = "dubito"
 CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone

@@ -1,9 +1,9 @@
-"""A version as a model of MLflow's: the version, this package's source, and how MLflow loads both.
+"""A version as an MLflow model: the version, the source that answers, and how MLflow loads both.
 
     FOLDER/MLmodel                 of the flavour `python_function`; this module is its loader
-    FOLDER/requirements.txt        what this package needs
+    FOLDER/requirements.txt        what they need
     FOLDER/python_env.yaml
-    FOLDER/code/model_store/       this package
+    FOLDER/code/                   `model_store` and this module
     FOLDER/store/NAME/VERSION/     the version, as it was published
 
 Nothing in it is pickled, and neither torch nor the service is needed. Each file of the version is
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
+import model_store
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.storage import MANIFEST
@@ -57,8 +58,7 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".draft-") as scratch:
         draft = Path(scratch, "model")
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(__file__).parent, draft / "code" / "model_store", ignore=ignored)
+        _copy_code(draft / "code")
         copy = draft / "store" / name / version
         copy.mkdir(parents=True)
         for file in (MANIFEST, SIGNATURE, *artifact.manifest.files):
@@ -67,6 +67,17 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
         for file, content in _descriptions(artifact.manifest).items():
             (draft / file).write_text(content)
         draft.rename(folder)
+
+
+def _copy_code(folder: Path) -> None:
+    """Copy `model_store` and this module, without any other integration."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(model_store.__file__).parent, folder / "model_store", ignore=ignored)
+    here = Path(__file__).parent
+    copy = folder / "integrations" / here.name
+    copy.mkdir(parents=True)
+    for file in (here.parent / "__init__.py", here / "__init__.py", Path(__file__)):
+        shutil.copyfile(file, folder / "integrations" / file.relative_to(here.parent))
 
 
 def requirements(with_text: bool = True) -> list[str]:

@@ -10,10 +10,10 @@ from fastapi import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from integrations.open_inference.routes import INFLATED_AT_ONCE, read_inflated
 from model_store.errors import InvalidInput
 from service.call import Call
 from service.errors import Overloaded, TooLarge
-from service.integrations.open_inference.routes import INFLATED_AT_ONCE, read_inflated
 from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from integrations.ray import set_ray_environment
 from model_store.errors import InvalidInput, one_line
 from model_store.processes import processors
 from service.batch.data_set import OUT
 from service.batch.files import Stopped
 from service.batch.shards import MOST_TRIES, ShardResult, Worker, WorkerOptions
-from service.integrations.ray import set_ray_environment
 
 LOCAL = "local"  # Ray is started here, and ends with the job
 OBJECT_BYTES = 100 << 20  # of its store of objects, which hold numbers of shards alone

@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from integrations.ray import set_ray_environment
 from model_store.errors import InvalidInput
 from model_store.processes import processors
-from service.integrations.ray import set_ray_environment
 from service.server.process import cannot_listen
 from service.settings import PREFIX, SECRETS, Settings
 from service.telemetry.logs import configure
@@ -46,7 +46,7 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
     except ImportError:
         expected = "the packages of the extra `scale`, Ray among them"
         raise InvalidInput("cluster", expected, "none of them") from None
-    from service.integrations.ray.app import APP, application, replicas
+    from integrations.ray.app import APP, application, replicas
 
     configure(settings)
     threads = settings.threads or max(1, processors() // options.replicas)

@@ -1,0 +1,1 @@
+"""Other people's protocols and programs: one folder for each. They import the core."""

@@ -1,0 +1,1 @@
+"""MLflow: its scoring protocol, and versions exported as its models."""
