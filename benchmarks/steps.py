@@ -18,9 +18,9 @@ import torch
 
 from training.fitting.run import keep_freed_memory
 from training.fitting.steps import Steps, adam, clip_gradient
+from training.methods import METHODS
 from training.model import build, initialise
 from training.networks.architectures import mlp
-from training.posteriors import METHODS
 from training.recipe import Recipe
 
 ROWS, HIDDEN = 128, [800, 800]

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 FEWEST_SEEDS = 3  # that a figure counts with
 MEASURES = "experiments/measures.py"
 OF_FITS = (
-    *(f"training/{room}" for room in ("networks", "posteriors", "fitting", "calibration")),
+    *(f"training/{room}" for room in ("bayes", "networks", "fitting", "calibration")),
     *(f"training/{module}.py" for module in ("fit", "model", "seeds")),
 )
 

@@ -14,7 +14,7 @@ from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
 from training.data import EXPECTED, KINDS
-from training.posteriors import METHODS
+from training.methods import METHODS
 from training.recipe import BETTER, DENSITY_NAMES, DETECTOR_NAMES, Recipe
 from training.sections import Section
 

@@ -13,6 +13,8 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput, one_line
+from training.bayes.likelihoods import Categorical, Gaussian, Likelihood
+from training.bayes.posterior import FactorialGaussian, Posterior
 from training.data import Dataset
 from training.networks.architectures import (
     ARCHITECTURES,
@@ -22,13 +24,11 @@ from training.networks.architectures import (
     mlp,
 )
 from training.networks.batch_ensemble import BatchEnsemble
-from training.networks.likelihoods import Categorical, Gaussian, Likelihood
 from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
 from training.networks.piecewise import PiecewiseLinear, quantile_knots
 from training.networks.probes import ROWS, check_ids, check_outputs, dropouts_of, last_layer
 from training.networks.selection import DRAWABLE, drawn_layers, freeze
 from training.networks.split import NotSplit, SplitNetwork, split_module
-from training.posteriors import FactorialGaussian, Posterior
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
 

@@ -22,8 +22,8 @@ from model_store.sources.cells import is_date_format
 from model_store.types import Task
 from training.detectors import KINDS
 from training.folders import data_root
+from training.methods import METHODS, Method
 from training.networks.architectures import ARCHITECTURES, mlp
-from training.posteriors import METHODS, Method
 from training.sections import Count, Positive, Section
 
 COMBINED_DENSITIES = tuple(name for name, kind in KINDS.items() if kind.is_combined)

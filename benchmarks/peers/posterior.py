@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 DRAWS = 100
-LOG_SCALE_BOUND = 2.0  # of a coupling, as in `training.networks.flows`
+LOG_SCALE_BOUND = 2.0  # of a coupling, as in `training.bayes.flows`
 
 
 class Coupling(nn.Module):

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Float32, Int64, Num
 from torch import Tensor
 
+from training.bayes.likelihoods import Categorical
+from training.bayes.posterior import noise
 from training.data import Dataset
 from training.data.rows import class_weights
 from training.fitting.checkpoint import (
@@ -29,8 +31,6 @@ from training.fitting.steps import (
     kl_weight,
 )
 from training.model import BayesianModel, build, initialise, with_knots
-from training.networks.likelihoods import Categorical
-from training.posteriors import noise
 from training.recipe import Recipe
 from training.seeds import ActiveStream, Stream, generator, hash_key
 

@@ -27,9 +27,9 @@ from experiments.certify.gap import DRAWS, EXACT, METHODS, OVER_WEIGHTS
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
 from training import recipe as recipes
+from training.bayes.likelihoods import Gaussian
 from training.fit import Fitted, fit
 from training.model import BayesianModel
-from training.networks.likelihoods import Gaussian
 from training.recipe import Recipe
 
 SETS = {"boston": "uci/bostonHousing", "wine": "uci/wine-quality-red"}

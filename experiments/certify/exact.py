@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from experiments.cells import Column, Measured, Target
 from experiments.pages import draw_columns
 from training import recipe as recipes
+from training.bayes.likelihoods import Gaussian
 from training.data import Rows, Splits
 from training.fitting.run import Run, run_provenance
 from training.model import BayesianModel, build
-from training.networks.likelihoods import Gaussian
 from training.recipe import Recipe
 
 UNITS = 4

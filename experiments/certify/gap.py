@@ -20,10 +20,10 @@ from experiments.cells import OF_FITS, Column, Measured, Results, Target
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
 from training import recipe as recipes
+from training.bayes.likelihoods import Gaussian
 from training.data import Dataset, Rows
 from training.fit import Fitted, fit
 from training.model import BayesianModel
-from training.networks.likelihoods import Gaussian
 from training.recipe import Recipe
 
 ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from training.bayes.gaussian import GaussianPosterior
 from training.fit import Fitted
 from training.model import BayesianModel
-from training.posteriors.gaussian import GaussianPosterior
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 

@@ -19,11 +19,11 @@ from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Targ
 from experiments.measures import measured_of
 from experiments.tables import toys
 from training import recipe as recipes
+from training.bayes.gaussian import GaussianPosterior
+from training.bayes.hypernetwork import HypernetworkPosterior
+from training.bayes.posterior import noise
 from training.fit import Fitted, fit
 from training.fitting.convergence import bound
-from training.posteriors import noise
-from training.posteriors.gaussian import GaussianPosterior
-from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.recipe import Recipe
 from training.seeds import Stream
 

@@ -18,7 +18,7 @@ from model_store.state.live import wilson_interval
 from training.fit import Fitted, fit
 from training.fitting.convergence import bound, later_fall
 from training.fitting.steps import full_kl_weight
-from training.posteriors import METHODS
+from training.methods import METHODS
 from training.recipe import Recipe, TrainingSection
 
 TIMES, NEAR = 10, 0.02

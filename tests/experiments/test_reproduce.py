@@ -36,10 +36,10 @@ from experiments.tables import (
 from model_store.errors import InvalidInput
 from model_store.state.live import wilson_interval
 from training.__main__ import main
+from training.bayes.posterior import standard_noise
 from training.fit import Fitted, fit
 from training.folders import hold
-from training.posteriors import METHODS
-from training.posteriors.base import standard_noise
+from training.methods import METHODS
 from training.recipe import TrainingSection
 
 MOVING = "the held-out likelihood still rose"

@@ -8,15 +8,15 @@ import torch
 
 from model_store.artifacts.manifest import ImageSpec
 from model_store.artifacts.store import ModelStore
+from training.bayes.flows import Composition
+from training.bayes.hypernetwork import HypernetworkPosterior
+from training.bayes.layers import Stochastic
+from training.bayes.likelihoods import Categorical
 from training.data import Dataset, Rows, load, split, split_sizes
 from training.fit import Fitted, publish, temper
 from training.model import BayesianModel, build, initialise
 from training.networks.architectures import mlp
-from training.networks.flows import Composition
-from training.networks.layers import Stochastic
-from training.networks.likelihoods import Categorical
 from training.networks.networks import DrawnNetwork
-from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.provenance import Provenance
 from training.recipe import Recipe
 

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from training.bayes.likelihoods import Likelihood
+from training.bayes.posterior import noise
 from training.data import Rows
 from training.model import BayesianModel
-from training.networks.likelihoods import Likelihood
-from training.posteriors import noise
 from training.provenance import TemperatureChoice
 from training.seeds import Stream
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
+from training.bayes.layers import matmul
 from training.detectors.spectrum import Fold, square_norms
-from training.networks.layers import matmul
 
 SHRINKAGE = 1e-2  # of the mean variance, added to each direction's
 

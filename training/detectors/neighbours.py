@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from training.bayes.layers import matmul
 from training.detectors.spectrum import Fold, chunks, principal_components, square_norms
-from training.networks.layers import matmul
 
 BANK_ROWS = 5000  # of training rows, drawn at random
 NEIGHBOUR = 5  # the distance to which counts

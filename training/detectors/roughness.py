@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from training.bayes.layers import matmul
 from training.detectors.spectrum import chunks, square_norms
-from training.networks.layers import matmul
 
 FLOOR = 1e-4  # of the training rows' mean variance, added to a row's: a plain image is not rough
 LEAST = 1e-6

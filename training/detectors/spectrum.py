@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.networks.layers import matmul
+from training.bayes.layers import matmul
 
 EXPLAINED = 0.9  # share of the training rows' variance inside the leading components
 FLOOR = 1e-4  # of the mean variance, added to each component's

@@ -32,10 +32,10 @@ from torch import Tensor
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import FittedDetector, Tail
 from model_store.inference.noise import MAX_SEED, noise, standard_normal
+from training.bayes.posterior import Posterior
 from training.data import Rows
 from training.evaluation.evidence import AttackSettings
 from training.export.served import ServedNetwork
-from training.posteriors import Posterior
 from training.seeds import EvaluationStream, hash_key
 
 STEPS = (0.05, 0.1, 0.2, 0.3, 0.5)

@@ -15,9 +15,9 @@ from scipy.special import ndtr
 from model_store.scores.classification import LEAST_PROBABILITY
 from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
+from training.bayes.likelihoods import crps
 from training.evaluation.evidence import Bin, Pit, PitBin
 from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share, share_interval
-from training.networks.likelihoods import crps
 
 BINS = 15  # of confidence
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

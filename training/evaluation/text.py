@@ -12,7 +12,7 @@ from typing import Any
 
 from training.evaluation import evidence
 from training.evaluation.figures import Ends
-from training.posteriors import METHODS
+from training.methods import METHODS
 
 MEASURES = {
     "auroc": "AUROC",

@@ -23,12 +23,12 @@ from model_store.errors import DubitoError, InvalidInput, one_line, plain
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import noise
 from model_store.inference.runtime import LARGEST_RESULT, OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Runtime
+from training.bayes.layers import WeightLayer, matmul
+from training.bayes.likelihoods import Gaussian, Likelihood
 from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
 from training.model import BayesianModel, Network
-from training.networks.layers import WeightLayer, matmul
-from training.networks.likelihoods import Gaussian, Likelihood
 from training.networks.networks import MemberNetwork
 from training.networks.probes import layer_of_operator, reads_values
 

@@ -30,7 +30,7 @@ from training.networks.probes import READS_VALUES, Functions
 
 OPSET = 20
 LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript")
-OWN_CODE = ("networks", "posteriors", "detectors", "export")
+OWN_CODE = ("bayes", "networks", "detectors", "export")
 MOST_FILES = 500  # of some 100 kB each
 COUNTERS = "name_counters"
 DEEPEST = 3  # of attributes within attributes

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
+from training.bayes.flows import WeightNormLinear
+from training.bayes.layers import ScaledLayer
+from training.bayes.likelihoods import Likelihood
 from training.data import Rows
 from training.detectors import KINDS, Space, names_for
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
 from training.model import BayesianModel, Network
-from training.networks.flows import WeightNormLinear
-from training.networks.layers import ScaledLayer
-from training.networks.likelihoods import Likelihood
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 

@@ -26,12 +26,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from training.bayes.laplace import Eigen, LaplacePosterior, Structure
+from training.bayes.layers import WeightLayer, patches
+from training.bayes.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
 from training.model import BayesianModel
-from training.networks.layers import WeightLayer, patches
-from training.networks.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import watch
-from training.posteriors.laplace import Eigen, LaplacePosterior, Structure
 
 COLUMNS = 32  # outputs up to which layers before the last are exact
 CHUNK_ROWS = 512
@@ -180,7 +180,7 @@ class KroneckerSum(LayerSum):
 
 
 class FullSum(LayerSum):
-    """All of H, of a layer whose values are the outputs: `posteriors.laplace` lets no other have
+    """All of H, of a layer whose values are the outputs: `bayes.laplace` lets no other have
     it."""
 
     def __init__(self, groups: int, inputs: int, outputs: int, device: torch.device) -> None:

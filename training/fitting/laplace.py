@@ -24,14 +24,14 @@ from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
+from training.bayes.laplace import CHOICES, Eigen, LaplacePosterior, LaplaceSection
+from training.bayes.layers import WeightLayer
+from training.bayes.likelihoods import SPEED, Gaussian
+from training.bayes.posterior import noise
 from training.fitting.curvature import Curvature, curvature
 from training.fitting.early_stopping import is_as_good
 from training.model import CHUNK_ROWS, BayesianModel
-from training.networks.layers import WeightLayer
-from training.networks.likelihoods import SPEED, Gaussian
 from training.networks.networks import DrawnNetwork
-from training.posteriors import noise
-from training.posteriors.laplace import CHOICES, Eigen, LaplacePosterior, LaplaceSection
 from training.recipe import Recipe
 from training.seeds import Stream, hash_key
 from training.versions import Parent

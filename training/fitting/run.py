@@ -22,6 +22,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from model_store.errors import DubitoError, InvalidInput
+from training.bayes.laplace import LaplaceSection
+from training.bayes.likelihoods import Categorical
+from training.bayes.posterior import noise
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
 from training.fitting.checkpoint import (
@@ -53,9 +56,6 @@ from training.fitting.steps import (
 )
 from training.fitting.warm_start import begin_at, carry_over
 from training.model import CHUNK_ROWS, BayesianModel, build, initialise
-from training.networks.likelihoods import Categorical
-from training.posteriors import noise
-from training.posteriors.laplace import LaplaceSection
 from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import Recipe

@@ -1,7 +1,6 @@
 """A step of a fit: its rows as they might also have been, its loss, its optimiser and its rates.
 What is random in it is of the seed and the step."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from training.bayes.objectives import alpha_objective, geometric_weight
+from training.bayes.posterior import step_noise
 from training.fitting.capture import Captured
 from training.model import BayesianModel
-from training.posteriors import step_noise
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
@@ -131,28 +131,6 @@ def seed_layers(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def alpha_objective(
-    log_likelihood: Float[Tensor, "K N"],
-    kl: Float[Tensor, "K"],
-    kl_weight: float | Tensor,
-    alpha: float = 0.0,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return the loss per row, in nats, and its likelihood term alone.
-
-    The likelihood term is the mean over rows of -1/alpha log mean_k p(y | x, theta_k)^alpha (Li and
-    Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", the
-    reparametrised objective). At alpha 0, its limit, it is the mean over draws of -log p, and the
-    loss is the negative evidence lower bound. `kl_weight` is 1 / (rows of the training set), or
-    less while a ramp lasts, or what a recipe says.
-    """
-    if alpha == 0:
-        nll = -log_likelihood.mean()
-    else:
-        num_draws = len(log_likelihood)
-        nll = -(torch.logsumexp(alpha * log_likelihood, dim=0) - math.log(num_draws)).mean() / alpha
-    return nll + kl_weight * kl.mean(), nll
-
-
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:
     """Scale gradients down to a global norm, where theirs is larger: elsewhere they are read and
     not written, but for a GPU's, of which nobody waits to know."""
@@ -216,12 +194,6 @@ def kl_weight(
     if settings.kl_weighting == "geometric":
         weight *= epoch_steps * geometric_weight(step % epoch_steps, epoch_steps)
     return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
-
-
-def geometric_weight(batch: int, batches: int) -> float:
-    """Return 2^(M - i) / (2^M - 1), the share of the KL in minibatch i = batch + 1 of M (Blundell
-    et al. 2015)."""
-    return 2.0 ** -(batch + 1) / (1.0 - 2.0**-batches)
 
 
 def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:

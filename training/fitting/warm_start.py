@@ -22,12 +22,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from model_store.errors import InvalidInput
+from training.bayes.hypernetwork import HypernetworkPosterior
+from training.bayes.layers import Slot
+from training.bayes.posterior import standard_noise
 from training.data import Dataset
 from training.model import BayesianModel, initialise
-from training.networks.layers import Slot
 from training.networks.networks import DrawnNetwork
-from training.posteriors.base import standard_noise
-from training.posteriors.hypernetwork import HypernetworkPosterior
 from training.recipe import Recipe
 from training.versions import Parent
 

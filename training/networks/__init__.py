@@ -1,1 +1,1 @@
-"""Networks, posteriors, flows and likelihoods: `outputs[k, n] = f(x[n], theta(eps[k]))`."""
+"""Networks as functions of an input and theta, made of any module."""

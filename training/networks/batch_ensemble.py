@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.networks.layers import matmul
+from training.bayes.layers import matmul
 from training.networks.networks import ELEMENTWISE, Standardised, noise_rows
 from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import DROPOUTS

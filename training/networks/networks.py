@@ -1,7 +1,7 @@
 """Primary networks as functions of an input and theta: outputs[k, n] = f(x[n], theta[k]).
 
 Any module becomes one: its Linear and convolution layers, or those of them that are named, are
-replaced in a copy by layers that read their part of theta (`training.networks.layers`), and
+replaced in a copy by layers that read their part of theta (`training.bayes.layers`), and
 everything else, the module's own forward included, stays as it is.
 """
 
@@ -14,7 +14,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.networks.layers import (
+from training.bayes.layers import (
     FeatureLayer,
     HyperLayer,
     MaskLayer,
@@ -25,7 +25,7 @@ from training.networks.layers import (
     Stochastic,
     WeightLayer,
 )
-from training.networks.layers import initial_weights as weights_of
+from training.bayes.layers import initial_weights as weights_of
 from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import (
     DROPOUTS,

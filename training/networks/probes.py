@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
-from training.networks.likelihoods import Likelihood
+from training.bayes.likelihoods import Likelihood
 from training.networks.selection import (
     DRAWABLE,
     NOT_DRAWN,

@@ -6,9 +6,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from model_store.errors import InvalidInput
+from training.bayes.layers import DRAWABLE, Drawable
 
-Drawable = nn.Linear | nn.Conv1d | nn.Conv2d
-DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 SHOWN = 12  # names in an error
 NOT_DRAWN = ", or leave it out by network.bayesian"  # of a layer that is refused
 

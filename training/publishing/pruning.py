@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
+from training.bayes.gaussian import GaussianPosterior
+from training.bayes.layers import WeightLayer
 from training.model import BayesianModel
-from training.networks.layers import WeightLayer
 from training.networks.networks import DrawnNetwork
-from training.posteriors.gaussian import GaussianPosterior
 
 
 class InputUnits(nn.Module):

@@ -48,7 +48,7 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
-from training.posteriors import METHODS, Method
+from training.methods import METHODS, Method
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, Measured, MeasuredRows
 from training.scoring import rows_per_draw_set

@@ -14,6 +14,8 @@ from scipy import optimize, special
 from model_store.artifacts.store import ModelStore
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
+from training.bayes.flows import realnvp
+from training.bayes.likelihoods import Categorical, Gaussian
 from training.calibration.temperature import (
     PRIOR_STD,
     choose_temperature,
@@ -25,8 +27,6 @@ from training.export.graphs import export, temper_graph
 from training.export.quantise import quantise_network
 from training.export.served import served_network
 from training.model import initialise
-from training.networks.flows import realnvp
-from training.networks.likelihoods import Categorical, Gaussian
 
 ROWS = 20_000
 

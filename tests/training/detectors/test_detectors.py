@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.support.models import scale_model
+from training.bayes.flows import realnvp
 from training.detectors import KINDS, names_for
 from training.detectors.gaussian import SHRINKAGE, ClassGaussian
 from training.detectors.neighbours import (
@@ -28,7 +29,6 @@ from training.detectors.spectrum import (
     Spectrum,
 )
 from training.export.served import served_network
-from training.networks.flows import realnvp
 from training.recipe import DENSITY_NAMES
 
 

@@ -6,6 +6,9 @@ import torch
 from torch import nn
 
 from tests.support.models import scale_model
+from training.bayes.flows import realnvp
+from training.bayes.likelihoods import Categorical
+from training.bayes.members import MemberPosterior
 from training.evaluation.attacks import (
     AttackDraws,
     Attacked,
@@ -17,10 +20,7 @@ from training.evaluation.attacks import (
 )
 from training.export.served import served_network
 from training.model import BayesianModel
-from training.networks.flows import realnvp
-from training.networks.likelihoods import Categorical
 from training.networks.networks import MemberNetwork
-from training.posteriors.members import MemberPosterior
 
 MINIMUM, MAXIMUM = -2.0, 6.0
 SPAN = MAXIMUM - MINIMUM

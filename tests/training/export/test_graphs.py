@@ -12,11 +12,11 @@ from model_store.inference.noise import standard_normal
 from tests.support.environment import ROOT
 from tests.support.models import scale_model
 from training import recipe as recipes
+from training.bayes.flows import iaf, realnvp
 from training.data import Rows
 from training.export.graphs import PARITY_TOLERANCE, ParityError, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.model import build, initialise
-from training.networks.flows import iaf, realnvp
 
 SIZES = (6, 9, 7, 3)
 RANDOM_OPS = {

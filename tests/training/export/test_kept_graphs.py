@@ -10,8 +10,8 @@ from training.export import kept_graphs
 from training.export.graphs import WrittenOut, export, graph_of
 from training.export.kept_graphs import folder, structure
 from training.export.served import served_network
+from training.methods import METHODS
 from training.model import build, initialise
-from training.posteriors import METHODS
 
 pytestmark = pytest.mark.usefixtures("fits")
 ROWS = {"x": {0: torch.export.Dim("rows")}}

@@ -11,12 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 from model_store.inference.noise import standard_normal
 from model_store.inference.runtime import Runtime
 from tests.support.models import scale_model
+from training.bayes.flows import realnvp
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export
 from training.export.quantise import quantisation_error, quantise_network, quantise_sampler
 from training.export.served import fold, served_network
 from training.model import initialise
-from training.networks.flows import realnvp
 
 INPUTS, HIDDEN = 30, 96
 DIMENSION = 3 * HIDDEN + 10

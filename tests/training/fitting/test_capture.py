@@ -9,8 +9,8 @@ import torch
 from tests.support.recipes import recipe_with
 from training.fitting.capture import CALLS_BEFORE, Captured
 from training.fitting.steps import Steps, adam, decay_rates
+from training.methods import METHODS
 from training.model import build, initialise
-from training.posteriors import METHODS
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 ROWS, STEPS, CLASSES = 32, 20, 3

@@ -11,8 +11,8 @@ from tests.support.environment import working_in
 from tests.support.recipes import write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
+from training.bayes.likelihoods import Categorical
 from training.data.rows import class_shares, class_weights
-from training.networks.likelihoods import Categorical
 from training.versions import open_parent
 
 Y = np.array([0] * 6 + [1] * 3 + [2])

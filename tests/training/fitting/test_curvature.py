@@ -8,10 +8,10 @@ from torch.autograd import functional as derivatives
 from torch.nn import functional
 
 from tests.support.recipes import recipe_with
+from training.bayes.layers import initial_weights
 from training.fitting import curvature as module_of_it
 from training.fitting.curvature import OutputHessian, curvature, output_hessian
 from training.model import build, initialise
-from training.networks.layers import initial_weights
 
 ROWS, CLASSES = 7, 4
 

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import genpareto
 
 from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
+from training.bayes.members import PointSection
 from training.fitting import convergence
 from training.fitting.convergence import log_ratios, pareto_k, pareto_shape
 from training.model import build
-from training.posteriors.members import PointSection
 
 DRAWS = 4000
 

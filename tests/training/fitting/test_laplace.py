@@ -12,6 +12,8 @@ from experiments.certify.exact import Problem, exact
 from experiments.certify.exact import recipe as linear_recipe
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
+from training.bayes.laplace import Eigen
+from training.bayes.posterior import noise
 from training.fitting.laplace import (
     LOST_NATS,
     best_precision,
@@ -22,8 +24,6 @@ from training.fitting.laplace import (
 )
 from training.fitting.run import Run, run_provenance
 from training.model import build, initialise, split_network
-from training.posteriors import noise
-from training.posteriors.laplace import Eigen
 from training.recipe import Recipe, validate
 
 

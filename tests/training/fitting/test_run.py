@@ -23,11 +23,11 @@ from tests.support.environment import ROOT, environment_with
 from tests.support.recipes import write_recipe
 from tests.support.serving import wait_until
 from training.__main__ import main
+from training.bayes.laplace import LaplaceSection
 from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
-from training.posteriors.laplace import LaplaceSection
 from training.recipe import load
 
 

@@ -12,10 +12,10 @@ from scipy.stats import chisquare
 from torch import nn
 
 from experiments.certify.exact import linear
+from training.bayes.likelihoods import SPEED
 from training.data import Rows, Splits
 from training.fitting import run as fitting
 from training.fitting.run import Run
-from training.networks.likelihoods import SPEED
 from training.recipe import Recipe
 
 METHODS = {

@@ -9,6 +9,7 @@ from torch import nn
 
 from experiments.certify.exact import METHODS, recipe
 from tests.support.recipes import recipe_with
+from training.bayes.posterior import noise
 from training.fitting.run import Run
 from training.fitting.steps import (
     FADES_OVER,
@@ -19,7 +20,6 @@ from training.fitting.steps import (
     step_loss,
 )
 from training.model import build
-from training.posteriors import noise
 
 STEPS = 1500  # .9 to that power is denormal from about the 830th on
 

@@ -15,11 +15,12 @@ from model_store.artifacts.store import ModelStore
 from tests.support.recipes import QUICK, recipe_of, recipe_with, write_recipe
 from tests.support.refusals import refused
 from training.__main__ import main
+from training.bayes.posterior import noise
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
 from training.fitting.warm_start import carry_over, check_compatible
+from training.methods import METHODS
 from training.model import build, initialise
-from training.posteriors import METHODS, noise
 from training.versions import Parent, open_parent
 
 SHAPE, OLD, NEW = (6,), 3, 5

@@ -6,11 +6,11 @@ import torch
 
 from model_store.errors import InvalidInput
 from tests.support.recipes import recipe_with
+from training.bayes.posterior import noise
 from training.model import build
 from training.networks.architectures import mlp
 from training.networks.batch_ensemble import BatchEnsemble, MemberLinear
 from training.networks.piecewise import PiecewiseLinear, quantile_knots
-from training.posteriors import noise
 
 MEMBERS = 3
 

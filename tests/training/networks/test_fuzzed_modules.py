@@ -11,9 +11,9 @@ from model_store.errors import InvalidInput
 from tests.support.modules import CLASSES, random_module
 from tests.support.recipes import content_with
 from training import model as models
+from training.bayes.posterior import noise
 from training.export.graphs import check_exports
 from training.model import build, initialise
-from training.posteriors import noise
 from training.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("fits")

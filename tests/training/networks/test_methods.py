@@ -8,14 +8,15 @@ from torch import nn
 
 from model_store.inference.noise import DRAW_INDEX
 from tests.support.recipes import recipe_with
+from training.bayes.laplace import LaplaceSection
+from training.bayes.objectives import alpha_objective
+from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
-from training.fitting.steps import alpha_objective
+from training.methods import METHODS
 from training.model import build, initialise
-from training.posteriors import METHODS, noise
-from training.posteriors.laplace import LaplaceSection
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
 SMALL = {

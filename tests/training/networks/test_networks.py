@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.support.models import scale_mlp
-from training.networks.layers import ScaledLayer
+from training.bayes.layers import ScaledLayer
 
 SIZES = (5, 7, 6, 3)
 

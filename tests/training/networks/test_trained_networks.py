@@ -12,14 +12,15 @@ from torch import nn
 from model_store.artifacts.manifest import ImageSpec
 from model_store.errors import InvalidInput
 from tests.support.recipes import content_with, recipe_with
+from training.bayes.layers import ScaledLayer, Stochastic
+from training.bayes.likelihoods import Categorical, Gaussian
+from training.bayes.posterior import noise
 from training.data import Dataset, Rows
 from training.fit import check_pixels
+from training.methods import METHODS
 from training.model import build, initialise
-from training.networks.layers import ScaledLayer, Stochastic
-from training.networks.likelihoods import Categorical, Gaussian
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.networks.selection import drawn_layers, freeze
-from training.posteriors import METHODS, noise
 from training.recipe import Recipe
 
 SHAPE, CLASSES = (2, 6, 6), 3

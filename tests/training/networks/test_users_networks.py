@@ -13,21 +13,21 @@ from model_store.errors import InvalidInput
 from model_store.inference.graphs import GraphError
 from tests.support.recipes import content_with
 from training import model as models
-from training.export import graphs
-from training.export.graphs import check_exports
-from training.model import BayesianModel, build
-from training.networks.architectures import from_factory, gal_cnn, papers_cnn
-from training.networks.layers import (
+from training.bayes.dropout import MaskPosterior
+from training.bayes.layers import (
     Stochastic,
     WeightLayer,
     grouped_matmul,
     initial_weights,
     patches,
 )
-from training.networks.likelihoods import Categorical
+from training.bayes.likelihoods import Categorical
+from training.bayes.posterior import noise
+from training.export import graphs
+from training.export.graphs import check_exports
+from training.model import BayesianModel, build
+from training.networks.architectures import from_factory, gal_cnn, papers_cnn
 from training.networks.networks import DrawnNetwork, MemberNetwork
-from training.posteriors import noise
-from training.posteriors.dropout import MaskPosterior
 from training.recipe import Recipe
 
 SHAPE = (2, 7, 6)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from model_store.errors import InvalidInput
-from training.networks.layers import Stochastic
+from training.bayes.layers import Stochastic
 from training.networks.networks import DrawnNetwork
 
 PRIOR_STD = 2.0

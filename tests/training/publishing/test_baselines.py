@@ -14,7 +14,7 @@ from training.__main__ import main
 from training.data import Rows
 from training.evaluation.figures import Mean, Share
 from training.fitting.convergence import guess_nll
-from training.posteriors import METHODS
+from training.methods import METHODS
 from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (
     ACCURACY,

@@ -16,11 +16,11 @@ from tests.support.recipes import SECONDS_LONG, recipe_with, write_recipe
 from tests.support.refusals import refused
 from tests.support.serving import serving
 from training.__main__ import main
+from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, export, parity, runtime_of
 from training.export.served import served_network
 from training.model import build, initialise
-from training.posteriors import noise
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
 from training.versions import open_parent
 

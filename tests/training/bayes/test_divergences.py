@@ -14,18 +14,18 @@ from torch.distributions import (
     kl_divergence,
 )
 
-from training.networks.flows import iaf, realnvp
-from training.networks.layers import Slot, Stochastic
-from training.networks.networks import DrawnNetwork, MemberNetwork
-from training.posteriors.base import standard_noise
-from training.posteriors.dropout import MaskPosterior
-from training.posteriors.gaussian import (
+from training.bayes.dropout import MaskPosterior
+from training.bayes.flows import iaf, realnvp
+from training.bayes.gaussian import (
     GaussianPosterior,
     GaussianPrior,
     MatrixNormalPosterior,
     ScaleMixturePrior,
 )
-from training.posteriors.hypernetwork import HypernetworkPosterior, Subspace
+from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
+from training.bayes.layers import Slot, Stochastic
+from training.bayes.posterior import standard_noise
+from training.networks.networks import DrawnNetwork, MemberNetwork
 
 PRIOR_STD, NOISE_STD = 1.5, 0.7
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.networks.layers import product_and_norm
+from training.bayes.layers import product_and_norm
 
 LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
 NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer

@@ -3,18 +3,20 @@ of their input."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from training.networks.flows import Composition, ElementwiseAffine, iaf, realnvp
-from training.networks.layers import Stochastic
-from training.networks.networks import DrawnNetwork
-from training.posteriors.base import METHODS, Method, Posterior, log_normal, standard_noise
+from training.bayes.flows import Composition, ElementwiseAffine, iaf, realnvp
+from training.bayes.layers import Stochastic
+from training.bayes.posterior import METHODS, Method, Posterior, log_normal, standard_noise
 from training.sections import Count, LogStd, Positive, Section
+
+if TYPE_CHECKING:
+    from training.networks.networks import DrawnNetwork
 
 CENTRE_DRAWS = 500
 
@@ -126,7 +128,7 @@ class WeightFlowSection(IAFSection):
 def hypernetwork(
     flow: Callable[..., Composition],
     section: FlowSection,
-    network: DrawnNetwork,
+    network: "DrawnNetwork",
     generator: torch.Generator,
     follows_paths: bool = False,
 ) -> HypernetworkPosterior:
@@ -140,7 +142,7 @@ def hypernetwork(
 
 
 def weight_hypernetwork(
-    section: WeightFlowSection, network: DrawnNetwork, generator: torch.Generator
+    section: WeightFlowSection, network: "DrawnNetwork", generator: torch.Generator
 ) -> HypernetworkPosterior:
     has_couplings = section.flow == "realnvp"  # of iaf scores would take an inverse
     flow = realnvp if has_couplings else iaf

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.networks.layers import product_and_norm
+from training.bayes.layers import product_and_norm
 
 
 def inputs(*batch):

@@ -11,7 +11,7 @@ and each layer.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -19,10 +19,12 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.networks.layers import Slot, Stochastic, WeightLayer
-from training.networks.networks import DrawnNetwork
-from training.posteriors.base import METHODS, Method, Posterior
+from training.bayes.layers import Slot, Stochastic, WeightLayer
+from training.bayes.posterior import METHODS, Method, Posterior
 from training.sections import Section
+
+if TYPE_CHECKING:
+    from training.networks.networks import DrawnNetwork
 
 Structure = Literal["full", "kronecker", "diagonal"]
 CHOICES = ("auto", "marginal-likelihood", "held-out")  # of the prior's standard deviation, by data
@@ -196,7 +198,9 @@ class LaplaceSection(Section):
         raise ValueError("a number above 0, 'auto', 'marginal-likelihood' or 'held-out'")
 
 
-def laplace(section: LaplaceSection, network: DrawnNetwork, _: torch.Generator) -> LaplacePosterior:
+def laplace(
+    section: LaplaceSection, network: "DrawnNetwork", _: torch.Generator
+) -> LaplacePosterior:
     """Return the posterior of a network's drawn layers."""
     names = [slot.name for slot in network.slots]
     if section.structure == "full" and names != [network.output_layer]:

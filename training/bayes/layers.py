@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.networks.selection import Drawable
-
 Convolution = nn.Conv1d | nn.Conv2d
+Drawable = nn.Linear | nn.Conv1d | nn.Conv2d
+DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(frozen=True)

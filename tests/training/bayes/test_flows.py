@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import jacrev, vmap
 
-from training.networks.flows import (
+from training.bayes.flows import (
     Autoregressive,
     Composition,
     Coupling,

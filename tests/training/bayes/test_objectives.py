@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from training.fitting.steps import alpha_objective, geometric_weight
-from training.networks.likelihoods import Categorical
+from training.bayes.likelihoods import Categorical
+from training.bayes.objectives import alpha_objective, geometric_weight
 
 
 def log_likelihoods():

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from model_store.inference.noise import DRAW_INDEX
-from training.posteriors.base import METHODS, Method, Posterior
+from training.bayes.posterior import METHODS, Method, Posterior
 from training.sections import Positive, Section
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from jaxtyping import Float
@@ -11,10 +11,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.networks.layers import Slot, Stochastic
-from training.networks.networks import DrawnNetwork
-from training.posteriors.base import METHODS, Method, Posterior, log_normal
+from training.bayes.layers import Slot, Stochastic
+from training.bayes.posterior import METHODS, Method, Posterior, log_normal
 from training.sections import LogStd, Positive, Section
+
+if TYPE_CHECKING:
+    from training.networks.networks import DrawnNetwork
 
 LEAST_EXPONENT = -20.0
 
@@ -222,7 +224,7 @@ class MixtureSection(Section):
 
 
 def by_backprop(
-    section: GaussianSection | MixtureSection, network: DrawnNetwork, _: torch.Generator
+    section: GaussianSection | MixtureSection, network: "DrawnNetwork", _: torch.Generator
 ) -> GaussianPosterior:
     prior: GaussianPrior | ScaleMixturePrior
     if isinstance(section, GaussianSection):

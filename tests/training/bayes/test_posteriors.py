@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-from training.networks.flows import iaf, realnvp
-from training.posteriors.base import log_normal, standard_noise
-from training.posteriors.hypernetwork import HypernetworkPosterior
+from training.bayes.flows import iaf, realnvp
+from training.bayes.hypernetwork import HypernetworkPosterior
+from training.bayes.posterior import log_normal, standard_noise
 
 
 def posterior(flow, dimension, couplings, prior_std=1.0, log_scale=-0.5, seed=0):

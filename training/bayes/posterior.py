@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
-from training.networks.layers import Stochastic, pairs
+from training.bayes.layers import Stochastic, pairs
 from training.sections import Section
 from training.seeds import hash_key
 

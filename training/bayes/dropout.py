@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from training.networks.layers import Slot, Stochastic
-from training.posteriors.base import METHODS, Method, Posterior
+from training.bayes.layers import Slot, Stochastic
+from training.bayes.posterior import METHODS, Method, Posterior
 from training.sections import Positive, Rate, Section
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from model_store.scores.regression import log_density
+from training.bayes.likelihoods import Categorical, Gaussian, crps
+from training.bayes.objectives import alpha_objective
+from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.early_stopping import with_an_error
-from training.fitting.steps import alpha_objective
 from training.model import build, initialise
-from training.networks.likelihoods import Categorical, Gaussian, crps
-from training.posteriors import noise
 from training.recipe import Recipe
 
 ROWS, INPUTS = 20, 5

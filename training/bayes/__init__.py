@@ -1,0 +1,1 @@
+"""The mathematics: layers, flows, posteriors, likelihoods and objectives."""
