@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import (
+    MEASURES,
+    OF_FITS,
     Column,
     Measured,
     Results,
@@ -98,6 +100,7 @@ PRUNING = Target(
         "model's. Kept weights are fewer than the share says where units lead nowhere. "
         "`wide-*`: of `bbb-mixture-wide-400`, two layers of 400 units."
     ),
+    module=__name__,
     rows={
         f"{kind}{percent}": partial(measure, changes, percent)
         for kind, changes in FITS.items()
@@ -123,7 +126,7 @@ PRUNING = Target(
         "[2.4 % with all, and without 75 %](../convergence.md#mnist-600-epochs-of-bayes-by-"
         "backprop). No command makes these fits."
     ),
-    publishes=True,
+    code=(*OF_FITS, "training/export", "training/publishing", MEASURES),
 )
 
 TARGETS = (PRUNING,)

@@ -2,7 +2,7 @@
 
 Both have one layout (model_store/README.md), of paths with slashes below a root. `Storage` is all
 that differs: `model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
-tests/model_store/artifacts/test_store.py holds both to the same properties.
+tests/model_store/artifacts/test_storage.py holds both to the same properties.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Security rules of docs/security.md that no other test proves."""
+"""Security rules that no other test covers."""
 
 import ast
 import json
