@@ -1,60 +1,86 @@
-"""Errors of the domain. They know nothing of HTTP; `service.api.problems` maps each to a status.
+"""Errors of the domain. Each class has the HTTP status and the code that the service answers with.
 
 DubitoError
-├── InvalidInput          a value that a person gave: the field, what was expected, what came
-├── Conflict              a value that goes against one that was accepted before
+├── FieldError            a field with a wrong value: the field, what was expected, what came
+│   ├── InvalidInput      a value that cannot be used
+│   ├── Conflict          a value that contradicts an earlier one
+│   └── NotFound          no such model, version or alias (also a StoreError)
 ├── StoreError
-│   ├── NotFound          no such model, version or alias
 │   ├── BrokenArtifact    a version that must not be served: the file and what is wrong with it
-│   ├── UnsupportedFormat a version written in a format that this reader does not know
+│   ├── UnsupportedFormat a version written in an unknown format
 │   └── StoreUnreachable  a bucket that cannot be reached, or refuses
-├── OutOfMemory           a model whose graphs take more memory than they may for these rows
-├── OverQuota             files of one owner's jobs take more than they may
+├── OutOfMemory           the graphs take too much memory for these rows
+├── OverQuota             one owner's job files take too much space
 └── StateUnusable         jobs and labels cannot be read or written
     └── NoSpace           the disk is full
+
+`service/errors.py` has the errors of requests. The page of problems shows each class that has a
+`code`: the first paragraph of its docstring is the meaning.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-MOST_ERRORS = 10  # that are told of at once
+MOST_ERRORS = 10  # reported at once
 
 
 class DubitoError(Exception):
-    """Any error that Dubito raises on purpose; its text is fit to be shown to a user."""
+    """An error that Dubito did not expect.
+
+    Its text is fit to be shown to a user.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "unexpected"
+    remedy: ClassVar[str] = "look for `X-Request-ID` in the log"
+    field: str | None = None  # the wrong field of a request
 
 
-class InvalidInput(DubitoError):
-    """A value that cannot be used. The text names the field, what was expected and what came."""
+class FieldError(DubitoError):
+    """A field with a wrong value. The text names the field, what was expected and what came."""
+
+    field: str
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         super().__init__(f"{field}: expected {expected}, got {got}")
         self.field = field
         self.expected = expected
         self.got = got
-        self.others: Sequence[InvalidInput] = ()  # that were found with it
+
+
+class InvalidInput(FieldError):
+    """A field has a wrong value."""
+
+    status, code, remedy = 422, "invalid_input", "correct the fields in `errors`"
+    others: Sequence["InvalidInput"] = ()  # more wrong fields of the same request
 
     def renamed(self, rename: Callable[[str], str]) -> "InvalidInput":
-        """Return the same error, and those found with it, of fields by other names."""
+        """Return the same errors with other field names."""
         errors = (self, *self.others)
         return all_of([InvalidInput(rename(e.field), e.expected, e.got) for e in errors])
 
 
-class Conflict(DubitoError):
-    """A value that goes against one that was accepted before."""
+class Conflict(FieldError):
+    """A label contradicts one that was kept."""
+
+    status, code, remedy = 409, "conflict", "send it with `replace`"
 
 
 class StoreError(DubitoError):
-    """Something about the model store or one of its artifacts."""
+    """Something is wrong with the model store or one of its artifacts."""
 
 
-class NotFound(StoreError):
-    """No model, version or alias of that name."""
+class NotFound(FieldError, StoreError):
+    """No such model, version, job, file or path."""
+
+    status, code, remedy = 404, "not_found", "`GET /models`"
 
 
 class BrokenArtifact(StoreError):
-    """A version whose files are missing, truncated, changed or not what the manifest says."""
+    """The files of a version are missing, damaged or do not match the manifest."""
+
+    status, code, remedy = 503, "broken_artifact", "publish it again"
 
     def __init__(self, name: str, version: str, file: str, reason: str) -> None:
         super().__init__(f"model {name} version {version}: {file}: {reason}")
@@ -63,11 +89,15 @@ class BrokenArtifact(StoreError):
 
 
 class UnsupportedFormat(StoreError):
-    """A version whose `format_version` this reader does not know."""
+    """A version has an unknown `format_version`."""
+
+    status, code, remedy = 503, "unsupported_format", "update the service"
 
 
 class StoreUnreachable(StoreError):
-    """A bucket that cannot be reached, or, if `is_refused`, that refuses what it is asked."""
+    """The store's bucket cannot be reached, or refuses the request."""
+
+    status, code, remedy = 503, "store_unreachable", "try again"
 
     def __init__(self, text: str, is_refused: bool = False) -> None:
         super().__init__(text)
@@ -75,31 +105,40 @@ class StoreUnreachable(StoreError):
 
 
 class OutOfMemory(DubitoError, MemoryError):
-    """A model whose graphs take more memory than they may for these rows."""
+    """The model takes more memory for these rows than allowed."""
+
+    status, code = 503, "out_of_memory"
+    remedy = "send another number of rows, or raise `DUBITO_TRIAL_BYTES`"
 
     def __init__(self) -> None:
         super().__init__(
-            "the model: expected graphs that predict in the memory that they may take "
-            "(DUBITO_TRIAL_BYTES), got one that wants more for this number of rows"
+            "the model: expected graphs that predict within their memory limit "
+            "(DUBITO_TRIAL_BYTES), got one that needs more for this number of rows"
         )
 
 
 class OverQuota(DubitoError):
-    """Files of one owner's jobs that take more bytes than they may."""
+    """The job files of one key take too much space."""
 
-    def __init__(self, most: int, got: int) -> None:
+    status, code, remedy = 507, "over_quota", "delete jobs"
+
+    def __init__(self, max_bytes: int, size_bytes: int) -> None:
         super().__init__(
-            f"jobs: expected files of at most {most} bytes for all jobs of one key "
-            f"(DUBITO_MAX_JOB_BYTES), got {got} (DELETE /jobs/{{job}} frees those of a result)"
+            f"jobs: expected up to {max_bytes} bytes of files for all jobs of one key "
+            f"(DUBITO_MAX_JOB_BYTES), got {size_bytes} (DELETE /jobs/{{job}} deletes a result)"
         )
 
 
 class StateUnusable(DubitoError):
-    """The service's state, jobs and labels, that cannot be read or written."""
+    """Jobs and labels cannot be read or written."""
+
+    status, code, remedy = 503, "state_unusable", "see the log"
 
 
 class NoSpace(StateUnusable):
-    """No space is left for it."""
+    """The disk is full."""
+
+    status, code, remedy = 507, "no_space", "free some space"
 
 
 def one_line(error: Exception) -> str:

@@ -182,7 +182,7 @@ class Shortcut:
         try:
             response = await scope["route"].endpoint(request, **parameters)
         except DubitoError as error:
-            response = problems.domain_error(request, error)
+            response = problems.error_response(scope, error)
         await response(scope, receive, send)
 
     def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:

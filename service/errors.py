@@ -1,67 +1,122 @@
-"""Errors of the service. They know nothing of HTTP; `service.api.problems` maps each to a status.
+"""Errors of requests. `model_store/errors.py` begins the tree, `service/api/problems.py` answers.
 
 DubitoError
 ├── RequestError
-│   ├── InUse, NotDone, TooLarge, Unsupported, NotAcceptable, NotReady
-│   └── Overloaded, PastDeadline
+│   ├── NotReady, Overloaded, PastDeadline
+│   └── (also a FieldError) Unauthorized, Forbidden (WrongHost), MethodNotAllowed, NotAcceptable,
+│       Unsupported, InUse, NotDone, TooLarge
 └── StoreError
     └── TooLargeToLoad
 """
 
-from model_store.errors import DubitoError, StoreError
+from collections.abc import Mapping
+
+from model_store.errors import DubitoError, FieldError, StoreError
 
 
 class RequestError(DubitoError):
     """A request that cannot be answered."""
 
-
-class InUse(RequestError):
-    """A version that is served cannot be unloaded or deleted."""
+    headers: Mapping[str, str] = {}  # of the answer
 
 
-class NotDone(RequestError):
-    """A job has no result, or not yet."""
+class Unauthorized(RequestError, FieldError):
+    """A valid key is needed."""
+
+    status, code, remedy = 401, "unauthorized", "send one"
+
+    def __init__(self, realm: str) -> None:
+        expected = "one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
+        super().__init__("key", expected, "none, an unknown one or one that has expired")
+        self.headers = {"WWW-Authenticate": realm}
 
 
-class TooLarge(RequestError):
-    """A body, or rows x draws, are beyond a limit."""
+class Forbidden(RequestError, FieldError):
+    """The key lacks the scope that `detail` names, or another site's page sent the request (421: it
+    came by a name that `DUBITO_HOSTS` does not have)."""
+
+    status, code, remedy = 403, "forbidden", "use a key with that scope"
 
 
-class Unsupported(RequestError):
-    """The service does not read this media type or encoding."""
+class WrongHost(Forbidden):
+    status = 421
 
 
-class NotAcceptable(RequestError):
-    """The client takes no media type that the service could answer with."""
+class MethodNotAllowed(RequestError, FieldError):
+    """The path takes another method."""
+
+    status, code, remedy = 405, "method_not_allowed", "use one named in `Allow`"
+
+    def __init__(self, allowed: str, method: str) -> None:
+        super().__init__("method", allowed, method)
+        self.headers = {"Allow": allowed}
+
+
+class NotAcceptable(RequestError, FieldError):
+    """`Accept` names no media type that the answer could have."""
+
+    status, code, remedy = 406, "not_acceptable", "name `application/json`, or none"
 
     def __init__(self, *media_types: str) -> None:
-        super().__init__(f"Accept: expected {' or '.join(media_types)} among them, got others")
+        super().__init__("Accept", f"{' or '.join(media_types)} among them", "others")
 
 
-class NotReady(RequestError):
-    """There is no model to predict with yet."""
+class InUse(RequestError, FieldError):
+    """A version that is served cannot be unloaded."""
+
+    status, code, remedy = 409, "in_use", "move the alias first"
+
+
+class NotDone(RequestError, FieldError):
+    """A job is not over, or the request cannot be carried out here."""
+
+    status, code, remedy = 409, "not_done", "see `detail`"
+
+
+class TooLarge(RequestError, FieldError):
+    """More than a limit allows."""
+
+    status, code, remedy = 413, "too_large", "send less at once, or raise the limit"
+
+
+class Unsupported(RequestError, FieldError):
+    """A media type or an encoding that the service does not read."""
+
+    status, code, remedy = 415, "unsupported", "send JSON, npy or a form"
 
 
 class Overloaded(RequestError):
-    """More work is waiting than the service accepts."""
+    """Too much work is waiting, and the client has its share of it."""
+
+    status, code, remedy = 429, "overloaded", "try again after `Retry-After` seconds"
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(f"the service is overloaded; try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
+        self.headers = {"Retry-After": str(retry_after_s)}
 
 
-class PastDeadline(RequestError):
-    """The answer took longer than the request or the service allows."""
+class NotReady(RequestError):
+    """There is nothing to predict with yet."""
 
-    def __init__(self) -> None:
-        super().__init__("the answer did not come before the request's deadline")
+    status, code, remedy = 503, "not_ready", "publish a model, or wait"
 
 
 class TooLargeToLoad(StoreError):
-    """A version alone takes more memory than all models may."""
+    """A version takes more memory than all models may."""
 
-    def __init__(self, name: str, version: str, needed: int, most: int) -> None:
+    status, code, remedy = 503, "too_large_to_load", "raise the limit"
+
+    def __init__(self, name: str, version: str, needed: int, max_bytes: int) -> None:
         super().__init__(
-            f"model {name} version {version}: expected at most {most} bytes in memory "
+            f"model {name} version {version}: expected at most {max_bytes} bytes in memory "
             f"(DUBITO_MAX_MODEL_BYTES), got about {needed}"
         )
+
+
+class PastDeadline(RequestError):
+    """No answer by the deadline."""
+
+    status, code, remedy = 504, "past_deadline", "send less work, or a later deadline"
+
+    def __init__(self) -> None:
+        super().__init__("the answer did not come before the request's deadline")

@@ -35,6 +35,7 @@ from service.api.answers import (
     StudioWebhookAnswer,
 )
 from service.api.labels import OBJECT_BYTES, keep_labels
+from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers
 from service.api.options import num_samples_of, validate
 from service.api.predictions import scores_in_units
@@ -46,7 +47,6 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job
-from service.error_forms import JSON
 from service.errors import PastDeadline, TooLarge
 from service.models.models import Served
 
@@ -99,7 +99,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     if not isinstance(tasks, list) or not tasks:
         raise InvalidInput("tasks", "an array of tasks", "something else, or none")
     if len(tasks) > settings.max_rows:
-        raise TooLarge(f"tasks: expected at most {settings.max_rows}, got {len(tasks)}")
+        raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
     rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
     encoding = served.model.encoding_draws

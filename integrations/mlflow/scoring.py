@@ -18,9 +18,11 @@ from model_store.errors import InvalidInput, kind_of
 from service import VERSION
 from service.api.health import refuse_unready
 from service.api.json_blocks import JsonRows, take_apart
+from service.api.media_types import JSON
 from service.api.options import envelope_of, fields_of
 from service.api.pool_files import open_file
 from service.api.predict import ToPredict, predict, run_reading
+from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
     SMALL_JSON_BYTES,
     came,
@@ -35,7 +37,6 @@ from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.call import Call
 from service.context import Context, context_of
-from service.error_forms import JSON
 from service.errors import Unsupported
 
 CSV = "text/csv"
@@ -46,6 +47,27 @@ ITEM_BYTES = dict.fromkeys(",[{:", 60)  # of an item of JSON, in memory
 NANS_AT_ONCE = 4096
 # Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
 _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
+
+CODES = {
+    400: "BAD_REQUEST",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    405: "BAD_REQUEST",
+    413: "BAD_REQUEST",
+    415: "BAD_REQUEST",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+PATHS = {"/invocations", "/ping", "/version"}
+
+
+def _error(status: int, detail: str) -> dict[str, str]:
+    code = CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
+    return {"error_code": code, "message": detail}
+
+
+register_error_form(ErrorForm(PATHS.__contains__, _error))
 
 router = APIRouter(include_in_schema=False)
 
@@ -78,7 +100,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
     if media_type == CSV:
         return await _read_csv(context, call)
     if media_type != JSON:
-        raise Unsupported(f"Content-Type: expected {JSON} or {CSV}, got {came(call.request)}")
+        raise Unsupported("Content-Type", f"{JSON} or {CSV}", came(call.request))
     body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
     work = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)

@@ -91,8 +91,7 @@ def read_infer(
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         raise TooLarge(
-            f"body: expected at most {max_json} bytes of JSON, got more; tensors may follow it as "
-            "bytes"
+            "body", f"at most {max_json} bytes of JSON", "more; tensors may follow it as bytes"
         )
     content = _large(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
     if not content.keys() <= FIELDS:
@@ -143,7 +142,7 @@ def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tens
         expected = "an array of at least one tensor"
         raise InvalidInput(where, expected, "none" if not given else kind_of(given))
     if len(given) > MAX_TENSORS:
-        raise TooLarge(f"{where}: expected at most {MAX_TENSORS} tensors, got {len(given)}")
+        raise TooLarge(where, f"at most {MAX_TENSORS} tensors", str(len(given)))
     call.reservation.acquire(TENSOR_BYTES * len(given))
     tensors = []
     for n, item in enumerate(given):

@@ -26,13 +26,14 @@ from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION
 from service.api.health import refuse_unready
+from service.api.media_types import JSON
 from service.api.options import envelope_of
 from service.api.predict import ToPredict, predict, run_reading
+from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import body_parts, header, parse_json, read_body
 from service.api.responses import json_response, response
 from service.call import Call
 from service.context import Context, context_of
-from service.error_forms import JSON
 from service.errors import NotReady, TooLarge, Unsupported
 from service.models.models import Models
 
@@ -41,6 +42,12 @@ BINARY = "application/octet-stream"
 MAX_INDEX_BYTES = 64 << 10
 WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
 INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
+
+register_error_form(
+    ErrorForm(
+        lambda path: path == "/v2" or path.startswith("/v2/"), lambda _, detail: {"error": detail}
+    )
+)
 
 router = APIRouter(prefix="/v2", include_in_schema=False)
 
@@ -130,7 +137,7 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
     if coding == "identity":
         return await read_body(call, limit, limit)
     if coding not in WINDOWS:
-        raise Unsupported(f"Content-Encoding: expected none, {' or '.join(WINDOWS)}, got another")
+        raise Unsupported("Content-Encoding", f"none, {' or '.join(WINDOWS)}", "another")
     wrong = InvalidInput(
         "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
     )
@@ -146,7 +153,7 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
                 raise wrong from None
             call.reservation.release(INFLATED_AT_ONCE - len(inflated))
             if len(body) + len(inflated) > limit:
-                raise TooLarge(f"body: expected at most {limit} bytes once inflated, got more")
+                raise TooLarge("body", f"at most {limit} bytes once inflated", "more")
             body += inflated
             if inflater.unused_data:
                 raise wrong

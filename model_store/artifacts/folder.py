@@ -95,7 +95,7 @@ class Folder(Storage):
         name, *_ = path.split("/")
         self.folder(name)
         if (self.root / path).parent.is_symlink():
-            raise NotFound(f"version: expected one of model {name}, got a symbolic link")
+            raise NotFound("version", f"one of model {name}", "a symbolic link")
         return read_regular(self.root / path, limit)
 
     def has(self, path: str) -> bool:
@@ -220,7 +220,7 @@ class Folder(Storage):
         check_is_known_name(name)
         folder = self.root / name
         if folder.is_symlink():
-            raise NotFound(f"model: {name} is a symbolic link, which the store does not follow")
+            raise NotFound("model", "a folder", f"{name}, a symbolic link, which the store skips")
         return folder
 
 

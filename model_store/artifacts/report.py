@@ -43,7 +43,7 @@ class EvaluationReport:
 
     def read(self, file: str) -> bytes:
         if file not in self.files:
-            raise NotFound(f"file: expected one of {list(self.files)}, got another")
+            raise NotFound("file", f"one of {list(self.files)}", "another")
         return _read(self.store, self.path, file)
 
 
@@ -62,7 +62,7 @@ def publish_report(
     with store.storage.writing(name):
         if version not in store.versions(name):
             known = store.versions(name)
-            raise NotFound(f"version: expected one of {known} of model {name}, got {version!r}")
+            raise NotFound("version", f"one of {known} of model {name}", repr(version))
         while True:  # until no other writer has the number
             earlier = store.storage.reports(name, version)
             number = store.storage.last_number(parent) + 1
@@ -77,7 +77,7 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
     """Return the report of a version (a number), or None where there is none."""
     if version not in store.versions(name):
         known = store.versions(name)
-        raise NotFound(f"version: expected one of {known} of model {name}, got another")
+        raise NotFound("version", f"one of {known} of model {name}", "another")
     while numbers := sorted(store.storage.reports(name, version)):
         path = f"{_parent(name, version)}/{numbers[-1]}"
         try:
@@ -112,9 +112,7 @@ def _read(store: ModelStore, path: str, file: str) -> bytes:
     try:
         content = store.storage.read(f"{path}/{file}", MAX_FILE_BYTES)
     except OSError:
-        raise NotFound(
-            f"file: expected {file} of an evaluation report, which is gone or cannot be read"
-        ) from None
+        raise NotFound("file", f"{file} of an evaluation report", "none that can be read") from None
     if len(content) > MAX_FILE_BYTES:
-        raise NotFound(f"file: expected at most {MAX_FILE_BYTES} bytes in {file}, got more")
+        raise NotFound("file", f"at most {MAX_FILE_BYTES} bytes in {file}", "more")
     return content

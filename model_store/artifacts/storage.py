@@ -186,7 +186,7 @@ def is_version(text: str) -> bool:
 
 def check_is_known_name(name: str) -> None:
     if not is_name(name):
-        raise NotFound(f"model: expected a name matching {NAME_PATTERN}, got {name[:80]!r}")
+        raise NotFound("model", f"a name matching {NAME_PATTERN}", repr(name[:80]))
 
 
 def check_is_new_name(name: str) -> None:

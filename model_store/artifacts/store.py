@@ -109,14 +109,14 @@ class ModelStore:
         """
         versions = self.versions(name)
         if not versions:
-            raise NotFound(f"model: expected one of {self.names()}, got {name!r}")
+            raise NotFound("model", f"one of {self.names()}", repr(name))
         if version in versions:
             return version
         aliases = self.aliases(name)
         if version in aliases:
             return aliases[version]
         known = [*versions, *sorted(aliases)]
-        raise NotFound(f"version: expected one of {known} of model {name}, got {version!r}")
+        raise NotFound("version", f"one of {known} of model {name}", repr(version))
 
     def manifest(self, name: str, version: str) -> Manifest:
         """Return the manifest of a version (a number). The files that it lists are not verified.
@@ -130,7 +130,7 @@ class ModelStore:
         check_is_known_name(name)
         if not is_version(version):
             got = repr(version[:80])
-            raise NotFound(f"version: expected a version number of model {name}, got {got}")
+            raise NotFound("version", f"a version number of model {name}", got)
 
         def broken(reason: str) -> BrokenArtifact:
             return BrokenArtifact(name, version, MANIFEST, reason)
@@ -299,7 +299,7 @@ class ModelStore:
             aliases = self.aliases(name)
             if alias not in aliases:
                 known = sorted(aliases)
-                raise NotFound(f"alias: expected one of {known} of model {name}, got {alias!r}")
+                raise NotFound("alias", f"one of {known} of model {name}", repr(alias))
             self.storage.drop_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:

@@ -141,7 +141,7 @@ class Jobs:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
             raise NotFound(
-                "job: expected the id of one that you asked for and that is still kept, got another"
+                "job", "the id of one that you asked for and that is still kept", "another"
             )
         return _job(row)
 

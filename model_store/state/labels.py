@@ -224,7 +224,7 @@ def _accept(
         raise InvalidInput(f"{field}.id", expected, "one that was not, and no `input`")
     if known_row is not None and row is not None and row != known_row:
         expected = "the row that this id was first used for"
-        raise Conflict(f"{field}.input: expected {expected}, got another")
+        raise Conflict(f"{field}.input", expected, "another")
     value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
     if there is None:
         connection.execute(
@@ -240,7 +240,7 @@ def _accept(
         return "known"
     if not replace:
         expected = 'the label that this id has, or "replace": true'
-        raise Conflict(f"{field}: expected {expected}, got another label")
+        raise Conflict(field, expected, "another label")
     connection.execute(
         "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*place, there["label"], there["target"], there["key"], there["time"], now),

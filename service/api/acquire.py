@@ -14,6 +14,7 @@ from model_store.sources.columns import unknown_categories
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, keep_acquired, row_format
+from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, request_body
 from service.api.options import num_samples_of
 from service.api.pool_files import open_rows_file
@@ -40,7 +41,6 @@ from service.engine.pool_ranking import (
     control_said,
     set_aside,
 )
-from service.error_forms import JSON
 from service.models.reservoir import fresh_seed
 
 ID_BYTES = 200  # of a row's name while a pool is ranked

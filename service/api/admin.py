@@ -67,9 +67,7 @@ async def post_promote(request: Request, name: str, version: str) -> Response:
         await context.threads.files(move)
     except OSError as error:
         expected = "a store that the service may write to"
-        raise NotDone(
-            f"{LATEST}: expected {expected}, got one it may not: {error.strerror}"
-        ) from None
+        raise NotDone(LATEST, expected, f"one it may not: {error.strerror}") from None
     await _refresh(context)
     content = {"model": served.name, "version": served.version}
     return json_response(content | {"before": None if before is None else before.version})
@@ -97,12 +95,12 @@ async def post_candidate(request: Request, name: str) -> Response:
     name, owner = context.models.name(name), owner_of(request.scope)
     latest = context.models.latest(name)
     if latest is None:
-        raise NotFound(f"version: expected one of {name} that is served, got none")
+        raise NotFound("version", f"one of {name} that is served", "none")
     if not can_fit():
         expected = (
-            f"training to be installed where the service runs (`{command(name)}` fits it there"
+            f"training to be installed where the service runs (`{command(name)}` fits it there)"
         )
-        raise NotDone(f"candidate: {expected}), got none")
+        raise NotDone("candidate", expected, "none")
 
     def begin() -> dict[str, Any]:
         jobs = Jobs(context.state)

@@ -22,12 +22,12 @@ from model_store.artifacts.manifest import (
     column_width,
 )
 from model_store.conformal.calibration import DEFAULT_FPR
+from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, query_of
 from service.api.requests import query_fields
 from service.api.responses import json_response
 from service.api.schemas import EXAMPLE_ROW, ExamplesAnswer, ModelRequest
 from service.context import context_of
-from service.error_forms import JSON
 from service.models.models import Served
 
 MOST_ROWS = 32

@@ -8,10 +8,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import InvalidInput
-from service.api.problems import domain_error
+from service.api.media_types import JSON
+from service.api.problems import error_response, other_form
 from service.api.requests import accepts, header
 from service.call import prefix_of
-from service.error_forms import JSON, is_of_others
 from service.errors import NotAcceptable
 
 READING = {"GET", "HEAD"}
@@ -97,6 +97,6 @@ def _is_known(etag: str | None, known: str) -> bool:
 def _refusal(scope: Scope, media_type: str) -> Response | None:
     """Return 406 where a client takes no answer of a media type; other protocols know none."""
     request = Request(scope)
-    if is_of_others(scope["path"]) or accepts(header(request, b"accept"), media_type):
+    if other_form(scope["path"]) is not None or accepts(header(request, b"accept"), media_type):
         return None
-    return domain_error(request, NotAcceptable(media_type))
+    return error_response(scope, NotAcceptable(media_type))

@@ -26,6 +26,7 @@ from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service.api.acquire import find_names, select_rows
 from service.api.idempotency import repeatable
+from service.api.media_types import JSON
 from service.api.openapi import BINARY, ERRORS, answers, query_of, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import open_rows_file
@@ -55,7 +56,6 @@ from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobR
 from service.call import Call, prefix_of
 from service.context import Context, context_of
 from service.engine.pool_ranking import check_keeping
-from service.error_forms import JSON
 from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -132,12 +132,12 @@ async def get_job_result(request: Request, job: str) -> Response:
     found = await _find(request, job)
     if found.state != "done":
         why = f": {found.outcome}" if found.state == "failed" else ""
-        raise NotDone(f"job: expected one that is done, got one that is {found.state}{why}")
+        raise NotDone("job", "one that is done", f"one that is {found.state}{why}")
     with may_be_damaged(f"job {found.id}"):
         path = Jobs(context_of(request).state).folder / found.id / found.outcome
         media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
-        raise NotFound("job: expected one whose result is kept, got one whose file is lost")
+        raise NotFound("job", "one whose result is kept", "one whose file is lost")
     return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
 
 
@@ -158,7 +158,7 @@ async def delete_job(request: Request, job: str) -> Response:
     found = await _find(request, job)
     if not found.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
-        raise NotDone(f"job: expected {expected}, got one {found.state}")
+        raise NotDone("job", expected, f"one {found.state}")
     await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
     return _answer(request, found)
 
@@ -204,7 +204,7 @@ async def _queue(
     work = count_rows(rows) * num_samples
     if work > settings.max_job_row_draws:
         most = settings.max_job_row_draws
-        raise TooLarge(f"rows x num_samples: expected at most {most} of a job, got {work}")
+        raise TooLarge("rows x num_samples", f"at most {most} of a job", str(work))
     names = await find_names(context, call, envelope, rows)
     client = owner or str(call.client)
 

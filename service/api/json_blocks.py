@@ -122,7 +122,7 @@ def _find_blocks(
         position = _item_end(body, position, f"{field}.{count}")
         count += 1
         if count > max_rows:
-            raise TooLarge(f"{field}: expected at most {max_rows} rows, got more")
+            raise TooLarge(field, f"at most {max_rows} rows", "more")
         mark = body[position : position + 1]
         if mark not in (b",", b"]"):
             raise not_json("unexpected character, expected ',' or ']'")
@@ -147,8 +147,7 @@ def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
     end = found.end()
     if len(body) > last and (end == last or body[end : end + 1] not in (b",", b"]", b"}")):
         raise TooLarge(
-            f"{field[:80]}: expected at most {MOST_ITEM_BYTES} bytes of JSON, got more or no end "
-            "of it"
+            field[:80], f"at most {MOST_ITEM_BYTES} bytes of JSON", "more or no end of it"
         )
     if body[end : end + 1] in (b"[", b"{"):
         nested = f"at most {NESTED} in one another in {field[:80]}"

@@ -27,6 +27,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service.api.idempotency import repeatable
+from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, json_body, query_of
 from service.api.options import validate
 from service.api.requests import parse_json, query_fields, read_body, refuse_but_json
@@ -46,7 +47,6 @@ from service.api.schemas import (
 from service.auth.keys import key_name
 from service.call import Call
 from service.context import Context, context_of
-from service.error_forms import JSON
 from service.errors import TooLarge
 from service.models.models import Served
 
@@ -84,7 +84,7 @@ async def _keep(
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, most = len(envelope.labels), context.settings.max_rows
     if count > most:
-        raise TooLarge(f"labels: expected at most {most}, got {count}")
+        raise TooLarge("labels", f"at most {most}", str(count))
     served = await context.find_model(call, Envelope(model=envelope.model))
     key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
     work = partial(

@@ -14,13 +14,13 @@ from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
 from model_store.errors import NotFound, StoreError
 from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
+from service.api.media_types import JSON
 from service.api.openapi import BINARY, answers, query_of
 from service.api.requests import query_fields
 from service.api.responses import json_response
 from service.api.schemas import ModelsQuery
 from service.call import prefix_of
 from service.context import context_of
-from service.error_forms import JSON
 from service.models.drift import drift_content
 from service.models.models import Models
 
@@ -213,7 +213,5 @@ def report_file(models: Models, name: str, version: str, file: str) -> tuple[byt
     found = evaluation_report(models.store, name, number)
     if found is None:
         how = f"run `dubito evaluate {name}:{number}`"
-        raise NotFound(
-            f"evidence: expected a report of model {name} version {number}, got none: {how}"
-        )
+        raise NotFound("evidence", f"a report of model {name} version {number}", f"none: {how}")
     return found.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)

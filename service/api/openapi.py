@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.schemas import (
     AcquireRequest,
@@ -19,7 +20,6 @@ from service.api.schemas import (
     RequestModel,
 )
 from service.auth.keys import Keys
-from service.error_forms import JSON, PROBLEM_JSON
 
 # The others follow from the routes' `responses`
 NAMED = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)

@@ -89,13 +89,13 @@ def refuse_large_answers(
     model, most = served.model, settings.max_answer_numbers
     numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > most:
-        raise TooLarge(f"return_samples: expected at most {most} numbers to return, got {numbers}")
+        raise TooLarge("return_samples", f"at most {most} numbers to return", str(numbers))
     if envelope.explain:
         most_rows, numbers = settings.max_explained_rows, rows * model.row_size
         if rows > most_rows:
-            raise TooLarge(f"explain: expected at most {most_rows} rows to explain, got {rows}")
+            raise TooLarge("explain", f"at most {most_rows} rows to explain", str(rows))
         if numbers > most:
-            raise TooLarge(f"explain: expected at most {most} numbers of maps, got {numbers}")
+            raise TooLarge("explain", f"at most {most} numbers of maps", str(numbers))
 
 
 def decision_options(

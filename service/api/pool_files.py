@@ -51,9 +51,7 @@ async def post_preview(request: Request) -> Response:
     body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
-        raise Unsupported(
-            f"Content-Type: expected one of {', '.join(ENDINGS)}, got {came(request)}"
-        )
+        raise Unsupported("Content-Type", f"one of {', '.join(ENDINGS)}", came(request))
     asked = query_fields(request, PreviewRequest)
     served = await context.find_model(call, asked)
     pool = await open_file(context, call, body, served, "pool", asked.encoded, ending)

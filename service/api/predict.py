@@ -22,6 +22,7 @@ from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.explanations import Explained, explanation_bytes
+from service.api.media_types import JSON
 from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, answers, request_body
 from service.api.options import (
     decision_options,
@@ -59,7 +60,6 @@ from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
 from service.engine.jobs import Job, Predicted
-from service.error_forms import JSON
 from service.models.models import Served
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ async def predict(
     """Predict a request's rows and return the answer in parts; `as_arrays` takes less memory.
 
     Raises:
-        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
+        InvalidInput, TooLarge, Overloaded, PastDeadline: with statuses as in `docs/problems.md`.
         ClientDisconnect: if the client hangs up.
     """
     settings, call, envelope, served = context.settings, asked.call, asked.envelope, asked.served

@@ -24,13 +24,13 @@ from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service.api.json_blocks import JsonRows, not_json, take_apart
+from service.api.media_types import JSON
 from service.api.options import validate
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope, RequestModel
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
-from service.error_forms import JSON
 from service.errors import NotAcceptable, TooLarge, Unsupported
 from service.models.models import Served
 
@@ -120,7 +120,7 @@ def answer_type(request: Request, *media_types: str) -> str:
 def refuse_but_json(request: Request) -> None:
     """Raise Unsupported where a body is not said to be JSON: pages of others may send such."""
     if request_media_type(request) != JSON:
-        raise Unsupported(f"Content-Type: expected {JSON}, got {came(request)}")
+        raise Unsupported("Content-Type", JSON, came(request))
 
 
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
@@ -144,10 +144,10 @@ async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearra
     """
     request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
-        raise Unsupported("Content-Encoding: expected none, got an encoded body")
+        raise Unsupported("Content-Encoding", "none", "an encoded body")
     if request_media_type(request) == JSON:
         limit = min(limit, json_limit)
-    too_large = TooLarge(f"body: expected at most {limit} bytes, got more")
+    too_large = TooLarge("body", f"at most {limit} bytes", "more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
     body: bytes | bytearray = b""
@@ -210,7 +210,7 @@ def refuse_none_or_many(field: str, rows: int, most: int, otherwise: str = "") -
     if rows == 0:
         raise InvalidInput(field, "at least one row", "none")
     if rows > most:
-        raise TooLarge(f"{field}: expected at most {most} rows, got {rows}{otherwise}")
+        raise TooLarge(field, f"at most {most} rows", f"{rows}{otherwise}")
 
 
 def _read(
@@ -243,7 +243,7 @@ def _read(
         return envelope, array
     if media_type != FORM:
         known = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported(f"Content-Type: expected {known} or {FORM}, got {came(call.request)}")
+        raise Unsupported("Content-Type", f"{known} or {FORM}", came(call.request))
     call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
     max_parts = max_rows + MAX_FORM_FIELDS
     others = request.query_params.multi_items()
@@ -325,7 +325,7 @@ def reserve_json(
     counts = _count_marks(body, call.pause)
     nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
     if nested > most:
-        raise TooLarge(f"{field}: expected at most {most} arrays and objects, got {nested}")
+        raise TooLarge(field, f"at most {most} arrays and objects", str(nested))
     size = sum(bytes_of.get(mark, 0) * count for mark, count in counts.items())
     call.reservation.reserve(size, "body")
 
@@ -349,7 +349,7 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
         cost = sum(weight * body.count(mark) for mark, weight in AT_ONCE.items())
     if cost > MOST_AT_ONCE:
         expected = f"at most {MOST_AT_ONCE} marks, of [ and {{ ten each and of : two"
-        raise TooLarge(f"body: expected JSON of {expected}, got {cost}")
+        raise TooLarge("body", f"JSON of {expected}", str(cost))
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -411,7 +411,7 @@ class Form:
 
     def on_part_begin(self) -> None:
         if len(self.parts) == self.max_parts:
-            raise TooLarge(f"body: expected a form of at most {self.max_parts} parts, got more")
+            raise TooLarge("body", f"a form of at most {self.max_parts} parts", "more")
         self.parts.append(FormPart())
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:

@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions
 from model_store.types import Pause
+from service.api.media_types import JSON
 from service.api.predictions import Results
-from service.error_forms import JSON
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
 CLASS_BYTES = 200  # of a class's name in an array

@@ -202,8 +202,8 @@ class _Reader:
         resized = resized_pixels(image, shape, spec, field)
         self.pixels += decoded_pixels(image) + resized
         if self.pixels > self.max_pixels:
-            expected = f"expected images of at most {self.max_pixels} pixels together"
-            raise TooLarge(f"{self.field}: {expected}, got more")
+            expected = f"images of at most {self.max_pixels} pixels together"
+            raise TooLarge(self.field, expected, "more")
         with self.reservation.hold(2 * len(content) + decoding_bytes(image, resized), field):
             return pixels(image, shape, spec, field).astype(np.float32)
 

@@ -5,15 +5,14 @@ import re
 from base64 import b64decode
 from contextlib import suppress
 
-from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.problems import error_response
 from service.auth.keys import LABEL_STUDIO_PREFIX, OWNER, KeyRing, Keys, key_name
 from service.call import record_of
-from service.error_forms import problem
+from service.errors import Forbidden, RequestError, Unauthorized, WrongHost
 from service.server.shares import KEY_NAME
 
-EXPECTED = "key: expected one that is valid here, as Authorization: Bearer KEY or X-API-Key: KEY"
 REALM = 'Bearer realm="dubito"'
 READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
 OF_OWN_PAGES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
@@ -34,19 +33,26 @@ class Door:
         self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (refusal or self.app)(scope, receive, send)
+        try:
+            if scope["type"] == "http":
+                self._check(scope)
+        except RequestError as error:
+            await error_response(scope, error)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _check(self, scope: Scope) -> None:
         keys = self.ring.keys
-        refusal = _page_refusal(scope, self.hosts, self.origins) if keys.api_is_open else None
-        return refusal or (_key_refusal(scope, keys) if keys.names else None)
+        if keys.api_is_open:
+            _refuse_other_pages(scope, self.hosts, self.origins)
+        if keys.names:
+            _check_key(scope, keys)
 
 
-def _page_refusal(
+def _refuse_other_pages(
     scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]
-) -> Response | None:
-    """Return why a request may be that of a page of an origin that has no business here, if it may.
+) -> None:
+    """Raise Forbidden if a request may come from a page of an origin that has no business here.
 
     A browser sends what a page asks of an address here. Where a name of the page's own leads here
     (DNS rebinding), Host tells: such a name has dots. Otherwise Sec-Fetch-Site does, which browsers
@@ -56,26 +62,23 @@ def _page_refusal(
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name = host.rpartition(":")[0] or host
     if hosts is not None and _OF_NO_PAGE.fullmatch(name) is None and name not in hosts:
-        record_of(scope).reason = "forbidden"
-        expected = "an address, a name without dots or one of DUBITO_HOSTS"
-        return problem(scope, 421, "forbidden", f"Host: expected {expected}, got another")
+        raise WrongHost("Host", "an address, a name without dots or one of DUBITO_HOSTS", "another")
     if scope["method"] in READING:
-        return None
+        return
     if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:
-        return None
+        return
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin", b"").decode("latin-1")
     is_own = site in OF_OWN_PAGES if site else origin.partition("://")[2].lower() in ("", host)
-    if is_own and origin != "null":
-        return None
-    record_of(scope).reason = "forbidden"
-    detail = "Origin: expected none, or that of the service's own page, got another page's"
-    return problem(scope, 403, "forbidden", detail)
+    if not is_own or origin == "null":
+        raise Forbidden("Origin", "none, or that of the service's own page", "another page's")
 
 
-def _key_refusal(scope: Scope, keys: Keys) -> Response | None:
-    """Record a request's key, and return why the request is refused, if it is.
+def _check_key(scope: Scope, keys: Keys) -> None:
+    """Record a request's key.
 
-    One answer for keys that are unknown and that have expired: only the log tells them apart.
+    Raises:
+        Unauthorized: if it is not valid. Only the log tells unknown keys from expired ones.
+        Forbidden: if it lacks the scope of the path.
     """
     record = record_of(scope)
     given = _read_key(scope)
@@ -87,17 +90,15 @@ def _key_refusal(scope: Scope, keys: Keys) -> Response | None:
         scope[KEY_NAME], scope[OWNER] = valid.name, valid.digest.hex()
     needed = keys.scope_of(scope["path"])
     if needed is None:
-        return None
+        return
     if valid is None:
         record.reason = "unauthorized" if key is None else "expired_key"
-        detail = f"{EXPECTED}, got none, an unknown one or one that has expired"
-        return problem(scope, 401, "unauthorized", detail, {"WWW-Authenticate": REALM})
+        raise Unauthorized(REALM)
     if needed not in valid.scopes:
-        record.reason = "forbidden"
-        headers = {"WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"'}
-        detail = f"key: expected one with the scope {needed}, got one without"
-        return problem(scope, 403, "forbidden", detail, headers)
-    return None
+        error = Forbidden("key", f"one with the scope {needed}", "one without")
+        challenge = f'{REALM}, error="insufficient_scope", scope="{needed}"'
+        error.headers = {"WWW-Authenticate": challenge}
+        raise error
 
 
 def may_see_names(scope: Scope, keys: Keys) -> bool:

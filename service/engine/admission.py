@@ -72,8 +72,7 @@ class Admission:
         """
         if rows * draws > self.settings.max_row_draws:
             raise TooLarge(
-                f"rows x num_samples: expected at most {self.settings.max_row_draws}, got "
-                f"{rows * draws}"
+                "rows x num_samples", f"at most {self.settings.max_row_draws}", str(rows * draws)
             )
         a_row = draws + encoding
         work = min(rows * a_row, max(at_once, a_row))

@@ -120,7 +120,7 @@ class Models:
         if name is None:
             raise InvalidInput("model", f"one of {names}, since there are several", "none")
         if name not in names:
-            raise NotFound(f"model: expected one of {names}, got {kind_of(name)}")
+            raise NotFound("model", f"one of {names}", kind_of(name))
         return name
 
     def peek(self, name: str | None, version: str = LATEST) -> Served | None:
@@ -171,7 +171,7 @@ class Models:
         except NotFound:  # the store's own text repeats what came
             known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
             expected = f"one of {known} of model {name}"
-            raise NotFound(f"version: expected {expected}, got {kind_of(version)}") from None
+            raise NotFound("version", expected, kind_of(version)) from None
 
     def preflight_of(self, name: str | None, version: str) -> "Future[Failure | None] | None":
         """Return the preflight that must be over before `get` loads what a request means, if any.
@@ -284,7 +284,7 @@ class Models:
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
                 expected = f"one that is published of model {name}"
-                raise NotFound(f"version: expected {expected}, got one that is gone") from None
+                raise NotFound("version", expected, "one that is gone") from None
             with self._lock:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
@@ -333,7 +333,7 @@ class Models:
         number = self._number(name, version)
         if self.serves(name).get(LATEST) == number:
             expected = "one that latest does not serve"
-            raise InUse(f"version: expected {expected}, got the one that it does: {number}")
+            raise InUse("version", expected, f"the one that it does: {number}")
         return number, self._unload(name, number)
 
     def _number(self, name: str, version: str) -> str:

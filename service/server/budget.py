@@ -119,9 +119,7 @@ class Reservation:
 
     def _check(self, total: int, what: str) -> None:
         if total > self.most:
-            raise TooLarge(
-                f"{what}: expected at most {self.most} bytes in memory, got about {total}"
-            )
+            raise TooLarge(what, f"at most {self.most} bytes in memory", f"about {total}")
 
     def _take(self, size: int, total: int) -> None:
         if not self.budget.try_acquire(size, self.client, small=total <= SMALL_BYTES):

@@ -18,10 +18,11 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import h11
+import orjson
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from service.error_forms import error_form, is_of_others
+from service.api.problems import other_form
 from service.server.budget import ByteBudget, Reservation
 from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
@@ -38,7 +39,7 @@ TURN_S = 0.001
 JOIN_BYTES = 64 << 10  # an answer's head and body are written at once up to this size
 EVENTS_AT_ONCE = 250  # of the parser: a body in chunks of a byte lets others have their turn
 REFUSALS = {  # texts for requests that have not come whole, where their protocol has a text
-    400: "body: expected one that is framed as RFC 9112 has it, got another",
+    400: "malformed request framing (RFC 9112)",
     408: "body: expected it whole in time, got a part of it",
     431: "body: expected less than this besides its data, got more",
     500: "an error that Dubito did not expect",
@@ -426,10 +427,11 @@ class HttpConnection(asyncio.Protocol):
         if exchange is None or not exchange.started:
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             content, media_type = b"", b""
-            # clients of others' protocols look for a text
-            if exchange is not None and is_of_others(exchange.scope["path"]):
-                _, content, name = error_form(exchange.scope, status, "", REFUSALS[status])
-                media_type = b"content-type: %s\r\n" % name.encode()
+            # clients of other protocols read a text
+            form = None if exchange is None else other_form(exchange.scope["path"])
+            if form is not None:
+                content = orjson.dumps(form.content(status, REFUSALS[status]))
+                media_type = b"content-type: application/json\r\n"
             length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(content)
             self.write(STATUS_LINES[status] + retry + media_type + length + content)
         if exchange is not None and not exchange.answered:

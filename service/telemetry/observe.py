@@ -11,8 +11,9 @@ from traceback import clear_frames
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from model_store.errors import DubitoError
+from service.api.problems import error_response
 from service.call import PREFIX_KEY, RECORD_KEY, RequestRecord
-from service.error_forms import problem
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracing
@@ -80,7 +81,7 @@ class Observe:
                     "an error that Dubito did not expect; the service's log has it under this "
                     "X-Request-ID"
                 )
-                await problem(scope, 500, "unexpected", detail)(scope, receive, send_with_id)
+                await error_response(scope, DubitoError(detail))(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - record.begun

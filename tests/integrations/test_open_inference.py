@@ -692,7 +692,7 @@ def test_what_the_connection_refuses_has_the_protocol_s_form_too(url):
         answer = connection.ask(head + b"xyz\r\n")
     assert answer.status == 400
     assert answer.headers[b"content-type"] == b"application/json"
-    assert json.loads(answer.body)["error"].startswith("body: expected one that is framed")
+    assert json.loads(answer.body)["error"].startswith("malformed request framing")
     with Connection(port) as connection:
         assert (
             connection.ask(head.replace(b"/v2/models/digits/infer", b"/predict") + b"xyz\r\n").body

@@ -1,0 +1,4 @@
+"""Media types of requests and answers."""
+
+JSON = "application/json"
+PROBLEM_JSON = "application/problem+json"
