@@ -1,41 +1,64 @@
-"""Copies of versions in a folder of this machine, verified when they are made, of bounded size
-together.
+"""Verified copies of a bucket's versions on this machine, with a bound on their total size.
 
-The folder has a store's layout, so that a version in it is opened like any other. Who uses a
-version holds a lock on its folder; what no one holds may be deleted to make room, first what no
-alias names, then what was used longest ago.
+The folder has a store's layout, so that readers open a copy like any other version. A reader locks
+the copy's folder. To make room, unlocked copies are deleted: first those without an alias, then the
+least recently used ones.
 """
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from model_store.artifacts.disk import digest, make_folder, read_regular, write_synced
 from model_store.artifacts.manifest import ENCODER, FileSpec, Manifest
 from model_store.artifacts.objects import Objects
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
-from model_store.artifacts.storage import MANIFEST, Lease, is_name, is_version
+from model_store.artifacts.storage import MANIFEST, Lease, is_name
 from model_store.errors import StoreError
 
-LISTS = ".lists.json"
-MAX_LISTS_BYTES = 1 << 24
+LISTING = ".lists.json"
+MAX_LISTING_BYTES = 1 << 24
 MAX_SEAL_BYTES = 1 << 20
 DRAFT = ".draft-"
 
-Named = Mapping[str, Mapping[str, str]]
+Aliases = Mapping[str, Mapping[str, str]]  # the version of each alias, by model
 
 
-class HeldLease(Lease):
+def _check_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError
+    return text
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+
+
+class SavedListing(BaseModel):
+    """Versions and aliases from the last look at the bucket."""
+
+    versions: dict[Name, list[Annotated[int, Field(ge=1)]]]
+    aliases: dict[Name, dict[str, str]]
+
+
+class Copy(NamedTuple):
+    last_used: int  # nanoseconds
+    size: int  # bytes
+    folder: Path
+
+
+class CopyLease(Lease):
     """A copy that is not deleted while its folder is locked."""
 
     def __init__(self, root: Path, folder: Path, delete: Callable[[], None]) -> None:
-        """Lock a copy; raises FileNotFoundError if there is none (any more)."""
+        """Lock a copy; raises OSError if there is none, or it was deleted meanwhile."""
         super().__init__(root, folder)
         self._delete = delete
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -68,25 +91,23 @@ class Cache:
     def __init__(self, folder: Path, url: str, max_bytes: int) -> None:
         self.root = folder / hashlib.sha256(url.encode()).hexdigest()[:16]
         self.max_bytes = max_bytes
-        self._verified: set[str] = set()  # digests of the copies that this process has verified
-        self._kept: str | None = None  # what is written of lists
+        self._verified: set[str] = set()  # digests of copies that this process verified
+        self._saved_listing = ""
 
-    def lease(self, manifest: Manifest, objects: Objects, named: Named | None = None) -> Lease:
-        """Return a copy of a version, verified by this process, made if there is none.
-
-        `named` says by model what each alias names.
+    def lease(self, manifest: Manifest, objects: Objects, aliases: Aliases) -> Lease:
+        """Return a verified copy of a version; download it if there is none.
 
         Raises:
-            BrokenArtifact: if what is read is not what the manifest says.
-            StoreError: if there is no room for it, or the folder cannot be written to.
+            BrokenArtifact: if the bucket's files do not match the manifest.
+            StoreError: if there is not enough space, or the folder is not writable.
         """
         folder = self.root / manifest.name / manifest.version
         try:
             lease = self._find(folder, manifest)
             if lease is None:
-                with self._making():  # another may have made it while this one waited
+                with self._locked():  # another process may finish the copy first
                     lease = self._find(folder, manifest)
-                    lease = lease or self._make(folder, manifest, objects, named or {})
+                    lease = lease or self._download(folder, manifest, objects, aliases)
             os.utime(folder)
         except OSError as error:
             expected = f"a folder with room for {manifest.label}"
@@ -94,156 +115,156 @@ class Cache:
             raise StoreError(f"DUBITO_CACHE: expected {expected}, got: {got}") from None
         return lease
 
-    def _make(self, folder: Path, manifest: Manifest, objects: Objects, named: Named) -> Lease:
-        self._delete(folder, even_held=True)  # what is there is not this version
-        itself = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
-        self._make_room(sum(spec.size for spec in manifest.files.values()) + itself, named)
-        make_folder(folder.parent)
-        draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
-        self._fill(draft, manifest, objects)
-        draft.chmod(0o755)
-        draft.rename(folder)
-        self._verified.add(manifest.digest)
-        return self._hold(folder, manifest)
-
-    def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
-        try:
-            lease = self._hold(folder, manifest)
-            written = json.loads(read_regular(folder / MANIFEST, MAX_LISTS_BYTES))
-        except (OSError, ValueError):
-            return None
-        is_whole = isinstance(written, dict) and written.get("digest") == manifest.digest
-        if is_whole and manifest.digest not in self._verified:
-            try:
-                is_whole = all(
-                    spec.difference(*digest(folder / file, spec.size)) is None
-                    for file, spec in manifest.files.items()
-                )
-            except OSError:
-                is_whole = False
-        if not is_whole:
-            lease.close()
-            return None
-        self._verified.add(manifest.digest)
-        return lease
-
-    def _fill(self, draft: Path, manifest: Manifest, objects: Objects) -> None:
-        of_version = f"{manifest.name}/{manifest.version}"
-        for file, spec in manifest.files.items():
-            if file == ENCODER and self._link(draft / file, spec):
-                continue
-            made, size = hashlib.sha256(), 0
-            try:
-                with (draft / file).open("wb") as copy:
-                    for part in objects.pieces(f"{of_version}/{file}"):
-                        size += len(part)
-                        if size > spec.size:
-                            what = (
-                                f"{spec.size} bytes as in the manifest, got more than {spec.size}"
-                            )
-                            raise manifest.broken(file, f"expected {what}")
-                        made.update(part)
-                        copy.write(part)
-            except FileNotFoundError as error:
-                raise manifest.broken(file, error.strerror or "No such file or directory") from None
-            if difference := spec.difference(size, made.hexdigest()):
-                raise manifest.broken(file, difference)
-        for file in (SIGNATURE, MANIFEST):
-            found = objects.get(f"{of_version}/{file}", MAX_SEAL_BYTES)
-            if found is not None:
-                write_synced(draft / file, found.content)
-
-    def _link(self, target: Path, spec: FileSpec) -> bool:
-        """Link a file of another version's copy that has this content, if there is one."""
-        for _, _, folder in self._copies():
-            with suppress(OSError):
-                os.link(folder / target.name, target, follow_symlinks=False)
-                if spec.difference(*digest(target, spec.size)) is None:
-                    return True
-                target.unlink()
-        return False
-
     def read(self, path: str, limit: int) -> bytes | None:
         try:
             return read_regular(self.root / path, limit)
         except OSError:
             return None
 
-    def _hold(self, folder: Path, manifest: Manifest) -> Lease:
-        def discard() -> None:
-            with self._making():
-                self._verified.discard(manifest.digest)
-                self._delete(folder, even_held=True)
-
-        return HeldLease(self.root, folder, discard)
-
-    def keep_lists(
-        self, versions: dict[str, list[str]], aliases: dict[str, dict[str, str]]
+    def save_listing(
+        self, versions: dict[str, list[int]], aliases: dict[str, dict[str, str]]
     ) -> None:
-        """Keep what a look at the bucket said by model, for a start without it."""
-        text = json.dumps({"versions": versions, "aliases": aliases}, sort_keys=True)
-        if text == self._kept:
+        """Save a listing, so that a service can start without the bucket."""
+        text = SavedListing.model_construct(versions=versions, aliases=aliases).model_dump_json()
+        if text == self._saved_listing:
             return
-        with suppress(OSError):  # a disk without room: then the next start needs the bucket
+        with suppress(OSError):  # the disk is full: the next start needs the bucket
             make_folder(self.root)
             draft = self.root / f"{DRAFT}{os.getpid()}"
             draft.write_text(text)
-            draft.replace(self.root / LISTS)
-            self._kept = text
+            draft.replace(self.root / LISTING)
+            self._saved_listing = text
 
-    def lists(self) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]] | None:
-        """Return what an earlier look said by model: versions of which there is a copy, and
-        aliases."""
+    def saved_listing(self) -> tuple[dict[str, list[int]], dict[str, dict[str, str]]] | None:
+        """Return the versions in the saved listing that have a copy, and the aliases."""
+        content = self.read(LISTING, MAX_LISTING_BYTES)
         try:
-            content = json.loads(read_regular(self.root / LISTS, MAX_LISTS_BYTES))
-            versions, aliases = {}, {}
-            for name, numbers in content["versions"].items():
-                if is_name(name) and all(map(is_version, numbers)):
-                    folder, of_name = self.root / name, content["aliases"].get(name, {})
-                    if there := [n for n in numbers if (folder / n / MANIFEST).is_file()]:
-                        versions[name] = there
-                        aliases[name] = {str(alias): str(of) for alias, of in of_name.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            saved = SavedListing.model_validate_json(content or b"")
+        except ValidationError:
             return None
-        return versions, aliases
+        versions = {}
+        for name, numbers in saved.versions.items():
+            copied = [n for n in numbers if (self.root / name / f"{n}" / MANIFEST).is_file()]
+            if copied:
+                versions[name] = copied
+        return versions, saved.aliases
 
-    def _make_room(self, needed: int, named: Named) -> None:
-        """Delete copies that nobody holds until there is room; raises StoreError if there cannot
-        be."""
+    def _find(self, folder: Path, manifest: Manifest) -> Lease | None:
+        """Return the copy in a folder if it is of this version and undamaged."""
+        try:
+            lease = self._lock(folder, manifest)
+        except OSError:
+            return None
+        if not self._is_valid(folder, manifest):
+            lease.close()
+            return None
+        self._verified.add(manifest.digest)
+        return lease
 
-        def order(copy: tuple[int, int, Path]) -> tuple[bool, int]:
-            used, _, folder = copy
-            return folder.name in named.get(folder.parent.name, {}).values(), used
+    def _is_valid(self, folder: Path, manifest: Manifest) -> bool:
+        try:
+            copied = Manifest.model_validate_json(read_regular(folder / MANIFEST, MAX_SEAL_BYTES))
+            if copied.digest != manifest.digest or manifest.digest in self._verified:
+                return copied.digest == manifest.digest
+            return all(
+                spec.difference(*digest(folder / file, spec.size)) is None
+                for file, spec in manifest.files.items()
+            )
+        except (OSError, ValueError):
+            return False
+
+    def _lock(self, folder: Path, manifest: Manifest) -> Lease:
+        def delete() -> None:
+            with self._locked():
+                self._verified.discard(manifest.digest)
+                self._delete(folder, even_locked=True)
+
+        return CopyLease(self.root, folder, delete)
+
+    def _download(
+        self, folder: Path, manifest: Manifest, objects: Objects, aliases: Aliases
+    ) -> Lease:
+        self._delete(folder, even_locked=True)  # it contains another version, or a damaged one
+        seals = len(manifest.model_dump_json(indent=2).encode()) + SIGNATURE_BYTES
+        self._make_room(sum(spec.size for spec in manifest.files.values()) + seals, aliases)
+        make_folder(folder.parent)
+        draft = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
+        path = f"{manifest.name}/{manifest.version}"
+        for file, spec in manifest.files.items():
+            if file != ENCODER or not self._link(draft / file, spec):
+                self._download_file(draft / file, f"{path}/{file}", manifest, objects)
+        for file in (SIGNATURE, MANIFEST):
+            seal = objects.get(f"{path}/{file}", MAX_SEAL_BYTES)
+            if seal is not None:
+                write_synced(draft / file, seal.content)
+        draft.chmod(0o755)
+        draft.rename(folder)
+        self._verified.add(manifest.digest)
+        return self._lock(folder, manifest)
+
+    def _download_file(self, target: Path, path: str, manifest: Manifest, objects: Objects) -> None:
+        file, sha256, size = target.name, hashlib.sha256(), 0
+        spec = manifest.files[file]
+        try:
+            with target.open("wb") as copy:
+                for piece in objects.pieces(path):
+                    size += len(piece)
+                    if size > spec.size:
+                        expected = f"{spec.size} bytes as in the manifest"
+                        raise manifest.broken(file, f"expected {expected}, got more than that")
+                    sha256.update(piece)
+                    copy.write(piece)
+        except FileNotFoundError as error:
+            raise manifest.broken(file, error.strerror or "No such file or directory") from None
+        if difference := spec.difference(size, sha256.hexdigest()):
+            raise manifest.broken(file, difference)
+
+    def _link(self, target: Path, spec: FileSpec) -> bool:
+        """Link a file with this content from another copy, if there is one."""
+        for copy in self._copies():
+            with suppress(OSError):
+                os.link(copy.folder / target.name, target, follow_symlinks=False)
+                if spec.difference(*digest(target, spec.size)) is None:
+                    return True
+                target.unlink()
+        return False
+
+    def _make_room(self, needed: int, aliases: Aliases) -> None:
+        """Delete unlocked copies until `needed` bytes fit; raises StoreError if they cannot."""
+
+        def order(copy: Copy) -> tuple[bool, int]:
+            named = aliases.get(copy.folder.parent.name, {}).values()
+            return copy.folder.name in named, copy.last_used
 
         copies = sorted(self._copies(), key=order)
-        total = sum(size for _, size, _ in copies)
-        for _, size, folder in copies:
+        total = sum(copy.size for copy in copies)
+        for copy in copies:
             if total + needed <= self.max_bytes:
                 return
-            if self._delete(folder):
-                total -= size
+            if self._delete(copy.folder):
+                total -= copy.size
         if total + needed > self.max_bytes:
             raise StoreError(
                 f"DUBITO_CACHE_BYTES: expected room for {needed} bytes of a version, got "
                 f"{self.max_bytes} bytes of which {total} are in use"
             )
 
-    def _copies(self) -> list[tuple[int, int, Path]]:
-        found = []
-        for folder in self.root.glob("*/*"):
-            if is_version(folder.name) and folder.is_dir():
-                with suppress(OSError):
-                    size = sum(file.stat().st_size for file in folder.iterdir())
-                    found.append((folder.stat().st_mtime_ns, size, folder))
-        return found
+    def _copies(self) -> list[Copy]:
+        copies = []
+        for folder in self.root.glob("*/[1-9]*"):
+            with suppress(OSError):
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                copies.append(Copy(folder.stat().st_mtime_ns, size, folder))
+        return copies
 
-    def _delete(self, folder: Path, even_held: bool = False) -> bool:
+    def _delete(self, folder: Path, even_locked: bool = False) -> bool:
+        """Delete a copy; return False if a reader has locked it."""
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             return not folder.exists()
         try:
-            if not even_held:
+            if not even_locked:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             grave = Path(mkdtemp(prefix=DRAFT, dir=folder.parent))
             folder.rename(grave / folder.name)
@@ -255,14 +276,13 @@ class Cache:
         return True
 
     @contextmanager
-    def _making(self) -> Iterator[None]:
-        """Be the only one that makes and deletes copies, with what killed ones left behind cleared
-        away."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock that makes and deletes copies; delete unfinished ones afterwards."""
         make_folder(self.root)
         with (self.root / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                for left in self.root.glob(f"*/{DRAFT}*"):
-                    shutil.rmtree(left, ignore_errors=True)
+                for leftover in self.root.glob(f"*/{DRAFT}*"):
+                    shutil.rmtree(leftover, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Models in a folder: a version is written to a hidden folder next to its final place, synced, and
-renamed.
+"""A store in a folder.
 
-Aliases are one small file each, replaced by renaming. Writers of one name take turns by a lock.
+A version is written to a hidden folder, synced and renamed. An alias is a small file that is
+replaced by renaming. A lock for each model lets one writer work at a time.
 """
 
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
@@ -27,12 +27,14 @@ from model_store.artifacts.storage import (
     EVIDENCE,
     LAST_DELETED,
     MAX_ALIAS_BYTES,
+    AliasContent,
+    Files,
     Lease,
     Original,
     Storage,
-    Written,
     check_is_known_name,
     check_is_new_name,
+    deleted_number,
     is_name,
     is_version,
 )
@@ -42,13 +44,13 @@ from model_store.errors import NotFound, StoreUnreachable
 class Folder(Storage):
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._had_something = self._is_gone = False
+        self._had_entries = self._is_gone = False
 
     @property
     def scratch(self) -> Path:
         return self.root
 
-    def place(self, path: str) -> str:
+    def locate(self, path: str) -> str:
         return str(self.root / path)
 
     @property
@@ -56,105 +58,82 @@ class Folder(Storage):
         return not self._is_gone
 
     def look(self) -> None:
-        """Look whether there still is something, if there was: a mount that is gone leaves an empty
-        folder, or none."""
-        has_something = self.root.is_dir() and any(True for _ in self.root.iterdir())
-        self._had_something |= has_something
-        self._is_gone = self._had_something and not has_something
+        """Raise StoreUnreachable if the folder had entries and is empty: its mount is gone."""
+        has_entries = self.root.is_dir() and any(True for _ in self.root.iterdir())
+        self._had_entries |= has_entries
+        self._is_gone = self._had_entries and not has_entries
         if self._is_gone:
             raise StoreUnreachable(f"the store {self.root} is gone, or empty")
 
     def names(self) -> list[str]:
-        if not self.root.is_dir():
-            return []
-        found = [name for name in _folders(self.root) if is_name(name)]
-        return [name for name in found if self.versions(name)]
+        return [name for name in _folders(self.root) if is_name(name) and self.numbers(name)]
 
-    def versions(self, name: str) -> list[str]:
-        folder = self.folder(name)
-        return [found for found in _folders(folder) if is_version(found)] if folder.is_dir() else []
+    def numbers(self, parent: str) -> list[int]:
+        folder = self._model_folder(parent)
+        for part in parent.split("/")[1:]:
+            folder /= part
+            if folder.is_symlink():
+                return []
+        return [int(number) for number in _folders(folder) if is_version(number)]
 
     def aliases(self, name: str) -> dict[str, str]:
-        folder = self.folder(name) / ALIASES
+        folder = self._model_folder(name) / ALIASES
         if folder.is_symlink() or not folder.is_dir():
             return {}
-        found = {}
+        aliases = {}
         for entry in os.scandir(folder):
             if is_name(entry.name) and entry.is_file(follow_symlinks=False):
-                content = read_regular(Path(entry.path), MAX_ALIAS_BYTES)
-                found[entry.name] = content.decode("ascii", errors="replace").strip()
-        return found
-
-    def reports(self, name: str, version: str) -> list[int]:
-        folder = self.folder(name) / EVIDENCE / version
-        if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
-            return []
-        return [int(found) for found in _folders(folder) if is_version(found)]
+                aliases[entry.name] = _read_text(Path(entry.path)).strip()
+        return aliases
 
     def read(self, path: str, limit: int) -> bytes:
-        name, *_ = path.split("/")
-        self.folder(name)
+        name = self._model_folder(path).name
         if (self.root / path).parent.is_symlink():
             raise NotFound("version", f"one of model {name}", "a symbolic link")
         return read_regular(self.root / path, limit)
 
-    def has(self, path: str) -> bool:
-        return (self.root / path).is_file()
-
     def lease(self, manifest: Manifest) -> Lease:
-        """Return the version's folder. Another process may delete it, though one that has read it
-        goes on."""
-        return Lease(self.root, self.folder(manifest.name) / manifest.version)
-
-    def close(self) -> None: ...
-
-    def check_writable(self) -> None: ...
+        """Return the version's folder. Deleting it does not affect processes that have read it."""
+        return Lease(self.root, self._model_folder(manifest.name) / manifest.version)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
         check_is_new_name(name)
-        folder = self.folder(name)
+        folder = self._model_folder(name)
         make_folder(folder)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in [*folder.glob(".draft-*"), *folder.glob(".deleted-*")]:
+                shutil.rmtree(leftover, ignore_errors=True)
             yield
 
-    def last_number(self, parent: str) -> int:
-        name, *of_reports = parent.split("/")
-        if of_reports:
-            return max(self.reports(name, of_reports[-1]), default=0)
-        deleted = self.written(name, LAST_DELETED)
-        last = int(deleted.text) if deleted is not None and is_version(deleted.text) else 0
-        return max(last, *map(int, self.versions(name)), 0)
-
-    def create(self, path: str, files: Mapping[str, bytes | Original]) -> bool:
-        """Write to a draft that becomes the folder of `path`; under the lock its number is free."""
-        target = self.root / path
-        folder = self.folder(path.split("/")[0])
-        if target.is_dir() and not target.is_symlink():
-            return False
-        if not target.parent.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(mkdtemp(prefix=".draft-", dir=folder))
+    def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
+        """Write a draft and rename it; the lock keeps the number free."""
+        numbers = self.numbers(parent)
+        if "/" not in parent:
+            numbers.append(deleted_number(self.read_alias(parent, LAST_DELETED)))
+        number = max(numbers, default=0) + 1
+        target = self.root / parent / str(number)
+        files = files_for(number)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(parent)))
         for file, content in files.items():
             if isinstance(content, Original):
-                self._share_or_copy(content, draft / file)
+                self._link_or_copy(content, draft / file)
             else:
                 write_synced(draft / file, content)
         draft.chmod(0o755)
         sync_folder(draft)
         draft.rename(target)
         sync_folder(target.parent)
-        return True
+        return number
 
-    def _share_or_copy(self, original: Original, target: Path) -> None:
-        """Make `target` a link to a published file of this content, or a synced copy."""
+    def _link_or_copy(self, original: Original, target: Path) -> None:
+        """Make `target` a hard link to a published duplicate, or a synced copy."""
         spec = original.spec
-        for alike in original.alike:
-            with suppress(OSError):  # deleted meanwhile; a file system may have no links
-                os.link(self.root / alike, target, follow_symlinks=False)
+        for path in original.duplicates:
+            with suppress(OSError):  # deleted meanwhile, or the file system has no links
+                os.link(self.root / path, target, follow_symlinks=False)
                 if spec.difference(*digest(target, spec.size)) is None:
                     return
                 target.unlink()
@@ -164,59 +143,51 @@ class Folder(Storage):
             os.fsync(copy.fileno())
         original.check(target.name, *digest(target, spec.size))
 
-    def written(self, name: str, alias: str) -> Written | None:
-        folder = self.folder(name) / ALIASES
+    def read_alias(self, name: str, alias: str) -> AliasContent | None:
+        folder = self._model_folder(name) / ALIASES
         try:
-            content = b"" if folder.is_symlink() else read_regular(folder / alias, MAX_ALIAS_BYTES)
+            text = "" if folder.is_symlink() else _read_text(folder / alias)
         except OSError:
             return None
-        text = content.decode("ascii", errors="replace")
-        return Written(text.strip(), text)
+        return AliasContent(text.strip(), text)
 
-    def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        if self.written(name, alias) != before:
+    def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
+        if self.read_alias(name, alias) != before:
             return False
-        aliases = self.folder(name) / ALIASES
+        aliases = self._model_folder(name) / ALIASES
         make_folder(aliases)
-        for left in aliases.glob(".draft-*"):
-            left.unlink()
+        for leftover in aliases.glob(".draft-*"):
+            leftover.unlink()
         handle, draft = mkstemp(prefix=".draft-", dir=aliases)
         os.close(handle)
-        write_synced(Path(draft), text.encode())
-        Path(draft).chmod(0o644)
-        Path(draft).rename(aliases / alias)
-        sync_folder(aliases)
+        _write_and_rename(Path(draft), text.encode(), aliases / alias)
         return True
 
-    def overwrite(self, path: str, content: bytes) -> None:
-        target = self.root / path
-        draft = Path(mkdtemp(prefix=".draft-", dir=self.folder(path.split("/")[0])))
-        write_synced(draft / target.name, content)
-        (draft / target.name).chmod(0o644)
-        (draft / target.name).rename(target)
-        sync_folder(target.parent)
-        draft.rmdir()
-
-    def drop_alias(self, name: str, alias: str) -> None:
-        aliases = self.folder(name) / ALIASES
+    def delete_alias(self, name: str, alias: str) -> None:
+        aliases = self._model_folder(name) / ALIASES
         (aliases / alias).unlink(missing_ok=True)
         sync_folder(aliases)
 
-    def delete(self, path: str) -> None:
-        """Rename a version away, then delete it and its reports; or delete a report."""
+    def overwrite(self, path: str, content: bytes) -> None:
+        draft = Path(mkdtemp(prefix=".draft-", dir=self._model_folder(path)))
         target = self.root / path
-        name, *_, number = path.split("/")
-        folder = self.folder(name)
+        _write_and_rename(draft / target.name, content, target)
+        draft.rmdir()
+
+    def delete(self, path: str) -> None:
+        """Delete a report, or rename a version away and delete it with its reports."""
+        folder, target = self._model_folder(path), self.root / path
         if target.parent != folder:
             shutil.rmtree(target)
             return
-        shutil.rmtree(folder / EVIDENCE / number, ignore_errors=True)
-        grave = folder / f".deleted-{number}"
-        target.rename(grave)  # gone at once, whatever happens next
+        shutil.rmtree(folder / EVIDENCE / target.name, ignore_errors=True)
+        grave = folder / f".deleted-{target.name}"
+        target.rename(grave)  # from here on readers do not see it
         sync_folder(folder)
         shutil.rmtree(grave)
 
-    def folder(self, name: str) -> Path:
+    def _model_folder(self, path: str) -> Path:
+        name = path.split("/")[0]
         check_is_known_name(name)
         folder = self.root / name
         if folder.is_symlink():
@@ -225,4 +196,17 @@ class Folder(Storage):
 
 
 def _folders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
     return [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+
+
+def _read_text(path: Path) -> str:
+    return read_regular(path, MAX_ALIAS_BYTES).decode("ascii", errors="replace")
+
+
+def _write_and_rename(draft: Path, content: bytes, target: Path) -> None:
+    write_synced(draft, content)
+    draft.chmod(0o644)
+    draft.rename(target)
+    sync_folder(target.parent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_store.artifacts.storage import EVIDENCE, REPORT, is_name
+from model_store.artifacts.storage import REPORT, is_name, reports_path
 from model_store.artifacts.store import ModelStore
 from model_store.errors import BrokenArtifact, InvalidInput, NotFound
 
@@ -28,7 +28,7 @@ class EvaluationReport:
 
     @property
     def path(self) -> str:
-        return f"{_parent(self.name, self.version)}/{self.number}"
+        return f"{reports_path(self.name, self.version)}/{self.number}"
 
     @property
     def folder(self) -> Path:
@@ -38,8 +38,8 @@ class EvaluationReport:
     def files(self) -> tuple[str, ...]:
         return (REPORT, *self.report["files"])
 
-    def place(self, file: str) -> str:
-        return self.store.storage.place(f"{self.path}/{file}")
+    def locate(self, file: str) -> str:
+        return self.store.storage.locate(f"{self.path}/{file}")
 
     def read(self, file: str) -> bytes:
         if file not in self.files:
@@ -50,26 +50,22 @@ class EvaluationReport:
 def publish_report(
     store: ModelStore, name: str, version: str, report: dict[str, Any], files: dict[str, bytes]
 ) -> EvaluationReport:
-    """Write the report of a version (a number) and its files, in place of an earlier one, as a
-    whole."""
+    """Publish the report of a version (a number) with its files, and delete earlier ones."""
     for file in files:
         if not is_name(file) or file == REPORT:
             raise InvalidInput("files", "names of files", repr(file)[:80])
     store.resolve(name, version)
     content = {**report, "files": sorted(files)}
     seal = json.dumps(content, indent=1, allow_nan=False).encode()
-    parent = _parent(name, version)
+    parent = reports_path(name, version)
     with store.storage.writing(name):
         if version not in store.versions(name):
             known = store.versions(name)
             raise NotFound("version", f"one of {known} of model {name}", repr(version))
-        while True:  # until no other writer has the number
-            earlier = store.storage.reports(name, version)
-            number = store.storage.last_number(parent) + 1
-            if store.storage.create(f"{parent}/{number}", {**files, REPORT: seal}):
-                break
-        for old in earlier:
-            store.storage.delete(f"{parent}/{old}")
+        number = store.storage.create(parent, lambda _: {**files, REPORT: seal})
+        for earlier in store.storage.numbers(parent):
+            if earlier < number:
+                store.storage.delete(f"{parent}/{earlier}")
     return EvaluationReport(name, version, content, store, number)
 
 
@@ -78,16 +74,17 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
     if version not in store.versions(name):
         known = store.versions(name)
         raise NotFound("version", f"one of {known} of model {name}", "another")
-    while numbers := sorted(store.storage.reports(name, version)):
-        path = f"{_parent(name, version)}/{numbers[-1]}"
+    parent = reports_path(name, version)
+    while numbers := sorted(store.storage.numbers(parent)):
+        path = f"{parent}/{numbers[-1]}"
         try:
             content = json.loads(_read(store, path, REPORT))
         except (ValueError, RecursionError, NotFound):
             content = None
         if _is_report(content):
             return EvaluationReport(name, version, content, store, numbers[-1])
-        # Else a newer one has taken its place meanwhile
-        if numbers == sorted(store.storage.reports(name, version)):
+        # Otherwise a newer report replaced it meanwhile
+        if numbers == sorted(store.storage.numbers(parent)):
             raise BrokenArtifact(
                 name,
                 version,
@@ -95,10 +92,6 @@ def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationR
                 "is no evaluation report: run `dubito evaluate` again",
             )
     return None
-
-
-def _parent(name: str, version: str) -> str:
-    return f"{name}/{EVIDENCE}/{version}"
 
 
 def _is_report(content: Any) -> bool:

@@ -1,13 +1,13 @@
-"""Where models lie: the seam between what a store is and the folder or the bucket that holds it.
+"""The interface between a store and the folder or bucket that holds its files.
 
-Both have one layout (model_store/README.md), of paths with slashes below a root. `Storage` is all
-that differs: `model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
-tests/model_store/artifacts/test_storage.py holds both to the same properties.
+Both have the same layout (model_store/README.md): paths with slashes below a root. `Storage` is the
+interface. `model_store.artifacts.folder` and `model_store.artifacts.bucket` implement it, and
+tests/model_store/artifacts/test_store.py checks the same properties for both.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,34 +17,33 @@ from model_store.errors import InvalidInput, NotFound
 
 MANIFEST = "manifest.json"
 ALIASES = "aliases"
-# next to the aliases: the highest number of a version that was the newest and is gone
+# Next to the aliases: the highest number of a newest version that was deleted
 LAST_DELETED = ".last-deleted"
 MAX_ALIAS_BYTES = 1 << 10
-EVIDENCE = "evidence"  # of evaluation reports: `model_store.artifacts.report`
+EVIDENCE = "evidence"  # evaluation reports: `model_store.artifacts.report`
 REPORT = "evidence.json"
 
 
 @dataclass(frozen=True)
 class Original:
-    """A file that is published by its path, and published files that may be the same, by their
-    paths in the store."""
+    """A file to publish by its path, and paths in the store of files with the same content."""
 
     path: Path
     spec: FileSpec
-    alike: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
 
     def check(self, name: str, size: int, sha256: str) -> None:
-        """Raise InvalidInput if what was copied is not what was announced."""
+        """Raise InvalidInput if the file changed after its digest was computed."""
         if self.spec.difference(size, sha256):
-            raise InvalidInput(
-                "files", f"a {name} that stays as it is", "one that changed meanwhile"
-            )
+            raise InvalidInput("files", f"an unchanged {name}", "one that changed meanwhile")
+
+
+Files = Mapping[str, bytes | Original]
 
 
 @dataclass(frozen=True)
-class Written:
-    """What an alias was written to say, and a tag, or a tag and a version, that change whenever
-    that does."""
+class AliasContent:
+    """An alias file's text, and a tag (in some buckets also a version) that changes with it."""
 
     text: str
     tag: str
@@ -52,128 +51,122 @@ class Written:
 
 
 class Lease:
-    """A version in a folder of this machine, which stays there as long as this object does."""
+    """A version's folder on this machine, which stays there until the lease is closed."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self.root = root  # of a store that has the version
+        self.root = root  # a store that contains the version
         self.folder = folder
 
     def close(self) -> None: ...
 
     def discard(self) -> bool:
-        """Let go of a version that turned out to be damaged, and delete it if it is a copy; return
-        whether it is."""
+        """Delete a damaged copy; return False if the folder is no copy."""
         return False
 
 
 class Storage(ABC):
-    """Files by path below a root. What appears, appears whole; readers need no lock and writers may
-    be several.
+    """Files by path below a root. A version or a report appears as a whole.
 
-    Any method may raise OSError (a folder) or StoreUnreachable (a bucket).
+    Readers need no lock. There may be several writers. Every method may raise OSError (a folder) or
+    StoreUnreachable (a bucket). A `parent` is the path of a model or of a version's reports; the
+    numbers below it are its versions or reports.
     """
+
+    # Reading
 
     @property
     @abstractmethod
     def scratch(self) -> Path:
-        """A folder of this machine with room for versions."""
+        """A folder on this machine with enough space for versions."""
 
     @abstractmethod
-    def place(self, path: str) -> str:
-        """Return where a file is, as a path of this machine or a URL, for people."""
+    def locate(self, path: str) -> str:
+        """Return a file's path on this machine or its URL, for messages."""
 
     @property
     @abstractmethod
     def was_seen(self) -> bool:
-        """Whether lists need no further look."""
+        """Whether a listing is available without another request."""
 
     @abstractmethod
     def look(self) -> None:
-        """Look at what is there now; where looking costs a request, lists say what was seen then
-        until the next look.
-
-        A storage that was never looked at looks whenever it is asked.
-        """
+        """Refresh the listing. A bucket answers from it until the next call."""
 
     @abstractmethod
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """Return the models that have versions."""
 
     @abstractmethod
-    def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, in any order; NotFound for what cannot be a name."""
+    def numbers(self, parent: str) -> list[int]:
+        """Return the complete versions or reports; NotFound if the name is invalid."""
 
     @abstractmethod
     def aliases(self, name: str) -> dict[str, str]: ...
 
     @abstractmethod
-    def reports(self, name: str, version: str) -> list[int]: ...
-
-    @abstractmethod
     def read(self, path: str, limit: int) -> bytes:
-        """Return a file of at most `limit` bytes (and one more, to see that it is longer).
+        """Return up to `limit` bytes of a file, and one more if it is longer.
 
         Raises:
-            FileNotFoundError: if there is none.
-            NotFound: if the way to it is a link.
+            FileNotFoundError: if there is no such file.
+            NotFound: if its folder is a link.
         """
-
-    @abstractmethod
-    def has(self, path: str) -> bool: ...
 
     @abstractmethod
     def lease(self, manifest: Manifest) -> Lease:
         """Return a version's files on this machine."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Give up what is being fetched: the process is about to end."""
+    def close(self) -> None:  # noqa: B027
+        """Cancel downloads, because the process is about to end."""
 
-    @abstractmethod
-    def check_writable(self) -> None:
-        """Raise InvalidInput, with the reason, if this is no place that writers can share."""
+    # Writing
+
+    def check_writable(self) -> None:  # noqa: B027
+        """Raise InvalidInput if concurrent writers could overwrite each other."""
 
     @abstractmethod
     def writing(self, name: str) -> AbstractContextManager[None]:
-        """Write to a model, with what killed writers left behind cleared away; what follows is
-        called within."""
+        """Enter before the methods below, and delete what killed writers left behind."""
 
     @abstractmethod
-    def last_number(self, parent: str) -> int:
-        """Return the highest number that was ever given below a path: a model's, or a version's
-        reports'."""
+    def create(self, parent: str, files_for: Callable[[int], Files]) -> int:
+        """Write a version or a report under the next free number, and return the number.
 
-    @abstractmethod
-    def create(self, path: str, files: Mapping[str, bytes | Original]) -> bool:
-        """Write all files of a version or a report, its manifest or `evidence.json` among them,
-        which seals it.
-
-        Returns:
-            False if another writer has its number; then nothing is left.
+        `files_for` returns the files of a number, among them the seal. It may be called again if
+        another writer takes the number.
         """
 
     @abstractmethod
-    def written(self, name: str, alias: str) -> Written | None:
-        """Return what is written of one alias (or `LAST_DELETED`) now."""
+    def read_alias(self, name: str, alias: str) -> AliasContent | None:
+        """Return the current content of an alias (or `LAST_DELETED`)."""
 
     @abstractmethod
-    def replace(self, name: str, alias: str, text: str, before: Written | None) -> bool:
-        """Write an alias, if what is written is still what it was `before`; return whether it
-        was."""
+    def replace_alias(self, name: str, alias: str, text: str, before: AliasContent | None) -> bool:
+        """Write an alias if its content is still `before`; return whether it was written."""
+
+    @abstractmethod
+    def delete_alias(self, name: str, alias: str) -> None: ...
 
     @abstractmethod
     def overwrite(self, path: str, content: bytes) -> None: ...
 
     @abstractmethod
-    def drop_alias(self, name: str, alias: str) -> None: ...
-
-    @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a version or a report: it is gone at once, its files soon after."""
+        """Delete a version with its reports, or a report: first its seal, then its files."""
 
 
-def seal_of(path: str) -> str:
-    """Return the file without which what lies at a path is no version, or no report."""
+def reports_path(name: str, version: str) -> str:
+    return f"{name}/{EVIDENCE}/{version}"
+
+
+def seal_name(path: str) -> str:
+    """Return the file that completes the version or report at a path."""
     return REPORT if f"/{EVIDENCE}/" in path else MANIFEST
+
+
+def deleted_number(content: AliasContent | None) -> int:
+    """Return the number in `LAST_DELETED`, 0 if there is none."""
+    return int(content.text) if content is not None and is_version(content.text) else 0
 
 
 def is_name(text: str) -> bool:

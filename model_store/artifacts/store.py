@@ -1,8 +1,7 @@
-"""The model store: versions, aliases, and what may be deleted; every version verified when it is
-read.
+"""The model store: verified versions and their aliases.
 
-A version is there whole or not at all, and never changes afterwards, but may get a signature. Where
-the files lie is a matter of `model_store.artifacts.storage`.
+A version appears as a whole and never changes, except that it can be signed later. A `Storage`
+holds the files: `model_store.artifacts.folder` or `model_store.artifacts.bucket`.
 """
 
 import hashlib
@@ -36,6 +35,7 @@ from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES, is_signa
 from model_store.artifacts.storage import (
     LAST_DELETED,
     MANIFEST,
+    Files,
     Lease,
     Original,
     Storage,
@@ -86,12 +86,14 @@ class ModelStore:
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, oldest first; empty if there is none of that name."""
-        return sorted(self.storage.versions(name), key=int)
+        check_is_known_name(name)
+        return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
         """Return the version that each alias names. `latest` is the newest version unless it was
         moved."""
-        # Before the versions: what is published later is listed there
+        check_is_known_name(name)
+        # Aliases first: a version that is published between the two reads is then listed
         named = self.storage.aliases(name)
         versions = self.versions(name)
         # Moved and deleted between the two looks, or it names nothing
@@ -216,59 +218,58 @@ class ModelStore:
         contents = {
             file: self._original(file, content, specs[file]) for file, content in files.items()
         }
-        with self.storage.writing(name):
-            while True:  # until no other writer has the number
-                version = str(self.storage.last_number(name) + 1)
-                unsigned = Manifest(
-                    format_version=FORMAT_VERSION,
-                    **description.model_dump(),
-                    name=name,
-                    version=version,
-                    created=datetime.now(UTC),
-                    files=specs,
-                    digest=NO_DIGEST,
-                )
-                if alias != LATEST:
-                    self._pin_latest(name)
-                text = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
-                manifest = unsigned.model_copy(update={"digest": text})
-                sealing = manifest.model_dump_json(indent=2).encode()
-                if self.storage.create(f"{name}/{version}", {**contents, MANIFEST: sealing}):
-                    break
-            # Unless another writer has published a newer one since `version` had its number
-            there = self.storage.versions
-            self._move(
-                name,
-                alias,
-                lambda of: None if _number(of) > int(version) and of in there(name) else version,
+        manifests: dict[int, Manifest] = {}
+
+        def files_for(number: int) -> Files:
+            if alias != LATEST:
+                self._pin_latest(name)
+            unsigned = Manifest(
+                format_version=FORMAT_VERSION,
+                **description.model_dump(),
+                name=name,
+                version=str(number),
+                created=datetime.now(UTC),
+                files=specs,
+                digest=NO_DIGEST,
             )
-        return manifest
+            text = manifest_digest(unsigned.model_dump_json(indent=2).encode(), NO_DIGEST)
+            manifest = manifests[number] = unsigned.model_copy(update={"digest": text})
+            return {**contents, MANIFEST: manifest.model_dump_json(indent=2).encode()}
+
+        with self.storage.writing(name):
+            number = self.storage.create(name, files_for)
+
+            def choose(current: str | None) -> str | None:
+                # Another writer may have published a newer version meanwhile
+                is_overtaken = _number(current) > number and current in self.versions(name)
+                return None if is_overtaken else str(number)
+
+            self._move(name, alias, choose)
+        return manifests[number]
 
     def _original(self, file: str, content: bytes | Path, spec: FileSpec) -> bytes | Original:
         if isinstance(content, bytes):
             return content
-        alike = []
+        duplicates = []
         for name in self.names():
             for version in self.versions(name):
                 with suppress(StoreError, OSError):  # broken, or deleted meanwhile
                     if self.manifest(name, version).files.get(file) == spec:
-                        alike.append(f"{name}/{version}/{file}")
-        return Original(content, spec, tuple(alike))
+                        duplicates.append(f"{name}/{version}/{file}")
+        return Original(content, spec, tuple(duplicates))
 
     def _pin_latest(self, name: str) -> None:
-        """Have `latest` say what it names, so that a newer version is not the newest of those that
-        it could mean."""
+        """Write the alias `latest`, so that it does not move to a newer version by itself."""
         versions = self.versions(name)
         if versions:
-            self._move(name, LATEST, lambda written: None if written in versions else versions[-1])
+            self._move(name, LATEST, lambda current: None if current in versions else versions[-1])
 
     def _move(self, name: str, alias: str, choose: Callable[[str | None], str | None]) -> None:
-        """Have an alias say what `choose` makes of what it says, None to leave it, whatever others
-        write."""
+        """Write `choose(current text)` to an alias, unless it is None; repeat if others write."""
         while True:
-            before = self.storage.written(name, alias)
+            before = self.storage.read_alias(name, alias)
             text = choose(None if before is None else before.text)
-            if text is None or self.storage.replace(name, alias, text, before):
+            if text is None or self.storage.replace_alias(name, alias, text, before):
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
@@ -300,48 +301,43 @@ class ModelStore:
             if alias not in aliases:
                 known = sorted(aliases)
                 raise NotFound("alias", f"one of {known} of model {name}", repr(alias))
-            self.storage.drop_alias(name, alias)
+            self.storage.delete_alias(name, alias)
 
     def delete(self, name: str, version: str | None = None, force: bool = False) -> list[str]:
-        """Delete a version (a number), or a model with all of its versions; return the versions
-        that are gone.
+        """Delete a version (a number), or a model with all its versions; return the versions.
 
-        What an alias names is deleted with `force` alone. Such an alias is removed, but `latest`
-        moves: to the newest version before the one that is gone, else to the newest that is left.
-        No later version gets a deleted number.
+        A version with an alias is deleted only with `force`, and the alias is removed. `latest`
+        moves to the next older version, or else to the newest one left. Numbers are not used again.
         """
         self.resolve(name, version or LATEST)
         with self.storage.writing(name):
             versions, aliases = self.versions(name), self.aliases(name)
-            gone = [found for found in versions if version in (None, found)]
-            left = [found for found in versions if found not in gone]
-            named = sorted(alias for alias, of in aliases.items() if of in gone)
+            deleted = [number for number in versions if version in (None, number)]
+            left = [number for number in versions if number not in deleted]
+            named = sorted(alias for alias, number in aliases.items() if number in deleted)
             if named and not force:
-                what = "" if version else f"all of {name}: "
+                model = "" if version else f"all of {name}: "
                 verb = "name" if len(named) > 1 else "names"
                 expected = "one that no alias names (--force deletes others too)"
-                got = f"{what}version {', '.join(gone)}; {', '.join(named)} {verb} it"
+                got = f"{model}version {', '.join(deleted)}; {', '.join(named)} {verb} it"
                 raise InvalidInput("version", expected, got)
-            if gone == versions[-len(gone) :]:
-                self._move(
-                    name, LAST_DELETED, lambda written: str(max(_number(written), *map(int, gone)))
-                )
+            if deleted == versions[-len(deleted) :]:
+                highest = int(deleted[-1])
+                self._move(name, LAST_DELETED, lambda last: str(max(_number(last), highest)))
             if left and LATEST in named:
-                before = [found for found in left if int(found) < int(aliases[LATEST])]
-                self._move(
-                    name, LATEST, lambda written: None if written in left else (before or left)[-1]
-                )
+                older = [number for number in left if int(number) < int(aliases[LATEST])]
+                target = (older or left)[-1]
+                self._move(name, LATEST, lambda current: None if current in left else target)
             for alias in named:
                 if alias != LATEST:
-                    self.storage.drop_alias(name, alias)
-            # It is served to the last
-            for found in sorted(gone, key=lambda found: found == aliases[LATEST]):
-                self.storage.delete(f"{name}/{found}")
-        return gone
+                    self.storage.delete_alias(name, alias)
+            # The version that is served comes last
+            for number in sorted(deleted, key=lambda number: number == aliases[LATEST]):
+                self.storage.delete(f"{name}/{number}")
+        return deleted
 
     def keep(self, name: str, newest: int) -> list[str]:
-        """Delete all versions but the newest ones and those that an alias names; return what was
-        deleted."""
+        """Delete all versions except the newest ones and those with an alias; return them."""
         if newest < 1:
             raise InvalidInput("newest", "at least 1", str(newest))
         self.resolve(name)

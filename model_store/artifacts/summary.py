@@ -11,7 +11,7 @@ from model_store.artifacts.manifest import (
     Manifest,
 )
 from model_store.artifacts.report import evaluation_report
-from model_store.artifacts.signature import SIGNATURE
+from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, default_not_kept
 from model_store.conformal.mondrian import CAUTIOUS_ROWS
@@ -114,11 +114,11 @@ def _short(value: Any) -> str:
 def _signature(store: ModelStore, name: str, version: str) -> str:
     if store.trusted is not None:  # else the manifest would have been refused
         return "by the trusted key"
-    return (
-        "there is one; --key checks it"
-        if store.storage.has(f"{name}/{version}/{SIGNATURE}")
-        else "none"
-    )
+    try:
+        store.storage.read(f"{name}/{version}/{SIGNATURE}", SIGNATURE_BYTES)
+    except OSError:
+        return "none"
+    return "there is one; --key checks it"
 
 
 def _evidence(store: ModelStore, name: str, version: str) -> str:

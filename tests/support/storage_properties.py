@@ -233,13 +233,13 @@ def reports_lie_beside_their_version(make):
         ("evidence.json", "2.png"),
         b"picture",
     )
-    assert make().storage.reports("m", "1") == [2]
+    assert make().storage.numbers("m/evidence/1") == [2]
     with pytest.raises(NotFound):
         found.read("1.png")
     with pytest.raises(NotFound):
         publish_report(make(), "m", "3", {}, {})
     make().keep("m", 1)
-    assert make().storage.reports("m", "1") == []
+    assert make().storage.numbers("m/evidence/1") == []
 
 
 def a_large_file_is_published_by_its_path(make):

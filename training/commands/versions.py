@@ -182,7 +182,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
         print(f"  {key:40} {show_figure(value)} ({show_figure(low)} to {show_figure(high)})")
-    print(f"evidence of {version.label}: {found.place('evidence.md')}")
+    print(f"evidence of {version.label}: {found.locate('evidence.md')}")
 
 
 def _compare(options: argparse.Namespace) -> None:

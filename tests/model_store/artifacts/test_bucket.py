@@ -158,19 +158,25 @@ def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server,
 def test_a_number_that_was_given_and_taken_back_meanwhile_is_not_given_again(
     server, store, tmp_path
 ):
-    """A publisher that stops after it has looked for a number, while others publish that one and
-    delete it."""
+    """A publisher chose a number; then others publish that number and delete it."""
     store.publish("m", DESCRIPTION, CONTENT)
-    assert store.storage.last_number("m") == 1
     other = server.store(tmp_path / "other")
-    other.publish("m", DESCRIPTION, CONTENT)
-    other.delete("m", "2", force=True)
-    assert store.storage.create("m/2", {**CONTENT, "manifest.json": b"{}"}) is False
-    other.publish("m", DESCRIPTION, CONTENT)
-    other.publish("m", DESCRIPTION, CONTENT)
-    other.keep("m", 1)
-    assert store.storage.create("m/3", {**CONTENT, "manifest.json": b"{}"}) is False
-    assert store.versions("m") == ["4"]
+    tried = []
+
+    def files_for(number):
+        tried.append(number)
+        if number == 2:
+            other.publish("m", DESCRIPTION, CONTENT)
+            other.delete("m", "2", force=True)
+        if number == 3:
+            other.publish("m", DESCRIPTION, CONTENT)
+            other.publish("m", DESCRIPTION, CONTENT)
+            other.keep("m", 1)
+        return {**CONTENT, "manifest.json": b"{}"}
+
+    assert store.storage.create("m", files_for) == 5
+    assert tried == [2, 3, 5]
+    assert store.versions("m") == ["4", "5"]
     assert not [path for path in paths(server) if path.startswith(("m/2/", "m/3/"))]
 
 
