@@ -1,10 +1,10 @@
 """Cells: what one seed of one row of a table measured, a small JSON file each.
 
-A cell that is there is not measured again unless that is asked for: a figure stays one of its
-commit, and pages say which are of older code.
+A cell is measured once, and again only with `--again`. It records the commit and its target's
+`revision`; pages mark cells of an earlier revision. Raise the revision if a change of code, recipes
+or settings changes what a target measures. A move or a renaming needs no new revision.
 """
 
-import ast
 import json
 import platform
 import statistics
@@ -12,8 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
-from hashlib import sha256
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,6 @@ from training.progress import Bar
 
 ROOT = Path(__file__).parent.parent
 FEWEST_SEEDS = 3  # that a figure counts with
-MEASURES = "experiments/measures.py"
-OF_FITS = (
-    *(f"training/{room}" for room in ("bayes", "networks", "fitting", "calibration")),
-    *(f"training/{module}.py" for module in ("fit", "model", "seeds")),
-)
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Cell:
     measured: Measured
     seconds: float  # of a processor, without what an earlier run or a shared fit took
     commit: str
-    code: str
+    revision: int
     versions: dict[str, str]
 
 
@@ -74,14 +68,12 @@ class Column:
 class Target:
     """A table or figure of a paper.
 
-    `papers` are the paper's own figures, by row and column. `code` is what a cell depends on, below
-    the checkout's root; what a measurement reaches of the target's own module is always among it.
+    `papers` are the paper's own figures, by row and column.
     """
 
     name: str
     title: str
     protocol: str
-    module: str
     rows: Mapping[str, Measure]
     columns: Mapping[str, Column]
     draw: Callable[["Target", Results], Figure]
@@ -90,7 +82,8 @@ class Target:
     conclude: Callable[[Results], str] | None = None  # a line about all rows
     remarks: str = ""  # why figures differ from the paper's
     is_guide: bool = False  # its page is among the guides
-    code: tuple[str, ...] = OF_FITS
+    revision: int = 1  # of the code and settings that measure its cells
+    publishes: bool = False  # the fits that it measures
 
     def path(self, out: Path, row: str, seed: int) -> Path:
         return out / self.name / f"{row}-{seed}.json"
@@ -101,22 +94,13 @@ class Target:
         }
         return {row: [read(path) for path in of if path.exists()] for row, of in found.items()}
 
-    def digest(self, row: str) -> str:
-        """Return a digest of what a row's figures depend on: modules of fits, and of the target's
-        own what its measurement reaches, so that neither plots nor words make it an older one."""
-        functions, settings = _parts(self.rows[row])
-        own = ROOT / Path(self.module.replace(".", "/")).with_suffix(".py")
-        reached = "".join(_reached(own, functions))
-        text = f"{code_digest(self.code)} {reached} {settings}"
-        return sha256(text.encode()).hexdigest()[:16]
-
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
-        """Name what is not measured, or `again` with what was before its code changed."""
+        """Yield row and seed of missing cells; with `again` also of cells of another revision."""
         fewest = min(FEWEST_SEEDS, self.seeds)  # of all rows first, which then count
         for seeds in (range(fewest), range(fewest, self.seeds)):
             for row, seed in product(self.rows, seeds):
                 path = self.path(out, row, seed)
-                if not path.exists() or (again and read(path).code != self.digest(row)):
+                if not path.exists() or (again and read(path).revision != self.revision):
                     yield row, seed
 
 
@@ -168,7 +152,7 @@ def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None
     begun = time.process_time()
     measured = target.rows[row](seed, runs / "reproduce")
     seconds = round(time.process_time() - begun, 1)
-    cell = Cell(row, seed, measured, seconds, commit(), target.digest(row), versions())
+    cell = Cell(row, seed, measured, seconds, commit(), target.revision, versions())
     path = target.path(out, row, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(asdict(cell)) + "\n").encode())
@@ -177,65 +161,6 @@ def _measure(target: Target, row: str, seed: int, out: Path, runs: Path) -> None
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
     """Return the mean and the standard deviation; of one value 0."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-@cache
-def code_digest(paths: tuple[str, ...]) -> str:
-    """Return a digest of what modules do, whatever their comments and formatting say."""
-    digest = sha256()
-    for name in paths:
-        path = ROOT / name
-        for file in [path] if path.suffix else sorted(path.glob("*.py")):
-            digest.update(_dumped(_without_docstrings(file)).encode())
-    return digest.hexdigest()[:16]
-
-
-def _parts(measure: Any) -> tuple[list[str], list[Any]]:
-    """Return the names of a measurement's functions, and what else they are given."""
-    if callable(measure) and not isinstance(measure, partial):
-        return [measure.__name__], []
-    if not isinstance(measure, partial):
-        return [], [measure]
-    parts = [_parts(part) for part in (measure.func, *measure.args, *measure.keywords.values())]
-    return [name for of, _ in parts for name in of], [thing for _, of in parts for thing in of]
-
-
-def _reached(file: Path, names: list[str]) -> list[str]:
-    """Return what a module's functions do, and what of the module they name, without words."""
-    tree = _without_docstrings(file)
-    assert isinstance(tree, ast.Module)
-    known: dict[str, ast.AST] = {}
-    for node in tree.body:
-        for named in getattr(node, "targets", [getattr(node, "target", node)]):
-            known[getattr(named, "name", getattr(named, "id", ""))] = node
-    found: dict[str, str] = {}
-    while names:
-        name, *names = names
-        if name in known and name not in found:
-            found[name] = _dumped(known[name])
-            names += [part.id for part in ast.walk(known[name]) if isinstance(part, ast.Name)]
-    return [found[name] for name in sorted(found)]
-
-
-def _dumped(node: object) -> str:
-    """Return what `ast.dump` does, but for fields that are empty: newer Pythons have more of
-    them."""
-    if isinstance(node, list):
-        return f"[{', '.join(map(_dumped, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-    return f"{type(node).__name__}({', '.join(f'{n}={_dumped(value)}' for n, value in fields)})"
-
-
-def _without_docstrings(file: Path) -> ast.AST:
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
-            node.body = node.body[1:]
-    return tree
 
 
 @cache

@@ -51,7 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--list", action="store_true", help="say what there is, and how much of it is measured")
     add("--pages", action="store_true", help="measure nothing, write pages of what is there")
-    add("--again", action="store_true", help="also what was measured before its code changed")
+    add("--again", action="store_true", help="also what an earlier revision measured")
     add("--budget", type=float, metavar="MINUTES", help="begin no cell after that time")
     add("--out", type=Path, default=OUT, help=f"folder of cells and pages (by default {OUT})")
     add("--quiet", action="store_true", help="no progress bar")
@@ -63,8 +63,8 @@ def known_targets() -> "dict[str, Target]":
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(found.name)
             known |= {target.name: target for target in getattr(module, "TARGETS", ())}
-    # a target that publishes a fit discards its checkpoint, so those that share the fit come first
-    return dict(sorted(known.items(), key=lambda item: "training/publishing" in item[1].code))
+    # Publishing a fit discards its checkpoint, so targets that share the fit come first.
+    return dict(sorted(known.items(), key=lambda item: item[1].publishes))
 
 
 def _reproduce(options: argparse.Namespace) -> None:

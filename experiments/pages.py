@@ -129,7 +129,7 @@ def counts(cells: list[Cell]) -> bool:
 
 
 def is_older(target: Target, cells: list[Cell]) -> bool:
-    return any(cell.code != target.digest(cell.row) for cell in cells)
+    return any(cell.revision != target.revision for cell in cells)
 
 
 def values_of(cells: list[Cell], key: str) -> list[float]:
@@ -151,7 +151,7 @@ def notes(target: Target, results: Results) -> list[str]:
             said.append(f"* {row}: {len(cells)} of {FEWEST_SEEDS} seeds.")
     measured = [cell for cells in results.values() for cell in cells]
     if any(is_older(target, cells) for cells in results.values()):
-        said.append(f"* {OLDER} before the code that it depends on changed; `--again` measures it.")
+        said.append(f"* {OLDER} an earlier revision measured it; `--again` measures it anew.")
     commits = counted([cell.commit for cell in measured])
     torches = counted([cell.versions["torch"] for cell in measured])
     said.append(f"* Commits of cells: {commits}; torch: {torches}.")

@@ -23,7 +23,7 @@ from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
 from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
-from training.fitting.encoding import Encoding, with_encoder
+from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, run_provenance
 from training.fitting.steps import check_augmentation, restoring_torch
@@ -69,7 +69,7 @@ class Fitted:
         model = self.model.eval()
         device = next(model.parameters()).device
         if self.encoding is not None:
-            x = self.encoding.encoder.rows(x, quiet=True)
+            x = self.encoding.encoder(x.astype(np.float32))
         draws = draws or self.recipe.serving.draws
         eps = noise(model.posterior, draws, self.recipe.seed, Stream.VALIDATION_NOISE)
         rows = torch.from_numpy(np.ascontiguousarray(x)).to(device)
@@ -87,6 +87,7 @@ class Fitted:
         if self.folder is not None:
             for folder in (self.folder, self.folder / REFIT):
                 (folder / CHECKPOINT).unlink(missing_ok=True)
+            (self.folder / ENCODED).unlink(missing_ok=True)
             for path in self.folder.glob(f"{SHORT_FITS}*"):
                 shutil.rmtree(path)
 
@@ -142,23 +143,26 @@ def fit(
         splits = replace(splits, train=join(splits.train, extra))
     check_augmentation(recipe.augmentation, data.shape)
     check_pixels(recipe, data)
-    recipe, encoding = with_encoder(recipe, data, splits.train, runs, start)
+    graph = encoder_graph(recipe, data)
     recipe = with_knots(recipe, data, splits.train.x, start)
     if start is not None:
         check_compatible(recipe, data, start)
     check_trained(recipe, start)
     device = find_device(device)
     keep_freed_memory()
-    folder = run_folder(runs, recipe, data, device, start, extra, encoding)
+    folder = run_folder(runs, recipe, data, device, start, extra, graph)
     with hold(folder), restoring_torch(device):
-        raw = splits if encoding is None else encoding.of(splits, quiet)
-        fits = _Fits(recipe, data, raw, device, start, encoding)
+        encoding = None
+        if graph is not None:
+            encoding = make_encoding(graph, recipe, data, splits.train, folder, start)
+            splits = encoding.encode(splits, quiet)
+        fits = _Fits(recipe, data, splits, device, start, encoding)
         transform, choice = fits.choose_transform(folder)
-        splits = transform_splits(raw, transform)
+        slope = log_slope_of(transform, splits.validation.y)
+        splits = transform_splits(splits, transform)
         run = fits.begin(splits, folder)
         _announce(run, start)
         model = run.fit(quiet, callback)
-        slope = log_slope_of(transform, raw.validation.y)
         temperature = temper(model, recipe, splits.validation)
         provenance = run_provenance(run, splits, slope)
         log.info("stopped %s", provenance.stopped)
@@ -337,15 +341,15 @@ def run_folder(
     device: torch.device,
     start: Parent | None = None,
     extra: Rows | None = None,
-    encoding: Encoding | None = None,
+    encoder: bytes | None = None,
 ) -> Path:
     parts = [recipe.digest(), data.digest(), device.type]
     if start is not None:
         parts += [start.label, sha256(start.weights).hexdigest()]
     if recipe.network.weights is not None:
         parts.append(weights_digest(Path(recipe.network.weights)))
-    if encoding is not None:
-        parts.append(encoding.digest)
+    if encoder is not None:
+        parts.append(sha256(encoder).hexdigest())
     if extra is not None:
         parts += [sha256(np.ascontiguousarray(of).data).hexdigest() for of in (extra.x, extra.y)]
     return runs / f"{recipe.name}-{sha256(' '.join(parts).encode()).hexdigest()[:12]}"

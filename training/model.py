@@ -26,9 +26,8 @@ from training.networks.architectures import (
 from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
 from training.networks.piecewise import PiecewiseLinear, quantile_knots
-from training.networks.probes import ROWS, check_ids, check_outputs, dropouts_of, last_layer
-from training.networks.selection import DRAWABLE, drawn_layers, freeze
-from training.networks.split import NotSplit, SplitNetwork, split_module
+from training.networks.probes import ROWS, check_ids, check_outputs, last_layer
+from training.networks.selection import DRAWABLE
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
 
@@ -145,10 +144,6 @@ def build(
         examples = examples.long()
 
     def make() -> nn.Module:
-        if wanted.encoder == "frozen":
-            begins = rows is not None and weights is None
-            head = require_split(recipe, shape, classes, begins).head
-            return head if weights is None else _load_parent(head, weights)
         made = module(wanted, row_shape, of.outputs)
         if weights is not None:
             _load_parent(made, weights)
@@ -168,7 +163,7 @@ def build(
                 expected = f"none for method {recipe.method}, which draws no layer"
                 raise InvalidInput("network.bayesian", expected, "some")
             count = getattr(recipe.posterior, "members", 1)
-            starts_trained = wanted.encoder != "frozen" and (wanted.is_trained or wanted.trained)
+            starts_trained = wanted.is_trained or wanted.trained
             if starts_trained and (method.shares_weights or method.is_anchored):
                 expected = f"no trained layers with {recipe.method}, whose members start apart"
                 raise InvalidInput("network", expected, "some")
@@ -233,37 +228,6 @@ def _load_parent(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return made
 
 
-def split_network(
-    recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool
-) -> SplitNetwork | None:
-    """Return a recipe's network for rows of a shape, cut before its first layer that is drawn or
-    trained; None where nothing with weights comes before."""
-    wanted, of, row_shape = recipe.network, likelihood(recipe, classes), _row_shape(recipe, shape)
-    made = module(wanted, row_shape, of.outputs)
-    if wanted.weights is not None and with_weights:
-        load_weights(made, Path(wanted.weights))
-    examples = torch.zeros(ROWS, *row_shape)
-    examples = examples.long() if recipe.data.takes_ids else examples
-    assert wanted.factory is not None
-    check_outputs(made, wanted.factory, examples, of)
-    return split_module(made, _head_layers(recipe, made, examples), examples)
-
-
-def require_split(
-    recipe: Recipe, shape: Sequence[int], classes: int, with_weights: bool
-) -> SplitNetwork:
-    """Return the split network of a recipe that names its frozen layers an encoder."""
-    try:
-        parts = split_network(recipe, shape, classes, with_weights)
-    except NotSplit as error:
-        expected = "a network that can be cut in two"
-        raise InvalidInput("network.encoder", expected, str(error)) from None
-    if parts is None:
-        expected = "frozen layers with weights before those that are drawn or trained"
-        raise InvalidInput("network.encoder", expected, "none")
-    return parts
-
-
 def _patterns(
     recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]
 ) -> Sequence[str] | None:
@@ -275,22 +239,6 @@ def _patterns(
         return layers
     name, _ = last_layer(made, examples)
     return None if name is None else [name]
-
-
-def _head_layers(recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]) -> list[str]:
-    layers, stochastic = _patterns(recipe, made, examples), recipe.inference.stochastic
-    names, masks = [], []
-    if stochastic is not None:
-        names = list(drawn_layers(made, layers))
-        if stochastic(recipe.posterior).drawn == "masks":
-            masks = dropouts_of(made, layers)
-    freeze(made, recipe.network.trained, names)
-    trained = [
-        name
-        for name, layer in made.named_modules()
-        if any(p.requires_grad for p in layer.parameters(recurse=False))
-    ]
-    return [*dict.fromkeys([*names, *masks, *trained])]
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:

@@ -167,13 +167,14 @@ class DataSection(Section):
 Pixel = Annotated[float, Field(ge=-1e3, le=1e3)]
 Pattern = Annotated[str, StringConstraints(min_length=1)]
 Factory = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+EncoderName = Annotated[str, StringConstraints(pattern=r"^(onnx:.+|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
 
 class NetworkSection(Section):
     """`[network]`: the primary network, by exactly one of hidden, kind and factory, and where it
     starts."""
 
-    hidden: Annotated[list[Count], Field(min_length=1)] | None = None
+    hidden: list[Count] | None = None
     dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
     bins: Annotated[int, Field(ge=2, le=256)] | None = None
     knots: list[list[float]] | None = None
@@ -186,7 +187,7 @@ class NetworkSection(Section):
     standardise: bool | None = None
     pixel_mean: Annotated[list[Pixel], Field(min_length=1)] | None = None
     pixel_std: Annotated[list[Positive], Field(min_length=1)] | None = None
-    encoder: Annotated[str, StringConstraints(pattern=r"^(frozen|none|onnx:.+)$")] | None = None
+    encoder: EncoderName | None = None
     output: Pattern | None = None
     rows_at_once: Annotated[int, Field(ge=1, le=256)] | None = None
 
@@ -209,22 +210,14 @@ class NetworkSection(Section):
             raise ValueError(f"standardise = true only for {network}")
         if self.output is not None and self.encoder_file is None:
             raise ValueError("output only with encoder = 'onnx:FILE', one of whose values it names")
-        if self.encoder_file is not None and self.kind is not None:
-            hidden = "hidden or factory with encoder = 'onnx:FILE'"
-            raise ValueError(f"{hidden}, whose rows are no images")
-        if self.encoder == "frozen" and (self.factory is None or self.trained is None):
-            layers = "factory and trained, the layers that are not frozen"
-            raise ValueError(f"{layers}, with encoder = 'frozen'")
+        if self.encoder is not None and self.kind is not None:
+            raise ValueError("hidden or factory with encoder, whose rows are no images")
         return self
 
     @property
     def encoder_file(self) -> str | None:
-        _, colon, file = (self.encoder or "").partition(":")
-        return file if colon else None
-
-    @property
-    def is_encoded(self) -> bool:
-        return self.encoder not in (None, "none")
+        kind, _, file = (self.encoder or "").partition(":")
+        return file if kind == "onnx" else None
 
     @property
     def is_custom(self) -> bool:
@@ -239,7 +232,7 @@ class NetworkSection(Section):
     def is_standardised(self) -> bool:
         """Whether rows are brought to mean 0 and deviation 1 before the network, as of most that
         start at random."""
-        are_raw = self.pixel_mean is None or self.encoder_file is not None
+        are_raw = self.pixel_mean is None or self.encoder is not None
         if self.bins is not None or self.knots is not None:  # of columns, which are so already
             return False
         return not self.is_trained and are_raw and self.standardise is not False
@@ -357,7 +350,7 @@ class Recipe(Section):
         )
         if not isinstance(data, dict) or not isinstance(network, dict) or not _takes_ids(data):
             return content
-        if str(network.get("encoder")).startswith("onnx:"):
+        if network.get("encoder") is not None:
             return content
         return {**content, "network": {"standardise": False, **network}}
 
@@ -374,7 +367,7 @@ class Recipe(Section):
             return list(self.serving.combined)
         names = COMBINED[self.task]
         scores = [name for name in names if name not in DENSITY_NAMES]
-        if self.network.is_encoded:
+        if self.network.encoder is not None:
             return [*scores, *ENCODED_DENSITIES]
         if self.data.takes_ids:
             return [*scores, *(name for name in names if name in FEATURE_DENSITIES)]
@@ -539,7 +532,7 @@ def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
 
 def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     network, why = recipe.network, "since rows are ids, which have no size"
-    is_of_ids = network.encoder_file is None
+    is_of_ids = network.encoder is None
     if network.factory is None and is_of_ids:
         yield "network", f"a factory, {why}", "another network"
     if network.standardise and is_of_ids:
@@ -548,7 +541,7 @@ def _contradictions_of_ids(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "network.pixel_mean", f"none, {why}", "one"
     if recipe.augmentation is not None:
         yield "augmentation", f"none, {why}", "one"
-    for i, name in enumerate(() if network.is_encoded else recipe.serving.combined or ()):
+    for i, name in enumerate((recipe.serving.combined or ()) if is_of_ids else ()):
         if name in DENSITY_NAMES and name not in FEATURE_DENSITIES:
             yield f"serving.combined.{i}", f"no density of the input, {why}", repr(name)
 

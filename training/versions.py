@@ -178,7 +178,7 @@ def find_fitted(
     recipe.
     """
     network = recipe.network
-    if network.factory is not None or network.weights is not None or network.encoder_file:
+    if network.factory is not None or network.weights is not None or network.encoder:
         return None
     origin = None if start is None else start.provenance
     for manifest in manifests(store, recipe.name):

@@ -13,11 +13,11 @@ from torch import nn
 WEIGHTS = "data/efficientnet.safetensors"
 
 
-def efficientnet(shape, outputs):
-    """Return the network with a new last layer; `shape` is (3, height, width)."""
+def efficientnet(shape):
+    """Return the network without its last layer; `shape` is (3, height, width)."""
     network = EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(load_file(WEIGHTS))
-    network._fc = nn.Linear(1280, outputs)
+    network._fc = nn.Identity()
     return network
 
 

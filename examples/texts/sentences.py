@@ -1,4 +1,4 @@
-"""MiniLM (all-MiniLM-L6-v2), a trained encoder of sentences, and a new last layer on it."""
+"""MiniLM (all-MiniLM-L6-v2), a trained encoder of sentences."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PARTS |= {"linear1": "intermediate.dense", "linear2": "output.dense", "norm2": "
 
 
 class Sentences(nn.Module):
-    def __init__(self, shape, outputs):
+    def __init__(self, shape):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, UNITS) for n in (30522, 512, 2))
         self.norm = nn.LayerNorm(UNITS, 1e-12)
@@ -23,7 +23,6 @@ class Sentences(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         self.load_state_dict(of_bert(load_file(FOLDER / "model.safetensors")))
-        self.head = nn.Linear(UNITS, outputs)
 
     def forward(self, ids):
         words, places, kinds = self.embeddings
@@ -33,7 +32,7 @@ class Sentences(nn.Module):
         )
         h = self.layers(h, src_key_padding_mask=is_pad)
         kept = (~is_pad).unsqueeze(2).float()
-        return self.head(nn.functional.normalize((h * kept).sum(1) / kept.sum(1)))
+        return nn.functional.normalize((h * kept).sum(1) / kept.sum(1))
 
 
 def of_bert(given):

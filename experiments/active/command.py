@@ -139,10 +139,8 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
         if transform != "none":
             expected = "'none': a transform would be chosen by targets that have no label yet"
             raise InvalidInput("data.target_transform", expected, repr(transform))
-        if recipe.network.is_encoded:
-            expected = (
-                "'none': what a frozen encoder says of rows can be kept as npz: and be the data"
-            )
+        if recipe.network.encoder is not None:
+            expected = "no encoder: encode the rows once, and use them as npz: data"
             raise InvalidInput("network.encoder", expected, repr(encoder))
         data[recipe.name] = load(recipe, data_root())
         first = loaded[0]

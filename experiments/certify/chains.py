@@ -16,8 +16,6 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from experiments.cells import (
-    MEASURES,
-    OF_FITS,
     Column,
     Measured,
     Results,
@@ -211,7 +209,6 @@ CHAINS_OF_UCI = Target(
         "correlation of these deviations, and total variation between predictive distributions, 0 "
         "to 1: of test rows."
     ),
-    module=__name__,
     rows={
         f"{name}-{method}": partial(measure, name, method)
         for name in SETS
@@ -226,7 +223,6 @@ CHAINS_OF_UCI = Target(
     },
     draw=_draw,
     conclude=_conclude,
-    code=(*OF_FITS, MEASURES, "experiments/certify/hamiltonian.py", "experiments/certify/gap.py"),
 )
 
 TARGETS = (CHAINS_OF_UCI,)

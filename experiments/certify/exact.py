@@ -195,7 +195,6 @@ EXACT = Target(
         "Gaussian, whose posterior is known: the least and the most of all numbers, and the worst "
         "factor either way. How far means are off is in exact deviations, at most."
     ),
-    module=__name__,
     rows={
         f"{method} from {start:g}": partial(measure, method, start)
         for method in METHODS

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
 from training import recipe as recipes
@@ -198,14 +198,12 @@ GAP = Target(
         "distributions and the exact ones, 0 to 1. Methods but `bbb-gaussian` and `mvn` have "
         "priors of their own."
     ),
-    module=__name__,
     rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
     columns={
         **{f"std_{place}": Column(f"deviation {place}", 3) for place in PLACES},
         **{f"variation_{place}": Column(f"total variation {place}", 2) for place in PLACES},
     },
     draw=_draw,
-    code=(*OF_FITS, "experiments/certify/hamiltonian.py"),
 )
 
 TARGETS = (GAP,)

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from sklearn.datasets import make_moons
 from torch import Tensor
 
-from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.certify.gap import (
     DRAWS,
     EXACT,
@@ -161,7 +161,6 @@ MOONS = Target(
         "a square of side 8. BALD over the exact one's: 1 is right, below 1 too sure. Rank "
         "correlation: of BALD, over the square."
     ),
-    module=__name__,
     rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
     columns={
         **{f"ratio_{place}": Column(f"BALD {place}, of the exact") for place in ("near", "far")},
@@ -171,7 +170,6 @@ MOONS = Target(
         "rank_correlation": Column("rank correlation of BALD"),
     },
     draw=_draw,
-    code=(*OF_FITS, "experiments/certify/hamiltonian.py", "experiments/certify/gap.py"),
 )
 
 TARGETS = (MOONS,)

@@ -13,11 +13,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measure_fit, measured_of, recipe_with
 from experiments.pages import draw_columns
 from experiments.tables.detection import (
-    REPORTED,
     draw_attacked,
     evaluated,
     values_of_fgsm,
@@ -109,7 +108,6 @@ def _target(name: str, units: tuple[int, ...], where: str) -> Target:
             f"without dropout. FGSM by the gradient of one draw; targeted by {ITERATIONS} of .01 "
             "towards 0. Entropy is the mean over attacked rows, in nats."
         ),
-        module=__name__,
         rows={row: partial(measure, units, row) for row in ROWS},
         columns={
             "accuracy": Column("accuracy, %"),
@@ -120,7 +118,7 @@ def _target(name: str, units: tuple[int, ...], where: str) -> Target:
             "targeted_entropy": Column("its entropy", 3),
         },
         draw=_draw,
-        code=REPORTED,
+        publishes=True,
     )
 
 
@@ -133,11 +131,9 @@ ALPHA_DRAWS = Target(
         "784-100-100-10, alpha .5; processor time of an epoch on one core, by the number of masks "
         "a step."
     ),
-    module=__name__,
     rows={f"{draws}": partial(measure_time, draws) for draws in NUMBERS_OF_DRAWS},
     columns={"seconds": Column("seconds an epoch")},
     draw=draw_columns,
-    code=OF_FITS,
 )
 
 ALPHA_CNN = Target(
@@ -147,7 +143,6 @@ ALPHA_CNN = Target(
         "Two 4x4 convolutions of 32 filters, pooling, 128 units; dropout .5 before both dense "
         "layers, 10 masks a step, 100 at test, and the same network without dropout."
     ),
-    module=__name__,
     rows={"no-dropout" if row == POINT else row: partial(measure_cnn, row) for row in ROWS},
     columns=COLUMNS,
     draw=draw_columns,
@@ -155,7 +150,6 @@ ALPHA_CNN = Target(
         "The paper has alpha 0 ahead of 1 and level with .5, by both measures. No test of that was "
         "written down before these cells were measured."
     ),
-    code=(*OF_FITS, MEASURES),
 )
 
 TARGETS = (ALPHA, ALPHA_DRAWS, ALPHA_WIDE, ALPHA_CNN)

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.cells import MEASURES, OF_FITS, Measured, Target
+from experiments.cells import Measured, Target
 from experiments.measures import measure_fit, recipe_with
 from experiments.pages import draw_columns
 from experiments.tables.mnist import COLUMNS, flow
@@ -23,7 +23,6 @@ TARGETS = (
             "of 128, 20 epochs of Adam, one draw a step; 46,000 rows train, 2,000 choose the "
             "checkpoint; 100 draws of 10,000 test rows. It needs a GPU, or days."
         ),
-        module=__name__,
         rows={
             **{f"realnvp-{n}": partial(_fit, "cifar10-bhn-realnvp", flow(n)) for n in (0, 4, 8)},
             "dropout": partial(_fit, "cifar10-dropout", {}),
@@ -42,6 +41,5 @@ TARGETS = (
             "Rows are above the paper's; hypernetworks are not ahead of our own dropout and "
             "maximum likelihood, whose checkpoints validation rows choose too."
         ),
-        code=(*OF_FITS, MEASURES),
     ),
 )

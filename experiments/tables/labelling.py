@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.active.protocol import Arm, End, Protocol, Start
 from experiments.active.rounds import count_needed
 from experiments.active.simulation import Work, simulate_all
-from experiments.cells import OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.findings import LEVEL, difference_interval
 from experiments.measures import recipe_with
 from experiments.pages import counts, values_of
@@ -112,7 +112,6 @@ FIGURE_4 = Target(
         f"rows; a seed that needs more than {END.labels} counts as {END.labels + PROTOCOL.batch}. "
         "`bhn-shifted` shifts images in training, which the paper does not."
     ),
-    module=__name__,
     rows={row: partial(measure, *of) for base in STARTS for row, of in rows_of(base).items()},
     columns={"labels": Column("labels needed", 0)},
     draw=_draw,
@@ -125,7 +124,6 @@ FIGURE_4 = Target(
         "varied. Scores of a network without draws are the entropy: its BALD is 0."
     ),
     seeds=5,
-    code=(*OF_FITS, "experiments/active"),
 )
 
 TARGETS = (FIGURE_4,)

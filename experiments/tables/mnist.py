@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Target
+from experiments.cells import Column, Measured, Target
 from experiments.measures import measure_fit, recipe_with
 from experiments.pages import draw_boxes, draw_columns
 from training.data import Dataset, load
@@ -66,7 +66,6 @@ TABLE_1 = Target(
         "the checkpoint and the temperature; 100 draws of 10,000 test rows. `realnvp-N` has N "
         "couplings (0: elementwise affine), each made by 200 hidden units."
     ),
-    module=__name__,
     rows={
         **{f"realnvp-{n}": partial(_fit, "mnist-bhn-realnvp", flow(n)) for n in (0, 2, 4, 6, 8)},
         "iaf": partial(_fit, "mnist-bhn-iaf", {}),
@@ -91,7 +90,6 @@ TABLE_1 = Target(
         "1.74 %; 4 times and 64 of 90 epochs, -.0589 and 1.68 %. The KL's weight makes rows "
         "likelier, not more of them right. No command makes these fits."
     ),
-    code=(*OF_FITS, MEASURES),
 )
 
 
@@ -115,7 +113,6 @@ def _few_target(units: int, papers: dict[str, float]) -> Target:
             f"784-{units}-{units}-10, batches of 128, {FEW_EPOCHS} epochs. Of the first 7,000 rows "
             "5,000 train, 1,000 choose the checkpoint and the temperature. The plot is Figure 3."
         ),
-        module=__name__,
         rows=_few(units, flows),
         columns=COLUMNS,
         papers={row: {"accuracy": accuracy} for row, accuracy in papers.items()},
@@ -162,7 +159,6 @@ WEIGHT_UNCERTAINTY = Target(
         "`bbb-mixture-wide`, whose KL has a weight of 2e-6, not 3e-8, and which has 60 epochs, not "
         "14."
     ),
-    module=__name__,
     rows={
         f"{method}-{units}": partial(_fit, recipe, layers(units))
         for method, (recipe, _) in ERRORS.items()
@@ -189,7 +185,6 @@ WEIGHT_UNCERTAINTY = Target(
         "1.34 %: [what was tried](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
     ),
     draw=draw_columns,
-    code=(*OF_FITS, MEASURES),
 )
 
 LONG_EPOCHS, LONG_UNITS = 600, 400
@@ -210,7 +205,6 @@ LONG = Target(
         f"As `weight-uncertainty`, two hidden layers of {LONG_UNITS} units, {LONG_EPOCHS} epochs. "
         "A row names the weight of the KL, of a row's loss: in full it is 1 / 50,000."
     ),
-    module=__name__,
     rows={
         f"{method}-{name}": partial(_fit, f"mnist-{method}", _long(weight))
         for method in ("bbb-gaussian", "bbb-mixture")
@@ -225,7 +219,6 @@ LONG = Target(
         "What seed 0 measured: [figures](../convergence.md#mnist-600-epochs-of-bayes-by-backprop)."
     ),
     draw=draw_columns,
-    code=(*OF_FITS, MEASURES),
 )
 
 TARGETS = (TABLE_1, FEW_A, FEW_B, WEIGHT_UNCERTAINTY, LONG)

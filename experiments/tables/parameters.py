@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 from torch import nn
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measured_of
 from experiments.tables import toys
 from training import recipe as recipes
@@ -31,7 +31,6 @@ DRAWS = 1000
 LEVEL = 0.05
 PAIRED = 100  # numbers of theta, at most, whose pairs are tested
 SHOWN = 4  # of them in a scatter matrix
-TOYS_CODE = (*OF_FITS, MEASURES, "experiments/tables/toys.py")
 
 EDGE, STEP = 5.0, 0.01  # of the grid over weights
 EVALUATIONS = 100  # of a bound, by ten draws each
@@ -197,7 +196,6 @@ MODES = Target(
         "the exact posterior of the noise that was fitted, by quadrature; of what has one mode "
         "it is at least log 2 = 0.69. `bhn-weights-N` has N couplings; 0 is a Gaussian."
     ),
-    module=__name__,
     rows={
         f"{method}{identity}": partial(measure_product, method, identity)
         for identity in IDENTITIES
@@ -215,7 +213,6 @@ MODES = Target(
         "noise of the paper's figure are not known."
     ),
     seeds=5,
-    code=TOYS_CODE,
 )
 CORRELATIONS = Target(
     name="toy-correlations",
@@ -225,11 +222,9 @@ CORRELATIONS = Target(
         f"{PAIRED} numbers of theta, and how many pairs have a p-value below {LEVEL}. Of numbers "
         f"that are independent {100 * LEVEL:g} % have."
     ),
-    module=__name__,
     rows={row: partial(measure_correlations, row) for row in CORRELATED},
     columns={"correlated": Column("pairs correlated, %", 1)},
     draw=_draw_correlations,
-    code=TOYS_CODE,
 )
 
 TARGETS = (MODES, CORRELATIONS)

@@ -12,8 +12,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import (
-    MEASURES,
-    OF_FITS,
     Column,
     Measured,
     Results,
@@ -100,7 +98,6 @@ PRUNING = Target(
         "model's. Kept weights are fewer than the share says where units lead nowhere. "
         "`wide-*`: of `bbb-mixture-wide-400`, two layers of 400 units."
     ),
-    module=__name__,
     rows={
         f"{kind}{percent}": partial(measure, changes, percent)
         for kind, changes in FITS.items()
@@ -126,7 +123,7 @@ PRUNING = Target(
         "[2.4 % with all, and without 75 %](../convergence.md#mnist-600-epochs-of-bayes-by-"
         "backprop). No command makes these fits."
     ),
-    code=(*OF_FITS, "training/export", "training/publishing", MEASURES),
+    publishes=True,
 )
 
 TARGETS = (PRUNING,)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import recipe_with
 from experiments.pages import count, draw_columns, values_of
 from model_store.state.live import wilson_interval
@@ -135,7 +135,6 @@ SETTLED = Target(
         "and the 1 % of the rule itself; what it lies above in % of what the longer one gained "
         "over a guess, the Gaussian of the targets, does not."
     ),
-    module=__name__,
     rows={
         f"{data}-{method}": partial(measure, data, method) for data in SETS for method in BOUNDED
     },
@@ -160,7 +159,6 @@ SETTLED = Target(
         "concrete, by the defaults 1 to 3 minutes a fit, are left out."
     ),
     seeds=5,
-    code=(*OF_FITS, MEASURES, "experiments/certify/exact.py"),
 )
 
 TARGETS = (SETTLED,)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 from matplotlib.figure import Figure
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measured_of
 from training import recipe as recipes
 from training.data import Dataset, Rows
@@ -171,7 +171,6 @@ def _target(
             f"for `bhn-weights`), at most {epochs:,} epochs, 200 draws. Off over on: the mean "
             f"deviation of draws' means beyond the data, over that within.{protocol}"
         ),
-        module=__name__,
         rows={
             row: partial(measure, draw, rows, units, ends, epochs, *of)
             for row, of in settings.items()
@@ -183,7 +182,6 @@ def _target(
             "says, which goes on in straight lines beyond the data: deviations there can overflow."
             + remarks
         ),
-        code=(*OF_FITS, MEASURES),
     )
 
 

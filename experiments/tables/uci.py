@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cells import MEASURES, OF_FITS, Column, Measured, Results, Target
+from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measure_fit, recipe_with, values_of
 from experiments.pages import count, dots
 from training import recipe as recipes
@@ -111,7 +111,6 @@ UCI = Target(
         "density in those. In brackets are MC dropout's figures, by Gal and Ghahramani 2016, over "
         "20 splits with a grid search and 100 times the epochs."
     ),
-    module=__name__,
     rows={
         f"{name}-{method}": partial(_fit, name, method) for name in PUBLISHED for method in METHODS
     },
@@ -131,7 +130,6 @@ UCI = Target(
         "three times as many, `alpha-0` of split 0 still rose (5.62, RMSE .0006)."
     ),
     seeds=5,
-    code=(*OF_FITS, MEASURES),
 )
 
 
@@ -187,14 +185,12 @@ DEFAULTS = Target(
         "target's units, log-likelihood of a density in those; in brackets MC dropout's, by Gal "
         "and Ghahramani 2016, over 20 splits."
     ),
-    module=__name__,
     rows={name: partial(_fit_default, name) for name in PUBLISHED},
     columns={**UCI.columns, "ends_at_most": Column("ended by max_epochs", summary=count)},
     papers={name: UCI.papers[f"{name}-ensemble"] for name in PUBLISHED},
     draw=_draw_defaults,
     seeds=5,
     conclude=_above,
-    code=(*OF_FITS, MEASURES, "training/data/plan.py"),
 )
 
 TARGETS = (UCI, DEFAULTS)

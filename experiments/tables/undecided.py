@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
 from experiments.measures import measured_of, recipe_with
 from experiments.pages import values_of
-from experiments.tables.detection import REPORTED
 from experiments.tables.mnist import HELD_OUT
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
@@ -110,7 +109,6 @@ UNDECIDED = Target(
         f"{ROWS:,} rows of each set, served with `risk` {RISK:g}: undecided by doubt alone, and by "
         "doubt or the flag. Wrong: of test rows that are answered."
     ),
-    module=__name__,
     rows={method: partial(measure, method) for method in ("bbb-gaussian", "mle")},
     columns={
         "accuracy": Column("accuracy, %"),
@@ -127,7 +125,7 @@ UNDECIDED = Target(
         "hangs on the seed: with one of three the calibration rows need no abstention for the "
         "risk, so nothing is doubted."
     ),
-    code=REPORTED,
+    publishes=True,
 )
 
 TARGETS = (UNDECIDED,)

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measured_of, recipe_with
 from experiments.tables.detection import (
-    REPORTED,
     ROWS,
     draw_attacked,
     evaluated,
@@ -85,7 +84,6 @@ VARIATIONAL = Target(
         "sum it is taken to be: against the mean, .1 leaves nothing but the prior (accuracy 11 %). "
         f"{ROWS:,} test rows and as many of notMNIST; FGSM by the gradient of one draw."
     ),
-    module=__name__,
     rows={row: partial(measure, row) for row in (POINT, *WEIGHTS)},
     columns={
         "accuracy": Column("accuracy, %"),
@@ -97,7 +95,7 @@ VARIATIONAL = Target(
         "attacked_entropy_0.1": Column("its entropy", 3),
     },
     draw=_draw,
-    code=REPORTED,
+    publishes=True,
 )
 
 TARGETS = (VARIATIONAL,)

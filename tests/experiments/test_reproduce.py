@@ -1,7 +1,6 @@
 """Cells of the papers' tables: measured once, shown with their spread, empty where they do not
 count."""
 
-import ast
 import json
 import math
 from dataclasses import replace
@@ -14,9 +13,9 @@ import pytest
 import torch
 from scipy import stats
 
-from experiments import cells, measures
+from experiments import measures
 from experiments.active.protocol import End, Protocol
-from experiments.cells import Cell, Column, Measured, Target, code_digest, measure_missing
+from experiments.cells import Cell, Column, Measured, Target, measure_missing
 from experiments.certify import chains, moons
 from experiments.command import known_targets
 from experiments.findings import CLAIMS, Claim, difference_interval, findings_page
@@ -60,7 +59,6 @@ def target_of(measured, seeds=3):
         name="table",
         title="A table",
         protocol="Three rows.",
-        module="experiments.cells",
         rows={row: measure(row) for row in ("a", "b", "c")},
         columns={"accuracy": Column("accuracy, %")},
         papers={"a": {"accuracy": 90.5}},
@@ -69,7 +67,7 @@ def target_of(measured, seeds=3):
     )
 
 
-def test_a_cell_is_measured_once_and_again_on_request_when_its_code_has_changed(tmp_path):
+def test_a_cell_is_measured_once_and_again_on_request_when_its_revision_has_changed(tmp_path):
     measured = []
     target = target_of(measured)
     assert measure_missing([target], tmp_path, tmp_path / "runs", None, quiet=True) == 0
@@ -78,14 +76,14 @@ def test_a_cell_is_measured_once_and_again_on_request_when_its_code_has_changed(
     assert len(measured) == 9
     assert measure_missing([target], tmp_path, tmp_path, None, quiet=True, again=True) == 0
     assert len(measured) == 9
-    other = replace(target, code=("training/fit.py",))
+    other = replace(target, revision=2)
     assert measure_missing([other], tmp_path, tmp_path, None, quiet=True) == 0
     assert len(measured) == 9
     assert measure_missing([other], tmp_path, tmp_path, None, quiet=True, again=True) == 0
     assert len(measured) == 18
     cell = json.loads((tmp_path / "table" / "a-1.json").read_text())
     assert cell["measured"]["values"] == {"accuracy": 91.0}
-    assert (cell["seed"], cell["code"]) == (1, other.digest("a"))
+    assert (cell["seed"], cell["revision"]) == (1, 2)
     assert {"torch", "python"} < cell["versions"].keys()
 
 
@@ -150,11 +148,11 @@ def test_a_page_shows_what_counts_and_says_why_the_rest_is_empty(tmp_path):
     path.write_text(path.read_text().replace("Infinity", "90.0"))
     for seed in range(2):
         (tmp_path / "table" / f"c-{seed}.json").unlink()
-    write_pages([replace(target, code=("training/fit.py",))], tmp_path, tmp_path)
+    write_pages([replace(target, revision=2)], tmp_path, tmp_path)
     assert "* Not run: `c`." in (tmp_path / "table.md").read_text()
     page = (tmp_path / "table.md").read_text()
     assert f"| a {OLDER} | 91.00 ± 1.00 (90.5) | 3 |" in page
-    assert f"* {OLDER} before the code that it depends on changed" in page
+    assert f"* {OLDER} an earlier revision measured it" in page
 
 
 def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
@@ -164,39 +162,6 @@ def test_a_row_counts_whose_curves_are_level_but_for_the_lesser_part(tmp_path):
     page = (tmp_path / "table.md").read_text()
     assert "| b | 91.50 ± 1.29 | 4 |" in page
     assert f"* b: {MOVING} in 1 of 4 seeds." in page
-
-
-def test_what_code_does_is_its_digest_and_not_what_it_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "ROOT", tmp_path)
-
-    def digest(text):
-        (tmp_path / "a.py").write_text(text)
-        code_digest.cache_clear()
-        return code_digest(("a.py",))
-
-    was = digest('def f():\n    """Say."""\n    return 1\n')
-    assert digest("def f():  # a comment\n    return 1\n") == was
-    assert digest("def f():\n    return 2\n") != was
-    monkeypatch.setattr(ast.Return, "_fields", ("value", "since"))  # as of a newer Python
-    assert digest("def f():\n    return 1\n") == was
-    code_digest.cache_clear()
-
-
-def test_neither_plots_nor_words_of_a_target_s_module_make_its_cells_older_ones(
-    tmp_path, monkeypatch
-):
-    def digest(name="measure", factor="2", plot="pass", setting=0):
-        text = f'FACTOR = {factor}\ndef measure(a):\n    """Say {plot}."""\n    return near(a)\n'
-        text += f"def near(a):\n    return FACTOR * a\ndef draw():\n    {plot}\n"
-        (tmp_path / "own.py").write_text(text)
-        found = {}
-        exec(text, found)
-        rows = {"a": partial(found[name], setting)}
-        return replace(target_of([]), module="own", rows=rows, code=()).digest("a")
-
-    monkeypatch.setattr(cells, "ROOT", tmp_path)
-    assert digest() == digest(plot="return 1")
-    assert len({digest(), digest("near"), digest(factor="3"), digest(setting=1)}) == 4
 
 
 def test_targets_are_listed_and_unknown_ones_refused(tmp_path, capsys):
@@ -272,7 +237,7 @@ def test_table_2_says_what_each_detector_finds_and_what_gets_past_all():
     values = {f"{name}_{score}": 90.0 for name in names for score in ("bald", "residual")}
     values |= {"fgsm_accuracy": 50.0, "fgsm_flagged": 75.0, "fgsm_hits": 20.0}
     cells = [
-        Cell(detection.OF_DETECTORS, seed, Measured(values, ""), 1.0, "", "", {})
+        Cell(detection.OF_DETECTORS, seed, Measured(values, ""), 1.0, "", 1, {})
         for seed in range(3)
     ]
     target = known_targets()["table-2"]
@@ -556,7 +521,7 @@ def test_arms_are_compared_with_random_choice_where_all_seeds_have_labels():
     needed = {"labels": 310.0, "labels_at": [20, 30, 40]}
     results = {
         row: [
-            Cell(row, seed, Measured({**needed, "accuracies": accuracies}, ""), 1.0, "", "", {})
+            Cell(row, seed, Measured({**needed, "accuracies": accuracies}, ""), 1.0, "", 1, {})
             for seed, accuracies in enumerate(of)
         ]
         for row, of in curves.items()

@@ -43,7 +43,6 @@ make_environment() {
         fi
         ;;
     docs) make_venv "$1" mkdocs==1.6.1 mkdocs-material==9.8.1 ;;
-    mutants) make_venv "$1" cosmic-ray==8.7.0 ;;
     examples)
         share_packages "$1"
         .venv-examples/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r examples/requirements.txt

@@ -70,10 +70,10 @@ def test_damaged_versions_are_refused_while_a_whole_one_is_served(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "kinds", "trials"),
-    [(range(1700), OF_FILES, WITHOUT_TRIALS), (range(300), OF_GRAPHS, WITH_TRIALS)],
+    [(range(700), OF_FILES, WITHOUT_TRIALS), (range(300), OF_GRAPHS, WITH_TRIALS)],
     ids=["files", "graphs"],
 )
-def test_2000_damaged_versions_end_nothing(tmp_path, seeds, kinds, trials):
+def test_1000_damaged_versions_end_nothing(tmp_path, seeds, kinds, trials):
     answered = Counter()
     for first in range(0, len(seeds), OF_ONE_SERVICE):
         part = seeds[first : first + OF_ONE_SERVICE]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from tests.support.raw import Connection, Ended, request
 
@@ -178,3 +179,9 @@ def _hang_up(connection, content, chooser):
         connection.reset()
     else:
         connection.close()
+
+
+def reference_answers(serve, store, rows):
+    """Return requests and their answers by a service at rest."""
+    with serve(store) as (url, _):
+        return references(urlsplit(url).port, rows)

@@ -8,10 +8,13 @@ after it. A write that is stopped is half done. What the folder then holds is
     content lost       the same, but files that were not synced since they were written are empty
     entries lost       and what was created or renamed in a folder that was not synced since is as
     it was before
+    disk full          what was done: only this one call fails, with an OSError
 
-The last two are what a loss of power may leave, at worst. Deletions count as lasting at once.
+The second and the third are what a loss of power may leave, at worst. Deletions count as lasting
+at once.
 """
 
+import errno
 import io
 import os
 import shutil
@@ -22,6 +25,7 @@ from pathlib import Path
 import pytest
 
 LOSSES = ("killed", "content lost", "entries lost")
+DISK_FULL = "disk full"
 
 
 class Stopped(BaseException):
@@ -31,8 +35,10 @@ class Stopped(BaseException):
 class Disk:
     """Counts what changes files below a folder, and keeps what a loss of power would take away."""
 
-    def __init__(self, root: Path, at: int | None, before_each: Callable[[], None] | None) -> None:
-        self.root, self.at, self.before_each = root, at, before_each
+    def __init__(
+        self, root: Path, at: int | None, loss: str, before_each: Callable[[], None] | None
+    ) -> None:
+        self.root, self.at, self.loss, self.before_each = root, at, loss, before_each
         self.calls = 0
         self.is_open = True  # False while `before_each` looks: it may not change anything
         self.real = {
@@ -52,12 +58,14 @@ class Disk:
             self.before_each()
             self.is_open = True
         self.calls += 1
-        if self.at is not None and self.calls >= self.at:
+        if self.loss == DISK_FULL and self.calls == self.at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.loss != DISK_FULL and self.at is not None and self.calls >= self.at:
             raise Stopped
 
-    def lose(self, loss: str) -> None:
+    def lose(self) -> None:
         """Take away what was not synced."""
-        if loss == "entries lost":
+        if self.loss == "entries lost":
             for folder, undo in reversed(self.entries):
                 places = [
                     path
@@ -66,7 +74,7 @@ class Disk:
                 ]
                 if places:
                     undo(places[0])
-        if loss != "killed":
+        if self.loss in ("content lost", "entries lost"):
             for path in self.root.rglob("*"):
                 if path.is_file() and path.lstat().st_ino in self.unsynced:
                     os.truncate(path, 0)
@@ -188,12 +196,12 @@ def stopping(
     `before_each` is called before every change. The block ends as if nothing had been raised;
     `Disk.calls` says how many changes there were.
     """
-    disk = Disk(root, at, before_each)
+    disk = Disk(root, at, loss, before_each)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("open", "mkdir", "rename", "chmod", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, getattr(disk, name))
         patch.setattr(os, "replace", disk.rename)
         patch.setattr(io, "open", disk.open_file)
-        with suppress(Stopped):
+        with suppress(Stopped, OSError) if at is not None else suppress(Stopped):
             yield disk
-    disk.lose(loss)
+    disk.lose()

@@ -15,13 +15,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from model_store.artifacts.store import ModelStore
-from model_store.errors import DubitoError
 from tests.support.crowd import Crowd, references, replayed
 from tests.support.environment import ROOT
 from tests.support.process import children, open_files, settled
 from tests.support.raw import Connection, Ended, request
 from tests.support.serving import metric, wait_until
-from tests.support.stores import publish_again
 
 TWO = {"DUBITO_WORKERS": "2", "DUBITO_POLL_INTERVAL_S": "0.1"}
 SOON = {"DUBITO_POLL_INTERVAL_S": "0.05"}
@@ -203,74 +201,46 @@ def terminated(serve, store, made, pool, workers="1"):
     return f"{told.right:,} seeded answers and 3 large pools right, none lost, ended {seconds:.1f} s after"
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def corrupted(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def missing(path):
-    path.unlink()
-
-
-def emptied(path):
-    path.write_bytes(b"")
-
-
-def damaged_files(serve, source, rows, folder):
-    """Versions of which a file is damaged are published under load, then all files of the served
-    one are deleted."""
-    shutil.copytree(source, folder / "models")
-    shutil.copytree(source, folder / "scratch")
-    store, scratch = ModelStore(folder / "models"), ModelStore(folder / "scratch")
-    publish_again(scratch, source)
-    names = sorted(path.name for path in (store.root / "digits" / "1").iterdir())
-    tried = 0
-    with serve(store.root, **SOON, DUBITO_ADMIN_KEY=ADMIN_KEY) as (url, process):
+def full_disk(serve, digits_store, rows, folder):
+    """Publish with ever more room on the disk while workers cannot write; return figures."""
+    shutil.copytree(digits_store, folder / "models")
+    store = ModelStore(folder / "models")
+    largest = max(file.stat().st_size for file in (store.root / "digits" / "1").iterdir())
+    limits = [0, 1, 1000, largest // 2, largest - 1]
+    with serve(store.root, **SOON, DUBITO_WORKERS="2", DUBITO_LOG="json") as (url, process):
         reading_log(process)
         port = urlsplit(url).port
-        made = references(port, rows, version="latest")
+        wait_until(lambda: all(starts(url)))
+        made = references(port, rows, version="1")
+        fill_disk_of(process.pid, *children(process.pid))
         with Crowd(port, made, clients=4) as crowd:
-            for name in names:
-                for damage in (truncated, corrupted, missing, emptied):
-                    draft, version = store.root / "digits" / ".draft-2", store.root / "digits" / "2"
-                    shutil.copytree(scratch.root / "digits" / "2", draft)
-                    damage(draft / name)
-                    draft.rename(version)
-                    with suppress(DubitoError):  # not there without a manifest
-                        store.set_alias("digits", "latest", "2")
-                    status = ask_for(url, "2")
-                    tried += 1
-                    assert status in (404, 503), (name, damage.__name__, status)
-                    store.set_alias("digits", "latest", "1")
-                    ask_for(url, "latest")
-                    shutil.rmtree(version)
-            for name in names:
-                missing(store.root / "digits" / "1" / name)
-            reached = crowd.right
-            wait_until(lambda: crowd.right > reached + 50)
-            for name in names:
-                shutil.copy(source / "digits" / "1" / name, store.root / "digits" / "1" / name)
-            assert ask_for(url, "1") == 200
-        text = assert_right(crowd.whole(), port)
-    return (
-        f"{tried} damaged versions, each refused by name while `latest` went on with the one "
-        "before; then every file "
-        f"of the served version was deleted; {text}"
-    )
-
-
-def ask_for(url, version):
-    """Have the service look at its store, and return the status of a request for a version."""
-    looked = httpx.post(f"{url}/admin/refresh", headers={"X-API-Key": ADMIN_KEY}, timeout=60)
-    assert looked.status_code == 200
-    return httpx.post(
-        f"{url}/predict", json={"inputs": [[0] * 64], "version": version}, timeout=60
-    ).status_code
+            for limit in limits:
+                failed = publish_with(limit, store.root, digits_store)
+                assert failed.returncode == 1
+                assert "File too large" in failed.stderr, failed.stderr
+                assert store.versions("digits") == ["1"]
+                assert store.resolve("digits") == "1"
+            wait_until(lambda: crowd.right > 20)
+            published = publish_with(largest, store.root, digits_store)
+            assert published.returncode == 0, published.stderr
+            assert store.versions("digits") == ["1", "2"]
+            wait_until(
+                lambda: (
+                    httpx.get(f"{url}/health/ready", timeout=60).json()["models"] == {"digits": "2"}
+                )
+            )
+            assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
+        told = crowd.whole()
+        text = assert_right(told, port)
+    drafts = [*(store.root / "digits").glob(".draft*")]
+    assert drafts == []
+    return f"{len(limits)} publications failed, none partial, and the next went through; {text}"
 
 
 PUBLISH = """

@@ -55,14 +55,24 @@ def write_reviews(folder: Path, count: int = 300) -> None:
             writer.writerow([*row, i % 5])
 
 
-class Averaged(nn.Module):
-    """The mean of the tokens' embeddings, padding left out, and a head."""
+class MeanEmbedding(nn.Module):
+    """The mean of the tokens' embeddings, without padding."""
 
-    def __init__(self, _: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, _: tuple[int, ...]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 8)
-        self.head = nn.Linear(8, outputs)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         is_token = (ids != 0).unsqueeze(2).float()
-        return self.head((self.embedding(ids) * is_token).sum(1) / is_token.sum(1).clamp(min=1.0))
+        return (self.embedding(ids) * is_token).sum(1) / is_token.sum(1).clamp(min=1.0)
+
+
+class Averaged(MeanEmbedding):
+    """The mean of the tokens' embeddings, and a head."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__(shape)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(super().forward(ids))

@@ -56,7 +56,7 @@ def test_images_have_a_detector_of_their_own(recipe):
         "roughness",
     ]
     encoded = recipe.model_copy(
-        update={"network": recipe.network.model_copy(update={"encoder": "frozen"})}
+        update={"network": recipe.network.model_copy(update={"encoder": "nets:encoder"})}
     )
     assert encoded.combined == ["entropy", "residual", "mahalanobis", "cosine_neighbours"]
 
@@ -89,7 +89,6 @@ def test_every_recipe_of_the_project_is_valid(request):
         ("couplings = 2", "couplings = -1", "posterior.couplings"),
         ("couplings = 2", "initial_log_std = 3.0", "posterior.initial_log_std"),
         ("couplings = 2", "prior_std = -1.0", "posterior.prior_std"),
-        ("[8, 8]", "[]", "network.hidden"),
         ("[8, 8]", "[8, 0]", "network.hidden.1"),
         ("[8, 8]", "8", "network.hidden"),
         ("[network]\nhidden = [8, 8]\n", "", "network"),

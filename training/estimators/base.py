@@ -112,7 +112,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         with _value_errors(), _folder(self.runs) as folder:
             section = self._keep(X, y, name, folder)
             recipe = recipe_of(self._task, self.get_params(deep=False), section, folder)
-            if recipe.network.is_encoded and self.runs is None:
+            if recipe.network.encoder is not None and self.runs is None:
                 raise InvalidInput("runs", "a folder, where the encoder is kept", "none")
             fitted = fit(
                 recipe,

@@ -1,8 +1,6 @@
-"""`encoder.onnx`: made of the frozen part of a torch network, or of an ONNX file that somebody else
-wrote.
+"""Make `encoder.onnx` from a torch module or from an ONNX file of another program.
 
-Both have one form: `x` (rows, I) float32, a row as the data have it, to `encoded` (rows, F)
-float32.
+Its input is `x` (rows, I) float32, raw rows; its output is `encoded` (rows, F) float32.
 """
 
 import itertools
@@ -31,19 +29,16 @@ from training.export.graphs import graph_of
 FIELD = "network.encoder"
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.INT8)
-MASK, KINDS = "attention_mask", "token_type_ids"  # inputs of text encoders that follow from the ids
-TOGETHER = 8  # rows that are encoded together, where they do not see each other
-# begin the names of what is added to a file's graph, and of what was there
-OWN, THEIRS = "rows.", "file."
-SHOWN = 20
-ALLOWED_DIFFERENCE = 0.01  # of what an encoder says of a row alone and among others, at most
+MASK, TYPES = "attention_mask", "token_type_ids"  # inputs that follow from the ids
+ROWS_AT_ONCE = 8  # if rows do not depend on each other
+OWN, THEIRS = "rows.", "file."  # prefixes of added names, and of names in the file
+SHOWN = 20  # names in an error
+MAX_DIFFERENCE = 0.01  # between a row encoded alone and among others, relative
 
 
 @dataclass(frozen=True, eq=False)
-class RowsTaken:
-    """What an encoder is told of rows: their shape, what pixels are brought to, whether they are
-    ids, and which id fills up texts.
-    """
+class EncoderInput:
+    """How raw rows reach an encoder: shape, pixel standardisation, ids and padding."""
 
     shape: tuple[int, ...]
     mean: Float32[np.ndarray, "..."] | None = None
@@ -52,14 +47,14 @@ class RowsTaken:
     pad_id: int = 0
 
 
-class _OfRows(nn.Module):
-    """An encoder of flat rows, raw as the data have them."""
+class _RawRowEncoder(nn.Module):
+    """A user's module behind the steps from flat raw rows to its input."""
 
-    def __init__(self, encoder: nn.Module, rows: RowsTaken) -> None:
+    def __init__(self, encoder: nn.Module, rows: EncoderInput) -> None:
         super().__init__()
         self.encoder = encoder
         self.shape, self.takes_ids = rows.shape, rows.takes_ids
-        # names that no operator has: the exporter may call a node what it calls a constant
+        # The exporter confuses constants and operators of one name, so no operator is named so.
         self.pixel_mean = None if rows.mean is None else torch.from_numpy(rows.mean)
         self.pixel_std = None if rows.std is None else torch.from_numpy(rows.std)
 
@@ -69,37 +64,37 @@ class _OfRows(nn.Module):
         if self.pixel_mean is not None and self.pixel_std is not None:
             h = (h - self.pixel_mean) / self.pixel_std
         encoded: Tensor = self.encoder(h)
-        return encoded
+        return encoded.flatten(1).float()
 
 
-def of_module(encoder: nn.Module, rows: RowsTaken) -> onnx.ModelProto:
-    """Return the graph of the frozen part of a network, which takes rows of `rows.shape`."""
+def module_graph(encoder: nn.Module, rows: EncoderInput) -> onnx.ModelProto:
+    """Export a module that takes rows of shape `rows.shape`."""
     x = torch.zeros(3, math.prod(rows.shape))
     shapes = {INPUT: {0: torch.export.Dim("rows")}}
-    return graph_of(_OfRows(encoder, rows).eval(), (x,), shapes, [OUTPUT])
+    return graph_of(_RawRowEncoder(encoder, rows).eval(), (x,), shapes, [OUTPUT])
 
 
-def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.ModelProto:
-    """Return the graph of an ONNX file, with what brings rows to what it takes.
+def file_graph(path: Path, rows: EncoderInput, output: str | None = None) -> onnx.ModelProto:
+    """Read an ONNX file, and add the steps from raw rows to its input.
 
-    Its input may have other numbers than float32, channels after places, and a first axis of length
-    1, which is then encoded a row at a time; of text encoders, mask and token types follow from the
-    ids. `output` is an output of the graph or an inner value, by default its only output.
+    The input may have any number type, channels last, and a first axis of length 1 (rows are then
+    encoded one at a time). Mask and token types of a text encoder follow from the ids. `output` is
+    an output of the graph or an inner value, by default its only output.
     """
     model = onnx.compose.add_prefix(_read(path), THEIRS)
     weights = {tensor.name for tensor in model.graph.initializer}
-    given = {value.name: value for value in model.graph.input if value.name not in weights}
-    derived = {name: value for name, value in given.items() if _plain(name) in (MASK, KINDS)}
-    mains = [value for name, value in given.items() if name not in derived]
+    inputs = {value.name: value for value in model.graph.input if value.name not in weights}
+    derived = {name: value for name, value in inputs.items() if _plain(name) in (MASK, TYPES)}
+    mains = [value for name, value in inputs.items() if name not in derived]
     if len(mains) != 1:
-        expected = f"one input, besides {MASK} and {KINDS}"
+        expected = f"one input, besides {MASK} and {TYPES}"
         raise InvalidInput(FIELD, expected, f"{[_plain(value.name) for value in mains][:SHOWN]}")
-    taken = _output(model, output)
+    encoded = _find_output(model, output)
     nodes, tensors, source = _prefix(mains[0], rows)
     for name, value in derived.items():
-        nodes += _of_ids(name, value, source, rows.pad_id, tensors)
+        nodes += _derive_from_ids(name, value, source, rows.pad_id, tensors)
     nodes += model.graph.node
-    nodes.append(helper.make_node("Flatten", [taken], [f"{OWN}flat"], axis=1))
+    nodes.append(helper.make_node("Flatten", [encoded], [f"{OWN}flat"], axis=1))
     nodes.append(helper.make_node("Cast", [f"{OWN}flat"], [OUTPUT], to=TensorProto.FLOAT))
     graph = helper.make_graph(
         nodes,
@@ -108,27 +103,27 @@ def of_file(path: Path, rows: RowsTaken, output: str | None = None) -> onnx.Mode
         [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["rows", "numbers"])],
         [*model.graph.initializer, *tensors],
     )
-    made = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
-    needed = between(made, [INPUT], [OUTPUT])
-    assert needed is not None  # of all inputs there are
+    whole = helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
+    needed = between(whole, [INPUT], [OUTPUT])
+    assert needed is not None  # the graph has all inputs
     return needed
 
 
-def write_model(model: onnx.ModelProto, path: Path) -> None:
+def serialise(model: onnx.ModelProto) -> bytes:
     try:
-        path.write_bytes(model.SerializeToString())
-    except ValueError:  # protobuf's bound
-        raise InvalidInput(FIELD, "a model of at most 2 GB", "a larger one") from None
+        content: bytes = model.SerializeToString()
+    except ValueError:  # the limit of protobuf
+        raise InvalidInput(FIELD, "a model of up to 2 GB", "a larger one") from None
+    return content
 
 
 def examine(
     path: Path, row_size: int, examples: Float32[np.ndarray, "N I"], rows_at_once: int | None
 ) -> EncoderSpec:
-    """Return what a manifest says of an encoder's file, having found out whether its rows see each
-    other.
+    """Return an encoder's entry in the manifest, having tested whether rows depend on each other.
 
-    Each row is encoded alone, among others, and at another place among them. Where the bits differ,
-    rows are encoded one at a time, unless the recipe wants `rows_at_once` of them.
+    Each row is encoded alone, among others, and at another place among them. If the bits differ,
+    rows are encoded one at a time, unless the recipe asks for `rows_at_once` of them.
     """
     try:
         width = _width(path, examples[:1])
@@ -138,19 +133,16 @@ def examine(
         raise InvalidInput(FIELD, expected, one_line(error)) from None
     alone = encoder(examples)
     if not np.isfinite(alone).all():
-        raise InvalidInput(FIELD, "numbers for every row", "some that are infinite or none")
+        raise InvalidInput(FIELD, "finite numbers for every row", "infinite or missing ones")
     if rows_at_once == 1:
         return encoder.spec
-    difference = _difference(encoder, examples, alone, rows_at_once or TOGETHER)
+    difference = _difference(encoder, examples, alone, rows_at_once or ROWS_AT_ONCE)
     if difference == 0.0:
-        return EncoderSpec(outputs=width, rows_at_once=rows_at_once or TOGETHER)
+        return EncoderSpec(outputs=width, rows_at_once=rows_at_once or ROWS_AT_ONCE)
     if rows_at_once is None:
         return encoder.spec
-    if not difference <= ALLOWED_DIFFERENCE:
-        expected = (
-            "1 for this encoder, which says of a row among others what differs by "
-            f"{difference:.2g} of it"
-        )
+    if not difference <= MAX_DIFFERENCE:
+        expected = f"1, since other rows change the encoding of a row by {difference:.2g} of it"
         raise InvalidInput("network.rows_at_once", expected, f"{rows_at_once}")
     return EncoderSpec(outputs=width, rows_at_once=rows_at_once, difference=difference)
 
@@ -161,7 +153,7 @@ def _difference(
     alone: Float32[np.ndarray, "N F"],
     together: int,
 ) -> float:
-    """Return the largest difference between a row's numbers alone and among others, over its
+    """Return the largest difference between a row encoded alone and among others, relative to its
     largest number."""
     orders = (np.arange(len(x)), np.arange(len(x))[::-1])
     worst = 0.0
@@ -169,13 +161,13 @@ def _difference(
         batches = np.split(order, range(count, len(order), count))
         try:
             encoded = np.concatenate([encoder.run(x[batch]) for batch in batches])
-        except Exception:  # a graph for one row at a time
+        except Exception:  # a graph that takes only one row
             return math.inf
         if encoded.shape != alone.shape:
             return math.inf
-        apart = np.abs(encoded - alone[order]).max(axis=1)
+        distance = np.abs(encoded - alone[order]).max(axis=1)
         largest = np.maximum(np.abs(alone[order]).max(axis=1), 1e-30)
-        worst = max(worst, float((apart / largest).max()))
+        worst = max(worst, float((distance / largest).max()))
     return worst
 
 
@@ -213,7 +205,7 @@ def _read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _output(model: onnx.ModelProto, name: str | None) -> str:
+def _find_output(model: onnx.ModelProto, name: str | None) -> str:
     outputs = [_plain(value.name) for value in model.graph.output]
     expected = f"one of {outputs[:SHOWN]}"
     if name is None:
@@ -230,23 +222,23 @@ def _plain(name: str) -> str:
 
 
 def _prefix(
-    value: onnx.ValueInfoProto, rows: RowsTaken
+    value: onnx.ValueInfoProto, rows: EncoderInput
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], str]:
-    """Return what makes a graph's input of rows, its constants, and the name of what ids are read
-    from."""
+    """Return the nodes from raw rows to a graph's input, their constants, and the name of the
+    reshaped rows."""
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-    own = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
-    got = f"input {_plain(value.name)}: {own}"
+    form = f"{TensorProto.DataType.Name(kind.elem_type).lower()} {[d or '?' for d in dims]}"
+    got = f"input {_plain(value.name)}: {form}"
     if kind.elem_type not in (*FLOATS, *INTEGERS):
         raise InvalidInput(FIELD, "an input of numbers", got)
     if not dims or dims[0] not in (None, 1):
-        expected = "an input whose first axis is rows, any number of them or one"
+        expected = "an input whose first axis is rows: any number, or one"
         raise InvalidInput(FIELD, expected, got)
     shapes = [rows.shape] if len(rows.shape) != 2 else [rows.shape, (1, *rows.shape)]
-    ways = [(shape, tuple(range(len(shape)))) for shape in shapes]
-    ways += [(shape, (1, 2, 0)) for shape in shapes if len(shape) == 3]  # channels after places
-    for shape, order in ways:
+    layouts = [(shape, tuple(range(len(shape)))) for shape in shapes]
+    layouts += [(shape, (1, 2, 0)) for shape in shapes if len(shape) == 3]  # channels last
+    for shape, order in layouts:
         sizes = [shape[i] for i in order]
         if len(sizes) == len(dims) - 1 and all(
             d in (None, n) for d, n in zip(dims[1:], sizes, strict=True)
@@ -271,15 +263,15 @@ def _prefix(
     return nodes, tensors, name
 
 
-def _of_ids(
+def _derive_from_ids(
     name: str, value: onnx.ValueInfoProto, ids: str, pad_id: int, tensors: list[onnx.TensorProto]
 ) -> list[onnx.NodeProto]:
-    """Return what makes a mask, or token types, of ids: 1 for each that is no filling, and 0."""
+    """Return the nodes of the mask (1 except for padding), or of the token types (0)."""
     kind = value.type.tensor_type.elem_type
     if kind not in (*FLOATS, *INTEGERS):
         got = TensorProto.DataType.Name(kind).lower()
         raise InvalidInput(FIELD, f"numbers as input {_plain(name)}", got)
-    if _plain(name) == KINDS:  # all texts are of one kind, 0
+    if _plain(name) == TYPES:  # all texts are of one kind, 0
         return [
             helper.make_node("Sub", [ids, ids], [f"{OWN}{name}.none"]),
             helper.make_node("Cast", [f"{OWN}{name}.none"], [name], to=kind),

@@ -60,24 +60,28 @@ ARCHITECTURES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def from_factory(path: str, shape: Sequence[int], outputs: int) -> nn.Module:
-    """Return what the user's own `package.module:factory` makes of a row's shape and the number of
+    """Return what the user's `package.module:factory` makes of a row's shape and the number of
     outputs."""
+    return module_from("network.factory", path, tuple(shape), outputs)
+
+
+def module_from(field: str, path: str, *arguments: object) -> nn.Module:
+    """Call the user's `package.module:function` that a recipe's field names."""
     module_name, _, name = path.partition(":")
     try:
-        factory: Callable[..., object] = getattr(importlib.import_module(module_name), name)
+        function: Callable[..., object] = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        expected = "an importable `package.module:factory`"
-        raise InvalidInput("network.factory", expected, str(error)) from None
+        raise InvalidInput(field, "an importable `package.module:function`", str(error)) from None
+    call = f"{path}({', '.join(map(str, arguments))})"
     try:
-        made = factory(tuple(shape), outputs)
+        module = function(*arguments)
     except Exception as error:
-        expected = f"{path}({tuple(shape)}, {outputs}) to return a module"
-        got = f"{type(error).__name__}: {one_line(error)}"
-        raise InvalidInput("network.factory", expected, got) from error
-    if not isinstance(made, nn.Module):
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InvalidInput(field, f"{call} to return a module", reason) from error
+    if not isinstance(module, nn.Module):
         expected = f"{path} to return a torch.nn.Module"
-        raise InvalidInput("network.factory", expected, f"a {type(made).__name__}")
-    return made
+        raise InvalidInput(field, expected, f"a {type(module).__name__}")
+    return module
 
 
 def load_weights(module: nn.Module, path: Path) -> None:

@@ -1,7 +1,10 @@
-"""A disk that stops between any two changes, and readers in the middle: versions are there whole,
-or not at all."""
+"""A store holds whole versions or none, whichever change a writer was making when it failed."""
 
 import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,110 +12,166 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from model_store.artifacts.signature import SIGNATURE
 from model_store.artifacts.store import ModelStore
-from model_store.errors import NotFound
-from tests.support.disk import LOSSES, stopping
+from model_store.errors import BrokenArtifact, NotFound, StoreUnreachable
+from tests.support.disk import DISK_FULL, LOSSES, stopping
+from tests.support.environment import ROOT
+from tests.support.faulty_bucket import FaultyBucket, Killed
 from tests.support.stores import tiny_description, tiny_files
 
 DESCRIPTION = tiny_description()
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-EVER = 1000  # changes: more than any of these takes
+MAX_CHANGES = 1000  # more than any operation makes
 BUDGET = settings(max_examples=10, stateful_step_count=8)
 
-# Of a store with versions 1 to 3, of which `champion` names 1: what is done to it.
-CHANGES = {
+# Operations on a store with versions 1 to 3 of `m`; the alias `champion` names version 1.
+OPERATIONS = {
     "publish": lambda store: store.publish("m", DESCRIPTION, tiny_files()),
     "publish another model": lambda store: store.publish("other", DESCRIPTION, tiny_files()),
     "new alias": lambda store: store.set_alias("m", "candidate", "2"),
     "move an alias": lambda store: store.set_alias("m", "champion", "2"),
     "roll back": lambda store: store.set_alias("m", "latest", "1"),
     "keep": lambda store: store.keep("m", 1),
+    "delete": lambda store: store.delete("m", "3", force=True),
     "sign": lambda store: store.sign("m", "2", KEY),
 }
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory):
-    """A store that is copied before each change."""
-    store = ModelStore(tmp_path_factory.mktemp("before") / "models")
+class FolderWithFaults:
+    """A store in a folder whose disk stops, or is full, at one change."""
+
+    def __init__(self, folder, loss):
+        self.folder, self.loss = folder, loss
+
+    def fill(self):
+        original = self.folder.with_name("original")
+        if not original.exists():
+            _publish_three(ModelStore(original))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(original, self.folder / "models")
+
+    def open(self, trusted=None):
+        return ModelStore(self.folder / "models", trusted)
+
+    def fail_at(self, position, operation):
+        """Run an operation that fails at one change; return whether it came to its end."""
+        with stopping(self.folder, position, self.loss) as disk:
+            operation(self.open())
+        return disk.calls < position
+
+    def find_leftovers(self):
+        paths = (self.folder / "models" / "m").rglob(".*")
+        return [path for path in paths if path.name not in (".lock", ".last-deleted")]
+
+
+class BucketWithFaults:
+    """A store in a bucket whose writer is killed, or gets no answer, at one request."""
+
+    def __init__(self, folder, fault):
+        self.folder, self.fault = folder, fault
+
+    def fill(self):
+        self.server = FaultyBucket()
+        _publish_three(self.open())
+
+    def open(self, trusted=None):
+        return ModelStore(self.server.bucket(self.folder / "cache"), trusted)
+
+    def fail_at(self, position, operation):
+        """Run an operation that fails at one request; return whether it came to its end."""
+        self.server.changes = 0
+        setattr(self.server, self.fault, position)
+        with suppress(Killed, StoreUnreachable):
+            operation(self.open())
+        setattr(self.server, self.fault, None)
+        return self.server.changes < position
+
+    def find_leftovers(self):
+        return []  # the next writer deletes them a day later
+
+
+FAULTS = {
+    **{
+        loss: lambda folder, loss=loss: FolderWithFaults(folder, loss)
+        for loss in (*LOSSES, DISK_FULL)
+    },
+    "writer killed": lambda folder: BucketWithFaults(folder, "stops_at"),
+    "answer lost": lambda folder: BucketWithFaults(folder, "loses_answer_to"),
+}
+
+
+def _publish_three(store):
     for _ in range(3):
         store.publish("m", DESCRIPTION, tiny_files())
     store.set_alias("m", "champion", "1")
-    return store
 
 
-def read(store):
-    """All that a store says, every version read and verified; a signature that is there, too."""
-    trusting = ModelStore(store.root, KEY.public_key())
+def read(open_store):
+    """Read the files and the signature of every version, and all aliases."""
+    store, trusting = open_store(), open_store(KEY.public_key())
 
-    def version_of(name, version):
-        is_signed = (store.root / name / version / SIGNATURE).exists()
-        return (trusting if is_signed else store).open(name, version).files | {SIGNATURE: is_signed}
+    def read_version(name, version):
+        try:
+            return trusting.open(name, version).files | {"signed": True}
+        except BrokenArtifact:
+            return store.open(name, version).files | {"signed": False}
 
     return {
         name: (
-            {version: version_of(name, version) for version in store.versions(name)},
+            {version: read_version(name, version) for version in store.versions(name)},
             store.aliases(name),
         )
         for name in store.names()
     }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_disk_that_stops_between_any_two_changes_leaves_what_was_or_what_should_be(
-    tmp_path, before, change, loss
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_that_fails_at_any_change_leaves_the_state_before_or_after(
+    tmp_path, operation, fault
 ):
-    was = read(before)
-    after = copy(before, tmp_path / "after")
-    CHANGES[change](after)
-    legal = [was, read(after)]
-    if change == "publish":  # the version is whole, and `latest` does not name it yet
-        legal.append({"m": (legal[1]["m"][0], was["m"][1])})
-    if change == "keep":  # a version after the other
-        legal.append(
-            {"m": ({v: files for v, files in was["m"][0].items() if v != "1"}, was["m"][1])}
-        )
-    found = []
-    for at in range(1, EVER):
-        store = copy(before, tmp_path / "models")
-        with stopping(store.root, at, loss) as disk:
-            CHANGES[change](store)
-        now = read(store)
-        assert now in legal, f"stopped at change {at}"
-        found.append(legal.index(now))
-        next_version = store.publish("m", DESCRIPTION, tiny_files()).version
-        assert store.resolve("m") == next_version == max(store.versions("m"), key=int)
-        assert store.open("m", next_version).files == tiny_files()
-        assert [path for path in (store.root / "m").rglob(".*") if path.name != ".lock"] == []
-        if disk.calls < at:
+    place = FAULTS[fault](tmp_path / "place")
+    place.fill()
+    before = read(place.open)
+    OPERATIONS[operation](place.open())
+    after = read(place.open)
+    legal = [before, after]
+    if operation == "publish":  # the version is there before `latest` names it
+        legal.append({"m": (after["m"][0], before["m"][1])})
+    if operation == "keep":  # versions are deleted one by one
+        rest = {number: files for number, files in before["m"][0].items() if number != "1"}
+        legal.append({"m": (rest, before["m"][1])})
+    if operation == "delete":  # aliases move away from the version before it goes
+        legal.append({"m": (before["m"][0], after["m"][1])})
+    outcomes = []
+    for position in range(1, MAX_CHANGES):
+        place.fill()
+        is_complete = place.fail_at(position, OPERATIONS[operation])
+        state = read(place.open)
+        assert state in legal, f"failed at change {position}"
+        outcomes.append(legal.index(state))
+        store = place.open()
+        version = store.publish("m", DESCRIPTION, tiny_files()).version
+        assert store.resolve("m") == version == max(store.versions("m"), key=int)
+        assert store.open("m", version).files == tiny_files()
+        assert place.find_leftovers() == []
+        if is_complete:
             break
-    assert {0, 1} <= set(found)
-    assert found[-1] == 1  # once it has returned it is on the disk
+    assert {*outcomes} >= {0, 1} or fault == "answer lost"
+    assert outcomes[-1] == 1  # a completed operation is durable
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_published_first_is_on_the_disk_too(tmp_path, loss):
+def test_the_first_version_of_a_new_store_is_durable(tmp_path, loss):
     store = ModelStore(tmp_path / "somewhere" / "models")
     with stopping(tmp_path, None, loss):
         store.publish("m", DESCRIPTION, tiny_files())
-        store.set_alias("m", "champion", "1")
-    assert read(store) == {
-        "m": ({"1": {**tiny_files(), SIGNATURE: False}}, {"latest": "1", "champion": "1"})
-    }
-    assert (store.root / "m" / "aliases" / "champion").exists()
+    assert store.open("m", store.resolve("m")).files == tiny_files()
 
 
-def copy(store, root):
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(store.root, root)
-    return ModelStore(root)
-
-
-class AnyChanges(RuleBasedStateMachine):
-    """Publications, aliases and deletions one after the other, each with a reader before every
-    change to the disk, some stopped in the middle; against a dictionary."""
+class AnyOperations(RuleBasedStateMachine):
+    """Operations in any order against a dictionary, with a reader before every change to the disk;
+    some are stopped in the middle."""
 
     factory: pytest.TempPathFactory
 
@@ -121,26 +180,26 @@ class AnyChanges(RuleBasedStateMachine):
         self.store = ModelStore(self.factory.mktemp("any") / "models")
         self.versions, self.aliases, self.published = {}, {}, 0
 
-    def change(self, do, stop, loss, *legal):
-        """Do it, perhaps not to its end; readers in the middle see one of the legal states, or the
-        present one."""
+    def change(self, operation, stop, loss, *legal):
+        """Run an operation, which may stop; readers see a legal state or the present one."""
         legal = [*legal, (self.versions, self.aliases)]
 
-        def look():
-            assert self.seen() in legal
+        def check_reader():
+            assert self.read() in legal
 
-        with stopping(self.store.root.parent, stop, loss, look):
-            do()
-            assert self.seen() == legal[0]
-        now = self.seen()
-        assert now in legal
-        self.versions, self.aliases = now
+        with stopping(self.store.root.parent, stop, loss, check_reader):
+            operation()
+            assert self.read() == legal[0]
+        state = self.read()
+        assert state in legal
+        self.versions, self.aliases = state
 
-    def seen(self):
-        versions, aliases = read(self.store).get("m", ({}, {}))
-        return {
-            version: files["weights.safetensors"] for version, files in versions.items()
-        }, aliases
+    def read(self):
+        versions = {
+            version: self.store.open("m", version).files["weights.safetensors"]
+            for version in self.store.versions("m")
+        }
+        return versions, self.store.aliases("m")
 
     stops = st.none() | st.integers(1, 60)
     losses = st.sampled_from(LOSSES)
@@ -151,10 +210,10 @@ class AnyChanges(RuleBasedStateMachine):
         content = f"publication {self.published}".encode()
         version = str(max(map(int, self.versions), default=0) + 1)
         versions = {**self.versions, version: content}
-        whole = (versions, {**self.aliases, "latest": version})
+        after = (versions, {**self.aliases, "latest": version})
+        between = (versions, self.aliases or {"latest": version})
         files = {**tiny_files(), "weights.safetensors": content}
-        before = (versions, self.aliases or {"latest": version})
-        self.change(lambda: self.store.publish("m", DESCRIPTION, files), stop, loss, whole, before)
+        self.change(lambda: self.store.publish("m", DESCRIPTION, files), stop, loss, after, between)
 
     @rule(alias=st.sampled_from(["latest", "a", "b"]), data=st.data(), stop=stops, loss=losses)
     def set_alias(self, alias, data, stop, loss):
@@ -173,8 +232,8 @@ class AnyChanges(RuleBasedStateMachine):
         if not self.versions:
             return
         numbers = sorted(self.versions, key=int)
-        kept = {*numbers[-newest:], *self.aliases.values()}
-        deleted = [number for number in numbers if number not in kept]
+        remaining = {*numbers[-newest:], *self.aliases.values()}
+        deleted = [number for number in numbers if number not in remaining]
         states = [
             ({v: c for v, c in self.versions.items() if v not in deleted[:count]}, self.aliases)
             for count in range(len(deleted), 0, -1)
@@ -182,10 +241,42 @@ class AnyChanges(RuleBasedStateMachine):
         self.change(lambda: self.store.keep("m", newest), stop, loss, *states)
 
     @invariant()
-    def reads_as_it_should(self):
-        assert self.seen() == (self.versions, self.aliases)
+    def the_store_agrees_with_the_dictionary(self):
+        assert self.read() == (self.versions, self.aliases)
 
 
-def test_any_changes_with_readers_in_the_middle_and_stops(tmp_path_factory):
-    machine = type("AnyChangesHere", (AnyChanges,), {"factory": tmp_path_factory})
+def test_readers_see_whole_versions_during_any_operations(tmp_path_factory):
+    machine = type("AnyOperationsHere", (AnyOperations,), {"factory": tmp_path_factory})
     run_state_machine_as_test(machine, settings=BUDGET)
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from model_store.artifacts.manifest import FILES, Description
+from model_store.artifacts.store import ModelStore
+
+store = ModelStore(Path(sys.argv[1]))
+description = Description.model_validate_json(sys.argv[2])
+while True:
+    version = store.publish("m", description, {file: os.urandom(100_000) for file in FILES}).version
+    store.set_alias("m", "champion", version)
+    store.keep("m", 3)
+    print(version, flush=True)
+"""
+
+
+def test_processes_that_are_killed_leave_whole_versions(store):
+    """Two processes write at once, and are killed at any moment."""
+    command = [sys.executable, "-c", WRITER, str(store.root), DESCRIPTION.model_dump_json()]
+    for _ in range(2):
+        writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
+        numbers = [int(writer.stdout.readline()) for writer in writers for _ in range(3)]
+        assert len({*numbers}) == 6
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+            assert writer.returncode == -signal.SIGKILL
+        for version in {*store.versions("m"), *store.aliases("m").values()}:
+            store.open("m", version)
+    assert store.publish("m", DESCRIPTION, tiny_files()).version == store.resolve("m")

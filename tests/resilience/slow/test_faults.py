@@ -7,9 +7,8 @@ import signal
 import numpy as np
 import pytest
 
-from tests.resilience.test_disk import full_disk
-from tests.resilience.test_hang_ups import reference_answers
 from tests.support import faults
+from tests.support.crowd import reference_answers
 from tests.support.record import parameter, record
 
 pytestmark = pytest.mark.slow
@@ -39,19 +38,8 @@ def test_a_worker_that_is_hit_under_load_is_replaced(serve, digits_store, made, 
 
 
 def test_a_full_disk_while_versions_are_published(serve, digits_store, digits_rows, tmp_path):
-    figure = full_disk(
-        serve,
-        digits_store,
-        digits_rows,
-        tmp_path,
-        lambda largest: [0, 1, 1000, largest // 2, largest - 1],
-    )
+    figure = faults.full_disk(serve, digits_store, digits_rows, tmp_path)
     keep("full disk", "2 workers, 4 clients, files limited in size", figure)
-
-
-def test_files_that_break_while_a_version_is_served(serve, digits_store, digits_rows, tmp_path):
-    figure = faults.damaged_files(serve, digits_store, digits_rows, tmp_path)
-    keep("truncated, corrupt, missing files", "1 worker, 4 clients", figure)
 
 
 def test_clients_that_hang_up(serve, digits_store, made):

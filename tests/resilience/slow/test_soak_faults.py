@@ -14,7 +14,6 @@ import pytest
 
 from model_store.artifacts.store import ModelStore
 from model_store.errors import DubitoError
-from tests.resilience.test_hang_ups import reference_answers
 from tests.support.attacks import (
     attacking,
     empty_parts,
@@ -22,7 +21,7 @@ from tests.support.attacks import (
     pipeline_unread,
     unfinished_body,
 )
-from tests.support.crowd import Crowd
+from tests.support.crowd import Crowd, reference_answers
 from tests.support.faults import ADMIN_KEY, assert_right, corrupted, reading_log, starts
 from tests.support.process import children, open_files, own_bytes, settled, threads
 from tests.support.record import parameter, record

@@ -14,7 +14,7 @@ from tests.support.environment import working_in
 from tests.support.files import npy_bytes
 from tests.support.recipes import write_recipe
 from tests.support.serving import client_of
-from tests.support.texts import VOCABULARY, Averaged, texts, tokenizer, write_reviews
+from tests.support.texts import VOCABULARY, MeanEmbedding, texts, tokenizer, write_reviews
 from training.__main__ import main
 from training.versions import open_parent
 
@@ -207,14 +207,9 @@ def test_the_version_holds_its_tokenizer_and_is_measured_and_calibrated_with_it(
 
 
 @pytest.mark.slow
-def test_a_frozen_part_that_takes_ids_is_an_encoder(folder):
+def test_a_module_that_takes_ids_is_an_encoder(folder):
     write_reviews(folder)
-    network = {
-        "factory": "tests.support.texts:Averaged",
-        "bayesian": ["head"],
-        "trained": [],
-        "encoder": "frozen",
-    }
+    network = {"hidden": [], "encoder": "tests.support.texts:MeanEmbedding"}
     data = {**DATA, **SIZES, "max_tokens": TOKENS}
     settings = {"training": {"epochs": 2, "batch_rows": 16}, "serving": {"draws": 10}}
     recipe = write_recipe(folder, name="encoded", data=data, network=network, **settings)
@@ -226,12 +221,11 @@ def test_a_frozen_part_that_takes_ids_is_an_encoder(folder):
     assert model.training_rows is not None
     ids = ids_of(texts(5, seed=2)[0]).astype(np.float32)
     rows, head = model.encoder(ids), open_parent(store, "encoded", "model").model().eval()
-    module = Averaged((TOKENS,), 2)
+    module = MeanEmbedding((TOKENS,))
     module.embedding.weight.data.copy_(
         torch.from_numpy(embedding_of(folder / "models" / "encoded" / "1"))
     )
-    is_token = (torch.from_numpy(ids).long() != 0).unsqueeze(2).float()
-    expected = (module.embedding(torch.from_numpy(ids).long()) * is_token).sum(1) / is_token.sum(1)
+    expected = module(torch.from_numpy(ids).long())
     np.testing.assert_allclose(rows, expected.detach().numpy(), atol=1e-5)
     theta = model.runtime.draw(3, 0, 4)
     outputs, _ = model.runtime.run(ids, theta[:, None])

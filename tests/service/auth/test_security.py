@@ -1,4 +1,4 @@
-"""Security rules that no other test covers."""
+"""Security rules of docs/security.md that no other test proves."""
 
 import ast
 import json

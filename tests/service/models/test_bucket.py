@@ -75,18 +75,6 @@ def test_what_is_published_and_moved_in_a_bucket_is_followed(writer, start):
     assert models.store.versions("tiny") == ["1"]
 
 
-def test_a_look_of_the_service_is_one_request(server, writer, start):
-    for name in ("tiny", "other"):
-        tiny.publish(writer, name)
-    watcher = start()
-    models = watcher.models
-    server.requests.clear()
-    for _ in range(5):
-        watcher.refresh()
-        assert models.get("tiny").version == models.resolve("tiny", "latest") == "1"
-    assert server.requests == {"list": 5}
-
-
 def test_a_version_is_held_in_memory_once(server, writer, start):
     tiny.publish(writer)
     watcher = start()

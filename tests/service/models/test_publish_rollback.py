@@ -145,8 +145,10 @@ def cycle(digits_store, folder, cycles, clients=2, **settings):
 
 
 @pytest.mark.slow
-def test_ten_publications_and_roll_backs_under_load(digits_store, tmp_path):
-    outcome = cycle(digits_store, tmp_path, cycles=10)
+def test_publications_and_roll_backs_under_load(digits_store, tmp_path):
+    """`CYCLES=1000` runs a thousand cycles, in about ten minutes."""
+    outcome = cycle(digits_store, tmp_path, cycles=int(os.environ.get("CYCLES", "10")))
+    print(outcome)
     assert outcome.wrong == []
     assert outcome.requests > 50
     assert outcome.versions > 5

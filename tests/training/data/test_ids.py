@@ -383,19 +383,14 @@ def test_the_network_gets_integers_in_the_rows_shape(tmp_path):
 @pytest.mark.usefixtures("fits")
 def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     from tests.support.recipes import recipe_with
-    from tests.support.texts import Averaged
-    from training.fitting.encoding import with_encoder
+    from training.fitting.encoding import encoder_graph, make_encoding
 
     write_reviews(tmp_path, 60)
-    network = {
-        "factory": "tests.support.texts:Averaged",
-        "bayesian": ["head"],
-        "trained": [],
-        "encoder": "frozen",
-    }
+    network = {"hidden": [], "encoder": "tests.support.texts:MeanEmbedding"}
     settings = recipe_with(data={"source": "csv:reviews.csv", **TEXT}, network=network)
     data = load(settings, tmp_path)
-    _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
+    graph = encoder_graph(settings, data)
+    encoding = make_encoding(graph, settings, data, data.train, tmp_path, None)
     x = data.train.x[:5]
     is_token = (x != 0)[:, :, None]
     (embedding,) = [
@@ -405,10 +400,9 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
     ]
     expected = (embedding[x.astype(int)] * is_token).sum(1) / is_token.sum(1)
     np.testing.assert_allclose(encoding.encoder(x), expected, atol=1e-5)
-    assert Averaged((12,), 2).head.in_features == encoding.spec.outputs
     more = dataclasses.replace(data, maximum=VOCABULARY + 5.0)
     refused(
-        lambda: with_encoder(settings, more, data.train, tmp_path / "runs"),
+        lambda: make_encoding(graph, settings, more, data.train, tmp_path, None),
         f"network.encoder: expected one that takes ids from 0 to {VOCABULARY + 5}",
     )
 
@@ -416,7 +410,7 @@ def test_an_encoder_takes_ids_and_all_of_them(tmp_path):
 @pytest.mark.usefixtures("fits")
 def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     from tests.support.recipes import recipe_with
-    from training.fitting.encoding import with_encoder
+    from training.fitting.encoding import encoder_graph, make_encoding
 
     write_reviews(tmp_path, 60)
     axes, names = ["rows", 12], ("input_ids", "attention_mask")
@@ -435,7 +429,8 @@ def test_an_onnx_encoder_of_text_is_told_what_is_padding(tmp_path):
     assert settings.network.is_standardised
     assert set(settings.combined) > {"residual", "mahalanobis", "cosine_neighbours"}
     data = load(settings, tmp_path)
-    _, encoding = with_encoder(settings, data, data.train, tmp_path / "runs")
+    graph = encoder_graph(settings, data)
+    encoding = make_encoding(graph, settings, data, data.train, tmp_path, None)
     x = data.train.x[:9]
     is_token = x != tokenizer().token_to_id("[UNK]")
     assert not is_token.all()

@@ -11,9 +11,9 @@ from torch import nn
 from model_store.artifacts.manifest import EncoderSpec
 from model_store.errors import InvalidInput
 from model_store.inference.encoder import Encoder
-from training.export.encoders import RowsTaken, examine, of_file, of_module, write_model
+from training.export.encoders import EncoderInput, examine, file_graph, module_graph, serialise
 
-PIXELS = RowsTaken(
+PIXELS = EncoderInput(
     (3, 4, 5), np.full((3, 1, 1), 10.0, np.float32), np.full((3, 1, 1), 4.0, np.float32)
 )
 
@@ -36,7 +36,7 @@ def file_of(folder, nodes, inputs, outputs=("y",), tensors=(), opset=17):
 
 def encoder_of(folder, model, rows):
     path = folder / "encoder.onnx"
-    write_model(model, path)
+    path.write_bytes(serialise(model))
     size = int(np.prod(rows.shape))
     examples = np.random.default_rng(0).integers(0, 9, (5, size)).astype(np.float32)
     spec = examine(path, size, examples, None)
@@ -55,7 +55,7 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
     path = file_of(
         tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (TensorProto.FLOAT, dims)}
     )
-    encoder, x = encoder_of(tmp_path, of_file(path, PIXELS), PIXELS)
+    encoder, x = encoder_of(tmp_path, file_graph(path, PIXELS), PIXELS)
     expected = np.maximum((x.reshape(-1, 3, 4, 5) - 10) / 4, 0).transpose(axes)
     np.testing.assert_allclose(encoder(x), expected.reshape(len(x), -1), rtol=1e-6)
     assert encoder.spec == EncoderSpec(outputs=60, rows_at_once=8)
@@ -63,7 +63,7 @@ def test_images_come_as_the_file_has_its_axes(tmp_path, dims, axes):
 
 def test_a_network_that_averages_places_is_exported_with_its_pixels_mean(tmp_path):
     layers = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    encoder, x = encoder_of(tmp_path, of_module(layers, PIXELS), PIXELS)
+    encoder, x = encoder_of(tmp_path, module_graph(layers, PIXELS), PIXELS)
     images = (torch.from_numpy(x).unflatten(1, PIXELS.shape) - 10) / 4
     np.testing.assert_allclose(encoder(x), layers(images).detach(), rtol=1e-4, atol=1e-5)
 
@@ -74,8 +74,8 @@ def test_a_grey_image_may_have_a_channel(tmp_path):
         [helper.make_node("Neg", ["x"], ["y"])],
         {"x": (TensorProto.FLOAT, ["n", 1, 4, 5])},
     )
-    rows = RowsTaken((4, 5))
-    encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
+    rows = EncoderInput((4, 5))
+    encoder, x = encoder_of(tmp_path, file_graph(path, rows), rows)
     np.testing.assert_array_equal(encoder(x), -x)
 
 
@@ -97,8 +97,8 @@ def test_a_text_encoder_gets_its_mask_and_types_of_the_ids(tmp_path):
         dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), ids),
         tensors=tensors,
     )
-    rows = RowsTaken((6,), pad_id=3)
-    encoder, x = encoder_of(tmp_path, of_file(path, rows), rows)
+    rows = EncoderInput((6,), pad_id=3)
+    encoder, x = encoder_of(tmp_path, file_graph(path, rows), rows)
     expected = (table[x.astype(int)] * (x != 3)[:, :, None]).sum(1)
     np.testing.assert_allclose(encoder(x), expected)
 
@@ -114,8 +114,8 @@ def test_an_inner_value_can_be_taken_and_what_follows_is_left_out(tmp_path):
         {"x": (TensorProto.FLOAT, ["n", 4])},
         tensors={"w": np.ones((4, 900), np.float32)},
     )
-    rows = RowsTaken((4,))
-    model = of_file(path, rows, "inner")
+    rows = EncoderInput((4,))
+    model = file_graph(path, rows, "inner")
     assert model.ByteSize() < 1000
     encoder, x = encoder_of(tmp_path, model, rows)
     np.testing.assert_array_equal(encoder(x), -x)
@@ -173,8 +173,8 @@ def with_weights_elsewhere(folder):
 
 def test_weights_in_a_second_file_of_the_folder_are_read(tmp_path):
     weights = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
-    rows = RowsTaken((4,))
-    model = of_file(external(tmp_path, weights), rows)
+    rows = EncoderInput((4,))
+    model = file_graph(external(tmp_path, weights), rows)
     (tmp_path / "w.bin").unlink()  # what was made has them
     encoder, x = encoder_of(tmp_path, model, rows)
     np.testing.assert_allclose(encoder(x), x @ weights, rtol=1e-5, atol=1e-5)
@@ -219,14 +219,14 @@ def text(folder):
 )
 def test_a_file_that_cannot_be_the_encoder_is_refused_by_name(tmp_path, make, says):
     with pytest.raises(InvalidInput, match=says):
-        of_file(make(tmp_path), RowsTaken((4,)))
+        file_graph(make(tmp_path), EncoderInput((4,)))
 
 
 def test_an_output_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(
         InvalidInput, match=r"network\.output: expected one of \['y'\], or an inner value, got 'z'"
     ):
-        of_file(relu(tmp_path), RowsTaken((4,)), "z")
+        file_graph(relu(tmp_path), EncoderInput((4,)), "z")
 
 
 def mixing(folder):
@@ -241,8 +241,8 @@ def mixing(folder):
 
 
 def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_difference(tmp_path):
-    rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
-    write_model(of_file(mixing(tmp_path), rows), path)
+    rows, path = EncoderInput((4,)), tmp_path / "encoder.onnx"
+    path.write_bytes(serialise(file_graph(mixing(tmp_path), rows)))
     x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     assert examine(path, 4, x, None) == EncoderSpec(outputs=4, rows_at_once=1)
     together = examine(path, 4, x, 4)
@@ -251,7 +251,9 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
     alone = Encoder(path, EncoderSpec(outputs=4, rows_at_once=1), 4)(x)
     found = np.abs(Encoder(path, together, 4)(x) - alone).max(1) / np.abs(alone).max(1)
     assert found.max() <= together.difference
-    with pytest.raises(InvalidInput, match=r"network\.rows_at_once: expected 1 for this encoder"):
+    with pytest.raises(
+        InvalidInput, match=r"network\.rows_at_once: expected 1, since other rows change"
+    ):
         examine(
             path,
             4,
@@ -262,12 +264,8 @@ def test_rows_that_see_each_other_are_encoded_one_at_a_time_or_with_a_known_diff
 
 
 def test_what_is_no_number_is_refused(tmp_path):
-    rows, path = RowsTaken((4,)), tmp_path / "encoder.onnx"
-    write_model(
-        of_file(
-            file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])}), rows
-        ),
-        path,
-    )
-    with pytest.raises(InvalidInput, match="expected numbers for every row"):
+    rows, path = EncoderInput((4,)), tmp_path / "encoder.onnx"
+    logarithm = file_of(tmp_path, [helper.make_node("Log", ["x"], ["y"])], {"x": (1, ["n", 4])})
+    path.write_bytes(serialise(file_graph(logarithm, rows)))
+    with pytest.raises(InvalidInput, match="expected finite numbers for every row"):
         examine(path, 4, -np.ones((4, 4), np.float32), None)

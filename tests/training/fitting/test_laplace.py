@@ -23,7 +23,7 @@ from training.fitting.laplace import (
     predict_rows,
 )
 from training.fitting.run import Run, run_provenance
-from training.model import build, initialise, split_network
+from training.model import build, initialise
 from training.recipe import Recipe, validate
 
 
@@ -314,35 +314,6 @@ def test_the_layer_that_runs_last_is_drawn_unless_others_are_named(bayesian, dra
     network = {"factory": f"{__name__}:HeadFirst", "bayesian": bayesian}
     model = build(recipe_with(method="laplace", network=network), (5,), 3)
     assert [slot.name for slot in model.network.slots] == drawn
-
-
-def test_all_before_the_last_layer_can_be_an_encoder():
-    network = {**TRAINED, "trained": [], "encoder": "frozen"}
-    settings = recipe_with(method="laplace", network=network, posterior={"structure": "full"})
-    parts = split_network(settings, (5,), 3, with_weights=True)
-    assert [name for name, _ in parts.head.named_children()] == ["2"]
-    generator = torch.Generator().manual_seed(0)
-    rows, y = torch.randn(30, 5, generator=generator), torch.arange(30) % 3
-    encoded = parts.encoder(rows).detach()
-    head = build(settings, (5,), 3, encoded, encoded=parts.width)
-    whole = build(
-        settings.model_copy(
-            update={"network": settings.network.model_copy(update={"encoder": None})}
-        ),
-        (5,),
-        3,
-    )
-    facts = []
-    for model, x in ((head, encoded), (whole, rows)):
-        initialise(model, x, standardise=False)
-        facts.append(fit_laplace(model, settings.posterior, (x, y), (x, y), 0, 20))
-        del facts[-1]["seconds"]
-    assert facts[0]["log_marginal_likelihood"] == pytest.approx(
-        facts[1]["log_marginal_likelihood"], rel=1e-5
-    )
-    torch.testing.assert_close(
-        covariance(head.posterior), covariance(whole.posterior), rtol=1e-3, atol=1e-6
-    )
 
 
 # What is refused
