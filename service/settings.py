@@ -99,9 +99,6 @@ class Settings(BaseSettings):
     max_samples: int = Field(1000, ge=1)
     """largest num_samples of a request"""
 
-    settle: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """tolerance of requests that name no `settle`; without one draws are never stopped"""
-
     max_rows: int = Field(4096, ge=1)
     """most rows of a /predict request"""
 

@@ -5,13 +5,12 @@ Calibration, publication and evaluation all score through here, and so do benchm
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model_store.conformal.stopping import Spread, stages_among
 from model_store.inference.noise import DRAW_INDEX, MAX_SEED
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import Scores
@@ -90,38 +89,16 @@ def served_scores(
     All numbers of draws are prefixes of the same draws. Returns the scores for each number of
     draws, and the density detectors' scores.
     """
-    scores, density, _ = scores_and_spreads(runtime, rows, counts, seed, share, transform, ())
-    return scores, density
-
-
-def scores_and_spreads(
-    runtime: Runtime,
-    rows: Rows,
-    counts: list[int],
-    seed: int,
-    share: int,
-    transform: Transform | None = None,
-    stages: Sequence[int] | None = None,
-) -> tuple[list[AnyScores], Float32[np.ndarray, "N M"], list[Spread]]:
-    """Return what `served_scores` does, and the spread of the scores at each of the stages, by
-    default `stopping.stages_among(counts)`."""
-    stages, predictive = (
-        stages_among(counts) if stages is None else stages,
-        predictive_of(runtime.task, transform),
-    )
-    scores, spreads, densities = [], [], []
+    predictive = predictive_of(runtime.task, transform)
+    scores, densities = [], []
     for outputs, density in served_outputs(runtime, rows, counts[-1], seed, share):
         parts = (outputs[first:last] for first, last in pairwise([0, *counts]))
         sums = accumulate(map(predictive.sums, parts, [0, *counts]), DrawSums.merge)
-        by_count = dict(zip(counts, sums, strict=True))
-        made = {count: predictive.scores(by_count[count], count in stages) for count in counts}
-        scores.append(made.values())
-        spreads.append([Spread.of(made[stage], by_count[stage]) for stage in stages])
+        scores.append([predictive.scores(each, standard_errors=False) for each in sums])
         densities.append(density)
     return (
         [concatenate(list(parts)) for parts in zip(*scores, strict=True)],
         np.concatenate(densities),
-        [concatenate(list(parts)) for parts in zip(*spreads, strict=True)],
     )
 
 

@@ -383,8 +383,8 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out options that are None, but for `settle`, which it turns off."""
-    asked = {name: v for name, v in options.items() if v is not None or name == "settle"}
+    """Leave out options that are None."""
+    asked = {name: v for name, v in options.items() if v is not None}
     for name in ("ids", "groups"):
         if name in asked:
             asked[name] = _strings(asked[name], name)

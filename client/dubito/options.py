@@ -37,8 +37,6 @@ class PredictJobOptions(_Common, total=False):
     risk: float
     """Largest share of wrong labels among the rows that are answered; others have `abstain`
     true."""
-    settle: float | None
-    """Tolerance at which a row stops drawing; None: never."""
     groups: Sequence[str]
     """The group of each row, of a model that is calibrated by group."""
 

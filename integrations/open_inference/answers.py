@@ -99,7 +99,6 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
         "seed": answer.seed,
         "num_samples": answer.results.num_samples,
         **rates_of(options),
-        "settle": None if options.rule is None else options.rule.tolerance,
         "priors": None if options.priors is None else orjson.dumps(options.priors).decode(),
         "unknown_categories": orjson.dumps(unknown).decode() if unknown else None,
     }

@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from model_store.acquisition.choice import RANDOM, Copies, joint_ranking, power_scores, ranking
-from model_store.conformal.stopping import student_quantile
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.joint import Candidates
@@ -262,3 +262,21 @@ def check_scores_of(
     odd = np.flatnonzero(~np.isfinite(scores))
     if len(odd):
         check_computed(scores[odd[:1]], field, int(rows[odd[0]]))
+
+
+def student_quantile(degrees_of_freedom: int, tail: float) -> float:
+    """Return the t that Student's distribution exceeds with probability `tail`: within 1 % from 4
+    degrees on for a tail of .001, from 9 on within 3 % down to 5e-9.
+
+    The expansion in 1 / degrees of Abramowitz and Stegun, "Handbook of mathematical functions",
+    1964, 26.7.5.
+    """
+    x = NormalDist().inv_cdf(1.0 - tail)
+    terms = (
+        x,
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return sum(term / degrees_of_freedom**power for power, term in enumerate(terms))

@@ -25,12 +25,11 @@ continuous statistic): the tests look at these alone.
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
-
-from model_store.conformal.stopping import require
 
 CONFIDENCE = 0.95
 STARTS = (0.125, 0.25, 0.5, 1.0)  # shares of the reference rows that a candidate answers
@@ -101,18 +100,10 @@ class Answers:
         candidates[:, -1] = 1.0  # uncertainty is less
         return cls(candidates, ranking_uncertainty, is_wrong)
 
-    def abstention(
-        self, last: int, at: Int64[np.ndarray, "m"], order: Int64[np.ndarray, "k"]
-    ) -> Abstention:
-        """Return what thresholds are chosen from, of calibration row i at its `at[i]`-th number of
-        draws.
-
-        `last` is the largest such index that the draws allow. `order` has the rows that count, by
-        their statistic.
-        """
-        rows = np.arange(len(at))
-        uncertainty, is_wrong = self.uncertainty[at, rows], self.is_wrong[at, rows]
-        return Abstention(self.candidates[last], uncertainty[order], is_wrong[order])
+    def abstention(self, j: int, order: Int64[np.ndarray, "k"]) -> Abstention:
+        """Return what thresholds are chosen from at the j-th number of draws; `order` has the rows
+        that count, by their statistic."""
+        return Abstention(self.candidates[j], self.uncertainty[j, order], self.is_wrong[j, order])
 
     def tensors(self) -> dict[str, np.ndarray]:
         return dict(zip(TENSORS, (self.candidates, self.uncertainty, self.is_wrong), strict=True))
@@ -136,6 +127,13 @@ class Answers:
             expected = "a boolean for each of the ranking statistics"
             raise ValueError(f"{TENSORS[2]}: expected {expected}")
         return cls(candidates, uncertainty, is_wrong)
+
+
+def require(tensors: Mapping[str, np.ndarray], *names: str) -> None:
+    """Raise ValueError if tensors of a calibration are missing."""
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise ValueError(f"expected tensors {missing}, which are not there")
 
 
 def binomial_cdf(

@@ -27,22 +27,12 @@ from decimal import ROUND_CEILING, Context
 from functools import cached_property, lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
-from model_store.conformal.abstention import Answers
+from model_store.conformal.abstention import Answers, require
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
-from model_store.conformal.stopping import (
-    EarlyStopping,
-    Spread,
-    StageScores,
-    StoppingRule,
-    is_finite,
-    require,
-    stages_among,
-)
-from model_store.scores.records import take
 from model_store.scores.tasks import DETECTED
 from model_store.types import DetectorNames
 
@@ -88,20 +78,14 @@ def default_not_kept(ranking_rows: int) -> str | None:
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
     """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in
-    a regression).
-
-    `spreads` are those of the stages at which rows may stop (`early_stopping`), None where they
-    never do.
-    """
+    a regression)."""
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
-    spreads: list[Spread] | None = None
 
     def take(self, rows: Int64[np.ndarray, "m"]) -> "DetectorScores":
-        spreads = None if self.spreads is None else [take(spread, rows) for spread in self.spreads]
         by_name = {name: scores[:, rows] for name, scores in self.by_name.items()}
-        return DetectorScores(by_name, self.labels[:, rows], spreads)
+        return DetectorScores(by_name, self.labels[:, rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +106,6 @@ class Calibration:
     statistic: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
     answers: Answers | None = None  # of a classification
-    early_stopping: EarlyStopping | None = None  # None: rows never stop early
     categories: Categories | None = None  # None: guarantees hold of all rows together
 
     @classmethod
@@ -159,7 +142,6 @@ class Calibration:
             np.stack([flag_statistic(of, names.combined) for of in surprisals]),
             nonconformity,
             answers,
-            _early_stopping(draw_counts, detectors, names.combined, reference, ranking),
             categories,
         )
 
@@ -210,34 +192,28 @@ class Calibration:
 
     @cached_property
     def rank_tables(self) -> Callable[..., RankTables]:
-        """The calibration rows of a number of draws each or, by a rule, of at most that many."""
+        """The calibration rows under a number of draws."""
         return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
 
-    def _rank_tables(self, num_draws: int, rule: StoppingRule | None = None) -> RankTables:
-        last = self._index(num_draws)
-        rows = np.arange(self.statistic.shape[1])
-        at = np.full(len(rows), last)
-        if rule is not None and self.early_stopping is not None:
-            stops = [self._index(stage) for stage in self.stages(num_draws)]
-            at = np.array([*stops, last])[self.early_stopping.stages_of(rule, len(stops))]
-        statistic, nonconformity = self.statistic[at, rows], self.nonconformity[at, rows]
-        of_detectors = {name: surprisals[at, rows] for name, surprisals in self.surprisals.items()}
+    def _rank_tables(self, num_draws: int) -> RankTables:
+        j = self._index(num_draws)
+        statistic, nonconformity = self.statistic[j], self.nonconformity[j]
 
         def tables(judged: np.ndarray, true: np.ndarray) -> RankTables:
             order = judged[np.argsort(statistic[judged], kind="stable")]
             return RankTables(
                 num_draws,
-                rule,
                 statistic[order],
-                {name: np.sort(surprisal[judged]) for name, surprisal in of_detectors.items()},
+                {name: np.sort(by_count[j, judged]) for name, by_count in self.surprisals.items()},
                 np.sort(nonconformity[true]),
-                None if self.answers is None else self.answers.abstention(last, at, order),
+                None if self.answers is None else self.answers.abstention(j, order),
             )
 
+        rows = np.arange(len(statistic))
         everything = tables(rows, rows)
         if self.categories is None:
             return everything
-        judged, true = self.categories.judged[at, rows], self.categories.true
+        judged, true = self.categories.judged[j], self.categories.true
         parts = tuple(
             tables(np.flatnonzero(judged == c), np.flatnonzero(true == c))
             for c in range(len(self.categories.names))
@@ -258,20 +234,6 @@ class Calibration:
         statistic = flag_statistic(surprisals, self.combined)
         return self.rank_tables(num_draws).p_values(statistic, surprisals, categories)
 
-    def stages(self, num_draws: int) -> list[int]:
-        stages = () if self.early_stopping is None else self.early_stopping.stages
-        return [stage for stage in stages if stage < num_draws]
-
-    def stops(
-        self, scores: ByDetector, labels: Labels, spread: Spread, num_draws: int, rule: StoppingRule
-    ) -> Bool[np.ndarray, "N"]:
-        if self.early_stopping is None:
-            raise ValueError("expected a calibration with stages, got one without")
-        detectors = {name: self.detectors(num_draws)[name] for name in self.combined}
-        surprisals = {name: detector(scores[name], labels) for name, detector in detectors.items()}
-        stage = StageScores(scores, labels, surprisals, spread)
-        return self.early_stopping.stops(stage, num_draws, rule, detectors, self.combined)
-
     def _index(self, num_draws: int) -> int:
         j = int(self.draw_counts.searchsorted(num_draws))
         if j == len(self.draw_counts) or self.draw_counts[j] != num_draws:
@@ -289,7 +251,7 @@ class Calibration:
         for name, by_count in self.standards.items():
             tensors[f"centre.{name}"] = np.stack([standard.centre for standard in by_count])
             tensors[f"spread.{name}"] = np.stack([standard.spread for standard in by_count])
-        for part in (self.answers, self.early_stopping, self.categories):
+        for part in (self.answers, self.categories):
             tensors |= {} if part is None else part.tensors()
         return tensors
 
@@ -323,7 +285,7 @@ class Calibration:
         for name in (*of_ranking, *(f"reference.{name}" for name in reference)):
             array = tensors[name]
             shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            if not shaped or not is_finite(array):
+            if not shaped or not _is_finite(array):
                 expected = "expected finite float64 rows, one for each of draw_counts"
                 raise ValueError(f"{name}: {expected}")
             if name in of_ranking:
@@ -334,11 +296,10 @@ class Calibration:
                 raise ValueError(f"{name}: expected sorted rows")
         shape = (len(draw_counts), num_labels)
         for name in by_label:
-            good = tensors[name].shape == shape and is_finite(tensors[name])
+            good = tensors[name].shape == shape and _is_finite(tensors[name])
             if not good or (name.startswith("spread.") and np.any(tensors[name] <= 0)):
                 expected = f"expected finite float64 numbers of shape {shape}, spreads above 0"
                 raise ValueError(f"{name}: {expected}")
-        stages, rows = stages_among(draw_counts.tolist()), statistic.shape
         return cls(
             draw_counts,
             names,
@@ -350,10 +311,15 @@ class Calibration:
             surprisals,
             statistic,
             tensors["nonconformity"],
-            Answers.from_tensors(tensors, rows),
-            EarlyStopping.from_tensors(tensors, stages, rows[1]),
-            None if categories is None else Categories.from_tensors(tensors, *categories, rows),
+            Answers.from_tensors(tensors, statistic.shape),
+            None
+            if categories is None
+            else Categories.from_tensors(tensors, *categories, statistic.shape),
         )
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype == np.float64 and bool(np.all(np.isfinite(array)))
 
 
 def _surprisals(
@@ -363,38 +329,6 @@ def _surprisals(
         name: detector(rows.by_name[name][j], rows.labels[j])
         for name, detector in detectors.items()
     }
-
-
-def _early_stopping(
-    draw_counts: list[int],
-    detectors: list[dict[str, FittedDetector]],
-    combined: tuple[str, ...],
-    reference: DetectorScores,
-    ranking: DetectorScores,
-) -> EarlyStopping | None:
-    stages = stages_among(draw_counts)
-    if not stages or reference.spreads is None or ranking.spreads is None:
-        return None
-    places = [draw_counts.index(stage) for stage in stages]
-
-    def by_stage(rows: DetectorScores, spreads: list[Spread]) -> list[StageScores]:
-        return [
-            StageScores(
-                {name: scores[j] for name, scores in rows.by_name.items()},
-                rows.labels[j],
-                _surprisals(detectors[j], rows, j),
-                spread,
-            )
-            for j, spread in zip(places, spreads, strict=True)
-        ]
-
-    return EarlyStopping.fit(
-        stages,
-        [detectors[j] for j in places],
-        combined,
-        by_stage(reference, reference.spreads),
-        by_stage(ranking, ranking.spreads),
-    )
 
 
 def _fit_detectors(

@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float64, Int64
 from model_store.conformal import sets
 from model_store.conformal.abstention import NOTHING, Abstention
 from model_store.conformal.mondrian import UNKNOWN, CategoryKind, cautious
-from model_store.conformal.stopping import StoppingRule
 
 KEPT_THRESHOLDS = 1024  # by rate and risk
 # so that a p-value that is its bound counts as no more than it
@@ -37,15 +36,14 @@ class ConformalPValues:
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """The calibration rows under one way of taking draws: what new rows taken so are ranked among.
+    """The calibration rows under one number of draws: what new rows are ranked among.
 
     `statistic`, `nonconformity` and the surprisals are sorted. Where there are categories,
     `by_category` has the tables of each one's rows; what is asked of rows with their `categories`
     is then answered by these, and of those of an `UNKNOWN` one by the most cautious.
     """
 
-    num_draws: int  # the most that are looked at
-    rule: StoppingRule | None  # None: always as many
+    num_draws: int
     statistic: Float64[np.ndarray, "m"]
     surprisals: dict[str, Float64[np.ndarray, "m"]]
     # of the m rows, in a category by class of those that are truly of it

@@ -111,7 +111,7 @@ def decide_as_served(
     if manifest.categories is not None and manifest.categories.kind == "group":
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
     risk = None if manifest.abstention is None else manifest.abstention.risk
-    return prediction, decide(prediction, DecisionOptions(fpr, None, coverage, risk, None))
+    return prediction, decide(prediction, DecisionOptions(fpr, None, coverage, risk))
 
 
 def _encoded(model: Model, X: Any, names: list[str] | None) -> Float32[np.ndarray, "N I"]:

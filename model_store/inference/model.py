@@ -1,10 +1,8 @@
 """A published model, loaded and ready to predict: manifest, runtime and calibration."""
 
-import logging
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,21 +17,17 @@ from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.label_shift import LabelShift, WeightedRows, shift_log_probs
 from model_store.conformal.rank_tables import RankTables
 from model_store.conformal.sets import mass_above
-from model_store.conformal.stopping import Spread, StoppingRule, stages_among
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import ALGORITHMS
 from model_store.inference.prediction import Prediction, RankedRows
-from model_store.inference.runtime import OutputsOf, Runtime
+from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
-from model_store.scores.records import take
 from model_store.scores.tasks import AnyScores, Predictive, predictive_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
-
-logger = logging.getLogger("dubito")
 
 CALIBRATION_FILE = "calibration.safetensors"
 TOKENIZER_COPIES = 25  # of a tokenizer's file, in memory, while it is read and after
@@ -227,56 +221,6 @@ class Model:
             log_ratio = np.log(ratio)
         return shift_log_probs(outputs.astype(np.float64), log_ratio)
 
-    def prediction_with_stopping(
-        self,
-        outputs_of: OutputsOf,
-        density: Float32[np.ndarray, "N M"],
-        num_draws: int,
-        rule: StoppingRule,
-    ) -> Prediction:
-        """Return scores and p-values of rows, each of as many draws as a rule lets it take.
-
-        Args:
-            outputs_of: asked for draws in their order, of fewer and fewer rows.
-            density: the rows' density scores.
-            num_draws: the most draws that a row takes.
-            rule: when a row stops.
-        """
-        predictive, names = self.predictive, self.manifest.detectors.density
-        used = self.calibration.draws_used(num_draws)
-        rank_tables = self.calibration.rank_tables(used, rule)
-        left = np.arange(len(density))
-        first_stage, *stages = [*self.calibration.stages(used), used]
-        sums = predictive.sums(outputs_of(left, 0, first_stage))
-        parts, order = [], []
-        for stage, following in pairwise([first_stage, *stages]):
-            scores = predictive.scores(sums)
-            stops = self.calibration.stops(
-                detector_scores(scores, density, names),
-                scores.labels,
-                Spread.of(scores, sums),
-                stage,
-                rule,
-            )
-            if stops.any():
-                stopped = take(scores, stops)
-                parts.append(self._prediction(stopped, stopped, density[stops], stage, rank_tables))
-                order.append(left[stops])
-                left, density, sums = left[~stops], density[~stops], sums.take(~stops)
-            if len(left) == 0:
-                break
-            sums = sums.merge(predictive.sums(outputs_of(left, stage, following), stage))
-        if len(left) > 0:
-            scores = calibrated_scores = predictive.scores(sums)
-            if num_draws > used:
-                rest = predictive.sums(outputs_of(left, used, num_draws), used)
-                scores = predictive.scores(sums.merge(rest))
-            parts.append(self._prediction(scores, calibrated_scores, density, used, rank_tables))
-            order.append(left)
-        if len(parts) == 1:
-            return parts[0]
-        return Prediction.concatenate(parts).take(np.argsort(np.concatenate(order)))
-
     def _prediction(
         self,
         scores: AnyScores,
@@ -319,19 +263,6 @@ def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:
     if (calibration.answers is None) != (manifest.abstention is None):
         expected = "abstention.doubt if and only if the manifest has abstention"
         raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
-    has_stages = bool(stages_among(calibration.draw_counts.tolist()))
-    if (calibration.early_stopping is not None) != has_stages:
-        expected = "settling.reference if and only if rows can stop early"
-        raise manifest.broken(CALIBRATION_FILE, f"expected {expected}")
-    if has_stages and manifest.detectors.scores_version < 2:
-        logger.warning(
-            "model %s version %s was calibrated with other standard errors: its rows take all "
-            "draws, whatever settle says, until it is calibrated again "
-            "(dubito calibrate)",
-            manifest.name,
-            manifest.version,
-        )
-        calibration = replace(calibration, early_stopping=None)
     return calibration, label_shift
 
 

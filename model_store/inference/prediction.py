@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float64, Int64
 
 from model_store.conformal.label_shift import WeightedRows
 from model_store.conformal.rank_tables import ConformalPValues, RankTables, benjamini_hochberg
-from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
 from model_store.scores.records import concatenate, take
@@ -32,9 +31,9 @@ class Prediction:
     """What a model says of N rows: the scores of all their draws, and the flag's p_values.
 
     `detected` holds each detector's score. Detectors of posterior scores look at the first draws,
-    as many as the largest calibrated number or those at which the row stopped (`calibrated_scores`
-    are of these draws), so that p-values, prediction sets and intervals, which are ranks among
-    `rank_tables`, are exact whatever number was asked for.
+    as many as the largest calibrated number (`calibrated_scores` are of these draws). So p-values,
+    prediction sets and intervals, which are ranks among `rank_tables`, are exact whatever number
+    was requested.
 
     `p_values` are ranks among all ranking rows. Where a model is calibrated by category, rows are
     judged by `judged_p_values`, and `ranked` is what these are made of.
@@ -52,8 +51,7 @@ class Prediction:
 
     @classmethod
     def concatenate(cls, parts: list["Prediction"]) -> "Prediction":
-        """Return the prediction of all parts' rows, in order; the parts' draws must be taken in the
-        same way."""
+        """Return the prediction of all parts' rows, in order, under as many draws each."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -182,7 +180,6 @@ class DecisionOptions:
     fdr: float | None
     coverage: float
     risk: float | None  # None: no row is left undecided
-    rule: StoppingRule | None  # when a row stops drawing; None: at the request's number of draws
     confidence: float | None = None  # with which coverage is kept; None: on average
     # Shares of the classes among the rows; None: as in training
     priors: tuple[float, ...] | None = None

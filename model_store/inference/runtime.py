@@ -39,8 +39,6 @@ logger = logging.getLogger("dubito")
 
 T = TypeVar("T")
 U = TypeVar("U")
-# What the network says of some rows under their draws `first` to `last - 1`
-OutputsOf = Callable[[slice | np.ndarray, int, int], Float32[np.ndarray, "K n C"]]
 Rewriting = Callable[[Float32[np.ndarray, "N I"]], Float32[np.ndarray, "N F"]]  # of rows
 
 # Of the network
@@ -195,31 +193,20 @@ class Runtime:
         """Return what `run` does, all rows under one draw set, in memory bounded whatever the set's
         size."""
         known, density = self.before_draws(x)
-        return self.after_draw_set(known, draws, 0, draws.num_draws), density
+        return self.after_draw_set(known, draws), density
 
     def after_draw_set(
-        self, known: Float32[np.ndarray, "N H"], draws: DrawSet, first: int, last: int
+        self, known: Float32[np.ndarray, "N H"], draws: DrawSet
     ) -> Float32[np.ndarray, "K N C"]:
-        """Return what `after_draws` does, under draws `first` to `last - 1` of a set, in bounded
-        memory."""
+        """Return what `after_draws` does, all rows under one draw set, in bounded memory."""
         if draws.theta is not None:
-            return self.after_draws(known, draws.theta[first:last, None])
+            return self.after_draws(known, draws.theta[:, None])
         chunk = max(self._fewest_draws, CHUNK_BYTES // self.draw_bytes)
         parts = []
-        for k in range(first, last, chunk):
-            theta = self.draw(draws.seed, k, min(chunk, last - k))
+        for k in range(0, draws.num_draws, chunk):
+            theta = self.draw(draws.seed, k, min(chunk, draws.num_draws - k))
             parts.append(self.after_draws(known, theta[:, None]))
         return np.concatenate(parts)
-
-    def shared_draws(self, known: Float32[np.ndarray, "N H"], draws: DrawSet) -> OutputsOf:
-        """Return the outputs of rows that are all under the same draws."""
-        return lambda rows, first, last: self.after_draw_set(known[rows], draws, first, last)
-
-    def own_draws(
-        self, known: Float32[np.ndarray, "N H"], theta: Float32[np.ndarray, "K N D"]
-    ) -> OutputsOf:
-        """Return the outputs of rows, each under draws of its own; draws must be paired."""
-        return lambda rows, first, last: self.after_draws(known[rows], theta[first:last, rows])
 
     def run(
         self, x: Float32[np.ndarray, "N I"], theta: Float32[np.ndarray, "K P D"]
@@ -252,7 +239,7 @@ class Runtime:
         known = self.encoded(x)
         if self._features is not None:
             (known,) = self._of_rows(self._features(), ["features"], known)
-        return self.after_draw_set(known, draws, 0, draws.num_draws)
+        return self.after_draw_set(known, draws)
 
     def _of_rows(
         self, session: ort.InferenceSession, outputs: list[str], x: Float32[np.ndarray, "N I"]

@@ -68,13 +68,6 @@ class Scores:
     def labels(self) -> Int64[np.ndarray, "N"]:
         return self.label
 
-    @property
-    def unit(self) -> Float64[np.ndarray, "N"]:
-        return np.ones(len(self.entropy))
-
-    def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:
-        return label_margin(sums)
-
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         return {name: getattr(self, name) for name in SCORE_NAMES}
 
@@ -171,20 +164,3 @@ def _divergence(
     log_ratio_N_C_G *= without_N_C_G
     divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
     return divergence_N_G
-
-
-def label_margin(sums: DrawSums) -> Float64[np.ndarray, "N"]:
-    """Return how far the two most probable classes' mean probabilities are apart, in standard
-    errors."""
-    sums = sums.drawn()
-    if len(sums.num_draws) < 2:
-        raise ValueError("expected at least two draws")
-    mean_over_draws = Average(sums.num_draws)
-    first_two_N_2 = np.argpartition(-mean_over_draws(sums.prediction), 1, axis=1)[:, :2]
-    probs_N_2_G = np.take_along_axis(sums.prediction, first_two_N_2[..., None], axis=1)
-    difference_N_G = probs_N_2_G[:, 0] - probs_N_2_G[:, 1]
-    margin_N = mean_over_draws(difference_N_G)
-    error_N = mean_over_draws.standard_error(
-        (margin_N[:, None] - difference_N_G) * mean_over_draws.odds_G
-    )
-    return np.abs(margin_N) / np.maximum(error_N, LEAST_PROBABILITY)

@@ -20,7 +20,7 @@ Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Sta
 jackknife's: each score is made again without each group.
 
 **Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and
-so are the scores that detectors, early stopping and intervals go by. What is reported, `in_units`,
+so are the scores that detectors, intervals go by. What is reported, `in_units`,
 is of the target itself: the same scores of each draw's mean and variance in its units, and the
 median. Sums then hold both, along an axis of two.
 """
@@ -72,16 +72,8 @@ class MixtureScores:
         return np.zeros(len(self.mean), dtype=int)
 
     @property
-    def unit(self) -> Float64[np.ndarray, "N"]:
-        return self.std
-
-    @property
     def in_units(self) -> "MixtureScores":
         return self if self.reported is None else self.reported
-
-    def label_margin(self, sums: DrawSums) -> Float64[np.ndarray, "N"]:  # noqa: ARG002
-        """Return how sure the label is: no draw could change it."""
-        return np.full(len(self.std), np.inf)
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         return {name: getattr(self, name) for name in MIXTURE_SCORE_NAMES}

@@ -255,7 +255,7 @@ def _job_request(
     folder: Path,
 ) -> JobRequest:
     """Return what a job is to do; rows that came with the request are written to its folder."""
-    settings, stamp = context.settings, None
+    stamp = None
     if isinstance(rows, np.ndarray):
         path = f"{field}.npy"
         _write(folder / path, rows)
@@ -271,7 +271,7 @@ def _job_request(
         groups_of(envelope, pool.rows, served)
         _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
     seed = fresh_seed() if envelope.seed is None else envelope.seed
-    fields = request_fields(envelope, served, num_samples, settings.settle)
+    fields = request_fields(envelope, served, num_samples)
     if isinstance(envelope, AcquireRequest):
         selected, excluded = False, 0
         if names is None:

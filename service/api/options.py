@@ -16,7 +16,6 @@ from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.sets import confident_rank, largest_coverage
-from model_store.conformal.stopping import StoppingRule
 from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
@@ -25,7 +24,7 @@ from service.errors import TooLarge
 from service.settings import Settings
 
 SUMS_TO_1 = 1e-6  # how near shares of classes must come
-NOT_UNDER_PRIORS = ("fdr", "risk", "confidence", "settle")
+NOT_UNDER_PRIORS = ("fdr", "risk", "confidence")
 
 
 # Those of /predict that go with any form of an answer.
@@ -98,10 +97,7 @@ def refuse_large_answers(
             raise TooLarge("explain", f"at most {most} numbers of maps", str(numbers))
 
 
-def decision_options(
-    envelope: PredictRequest, served: Named, num_samples: int, settle: float | None
-) -> DecisionOptions:
-    """Return a request's options; `settle` is the tolerance of requests that do not say theirs."""
+def decision_options(envelope: PredictRequest, served: Named, num_samples: int) -> DecisionOptions:
     smallest = served.model.calibration.smallest_fpr
     fpr = DEFAULT_FPR if envelope.fpr is None else envelope.fpr
     if envelope.fpr is not None and envelope.fdr is not None:
@@ -116,10 +112,9 @@ def decision_options(
         for name in NOT_UNDER_PRIORS:
             if getattr(envelope, name) is not None:
                 raise InvalidInput(name, "none with priors, under which it is not kept", "both")
-        return DecisionOptions(fpr, None, envelope.coverage, None, None, None, priors)
-    rule = _rule(envelope, fpr, settle)
-    risk = _risk(envelope.risk, served, num_samples, fpr, rule)
-    return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, rule, envelope.confidence)
+        return DecisionOptions(fpr, None, envelope.coverage, None, None, priors)
+    risk = _risk(envelope.risk, served, num_samples, fpr)
+    return DecisionOptions(fpr, envelope.fdr, envelope.coverage, risk, envelope.confidence)
 
 
 def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
@@ -195,22 +190,7 @@ def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
         raise InvalidInput("coverage", expected, f"{envelope.coverage}")
 
 
-def _rule(envelope: PredictRequest, fpr: float, settle: float | None) -> StoppingRule | None:
-    """Return when rows stop drawing; a request for every draw's samples that does not say has them
-    all."""
-    if "settle" in envelope.model_fields_set:
-        settle = envelope.settle
-        if settle is not None and envelope.return_samples:
-            expected = "none with return_samples, whose rows have as many draws each"
-            raise InvalidInput("settle", expected, "both")
-    elif envelope.return_samples:
-        settle = None
-    return None if settle is None else StoppingRule(fpr, settle)
-
-
-def _risk(
-    wanted: float | None, served: Named, num_samples: int, fpr: float, rule: StoppingRule | None
-) -> float | None:
+def _risk(wanted: float | None, served: Named, num_samples: int, fpr: float) -> float | None:
     spec, calibration = served.model.manifest.abstention, served.model.calibration
     if wanted is None:
         return None if spec is None else spec.risk
@@ -218,7 +198,7 @@ def _risk(
         expected = f"none, since {served.name} is a regression: no answer is right or wrong"
         raise InvalidInput("risk", expected, f"{wanted}")
     draws = calibration.draws_used(num_samples)
-    rank_tables = calibration.rank_tables(draws, rule)
+    rank_tables = calibration.rank_tables(draws)
     if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)
         known = f"at least {smallest:g}" if smallest < 1.0 else "none"

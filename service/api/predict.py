@@ -144,7 +144,7 @@ async def predict(
     settings, call, envelope, served = context.settings, asked.call, asked.envelope, asked.served
     manifest, reservation, num_rows = served.model.manifest, call.reservation, asked.num_rows
     num_samples = num_samples_of(envelope, served, settings)
-    options = decision_options(envelope, served, num_samples, settings.settle)
+    options = decision_options(envelope, served, num_samples)
     groups = groups_of(envelope, num_rows, served)
     refuse_large_answers(envelope, num_rows, num_samples, served, settings)
     more = rows_to_explain(manifest.input) if envelope.explain else 0
@@ -159,8 +159,8 @@ async def predict(
             cells = await find_odd_cells(context, call, asked.rows, served)
         asked.rows = None  # which may be many times as large
         reservation.shrink(x.nbytes)
-        keep, rule, priors = envelope.return_samples, options.rule, options.priors
-        job = Job(served, x, num_samples, envelope.seed, call, rule, keep, priors=priors)
+        keep, priors = envelope.return_samples, options.priors
+        job = Job(served, x, num_samples, envelope.seed, call, keep, priors=priors)
         kept_draws = num_samples if keep else 0
         size = kept_bytes(job) + answer_bytes(manifest, len(x), kept_draws, as_arrays)
         reservation.reserve(size, "answer")

@@ -259,7 +259,7 @@ FIELDS = (
     Field(
         "num_samples",
         int,
-        "the draws that the row used: with [`settle`](guarantees.md#early-stopping) rows differ",
+        "how many draws the row used",
         attrgetter("scores.num_draws"),
         datatype="INT64",
         place=0,

@@ -15,7 +15,6 @@ from model_store.errors import MOST_ERRORS
 from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-Tolerance = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
 
 AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
@@ -104,7 +103,6 @@ class PredictRequest(Envelope):
                     "inputs": [EXAMPLE_ROW],
                     "priors": {str(digit): 0.55 if digit == 8 else 0.05 for digit in range(10)},
                 },
-                {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "settle": 0.02},
                 {"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "coverage": 0.9, "confidence": 0.95},
                 {"inputs": [EXAMPLE_NOISE], "explain": True},
             ]
@@ -133,11 +131,6 @@ class PredictRequest(Envelope):
     risk: Probability | None = None
     """abstain where the probability that a label is wrong would otherwise exceed this; by default
     the level that the model was published with, if any. Not of a regression"""
-
-    settle: Tolerance | None = None
-    """stop drawing for a row once its label and flag are settled and its standard errors are at
-    most this, in nats and probabilities, of a regression in multiples of `std`; `num_samples` is
-    then the most. By default the service's own tolerance, if any; null: never"""
 
     groups: Annotated[list[str], Field(fail_fast=True)] | None = None
     """of a model that is calibrated by group: the group of each row; a row of an unknown one, and

@@ -97,7 +97,6 @@ def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
         add("--coverage", "P", "of prediction sets and intervals (0.95)", type=float)
         add("--confidence", "P", "with which coverage is kept; by default on average", type=float)
         add("--risk", "P", "abstain where a label is wrong with a larger probability", type=float)
-        add("--settle", "T", "tolerance at which a row stops drawing", type=float)
     else:
         rows = "how many rows to rank (1000)"
         parser.add_argument("-k", "--k", type=int, default=1000, metavar="N", help=rows)
@@ -178,7 +177,7 @@ def _request(
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
     given: dict[str, Any] = {"inputs": []} if command == "score" else {}
-    for name in (*names, "settle", "k", "acquisition", "beta"):
+    for name in (*names, "k", "acquisition", "beta"):
         value = getattr(options, name, None)
         if value is not None:
             given[name] = _json(value) if name == "priors" else value
@@ -193,7 +192,7 @@ def _request(
         "seed": fresh_seed() if envelope.seed is None else envelope.seed,
         "shard_rows": options.shard_rows
         or default_shard_rows(model.row_size, model.manifest.output_size),
-        **request_fields(envelope, loaded, num_samples, settings.settle),
+        **request_fields(envelope, loaded, num_samples),
     }
     if isinstance(envelope, PredictRequest):
         if envelope.fdr is not None:

@@ -16,7 +16,7 @@ from model_store.acquisition.scoring import pool_candidates, pool_scores
 from model_store.artifacts.manifest import InputSpec, Manifest
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.inference.model import Model
-from model_store.inference.prediction import DecisionOptions, Prediction, decide
+from model_store.inference.prediction import DecisionOptions, decide
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
@@ -56,7 +56,7 @@ class ComputationRequest:
 
 
 def request_fields(
-    envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int, settle: float | None
+    envelope: AcquireRequest | PredictRequest, served: Any, num_samples: int
 ) -> dict[str, Any]:
     """Return fields of a `ComputationRequest`, checked as those of /acquire and /predict are.
 
@@ -65,7 +65,7 @@ def request_fields(
     """
     if isinstance(envelope, AcquireRequest):
         return ranking_fields(envelope, served)
-    options = decision_options(envelope, served, num_samples, settle)
+    options = decision_options(envelope, served, num_samples)
     return {"options": options, "priors": options.priors}
 
 
@@ -147,7 +147,7 @@ class Computation:
         """Return what is answered of rows, and which of them have finite numbers."""
         options = self.request.options
         assert options is not None
-        prediction = prediction_of(self.model, x, draws, options)
+        prediction = self.model.prediction(*self.model.runtime.run_set(x, draws), options.priors)
         computed = np.isfinite(prediction.scores.by_name()[prediction.scores.overall])
         if self.is_grouped:
             unknown = np.full(len(x), UNKNOWN)
@@ -190,15 +190,3 @@ class Computation:
         place = np.argsort(np.argsort(rows))
         columns = ([part.gain, part.own, part.said] for part in found)
         return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))
-
-
-def prediction_of(
-    model: Model, x: Float32[np.ndarray, "N I"], draws: DrawSet, options: DecisionOptions
-) -> Prediction:
-    """Return the prediction of rows under a draw set, each stopping early where the options say
-    so."""
-    if options.rule is None:
-        return model.prediction(*model.runtime.run_set(x, draws), options.priors)
-    known, density = model.runtime.before_draws(x)
-    outputs_of = model.runtime.shared_draws(known, draws)
-    return model.prediction_with_stopping(outputs_of, density, draws.num_draws, options.rule)

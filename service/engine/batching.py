@@ -281,21 +281,16 @@ def _predicted(
     model = job.served.model
     known, density = model.runtime.before_draws(x)
     if all(draws is sets[0] for draws in sets):
-        outputs_of = model.runtime.shared_draws(known, sets[0])
+        outputs = model.runtime.after_draw_set(known, sets[0])
     else:
         theta = _theta_of_rows(sets, [len(part) for part in parts])
-        outputs_of = model.runtime.own_draws(known, theta)
-    outputs = None
-    if job.rule is None:
-        outputs = outputs_of(slice(None), 0, job.num_samples)
-        prediction = model.prediction(outputs, density, job.priors)
-    else:
-        prediction = model.prediction_with_stopping(outputs_of, density, job.num_samples, job.rule)
-    micro_batch, computed, start = MicroBatch(prediction), [], 0
+        outputs = model.runtime.after_draws(known, theta)
+    micro_batch = MicroBatch(model.prediction(outputs, density, job.priors))
+    computed, start = [], 0
     for progress, part in zip(batch, parts, strict=True):
         here = slice(start, start + len(part))
         samples = None
-        if progress.job.keep_samples and outputs is not None:
+        if progress.job.keep_samples:
             said = outputs[:, here]
             said = (
                 said if job.priors is None else model.shifted(said, job.priors).astype(np.float32)

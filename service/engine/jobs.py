@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.conformal.stopping import StoppingRule
 from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
@@ -32,7 +31,6 @@ class Job:
     num_samples: int
     seed: int | None  # None: under fresh draws
     call: Call = field(default_factory=Call)
-    rule: StoppingRule | None = None  # when a row stops drawing; None: at `num_samples`
     keep_samples: bool = False
     acquisition: str | None = None
     # How many rows a joint score chooses from; None where it is not one
@@ -48,7 +46,7 @@ class Job:
         return self.num_samples + self.served.model.encoding_draws
 
     def goes_with(self, other: "Job") -> bool:
-        mine, its = ((job.num_samples, job.rule, job.priors) for job in (self, other))
+        mine, its = ((job.num_samples, job.priors) for job in (self, other))
         are_rows = self.acquisition is None and other.acquisition is None
         return self.served is other.served and are_rows and mine == its
 

@@ -19,9 +19,7 @@ from jaxtyping import Float32
 
 from model_store.artifacts.manifest import ENCODER, GRAPHS, TOKENIZER, TRAINING_ROWS, Manifest
 from model_store.artifacts.store import LATEST
-from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
-from model_store.conformal.stopping import StoppingRule
 from model_store.errors import InvalidInput, NotFound, StoreError, StoreUnreachable, kind_of
 from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
@@ -46,16 +44,13 @@ Key = tuple[str, str]  # name and version
 class Served:
     """A model ready to serve, its fresh draws, and what its live rows look like."""
 
-    def __init__(
-        self, model: Model, reservoir: Reservoir, drift: AnyDrift, rule: StoppingRule | None = None
-    ) -> None:
+    def __init__(self, model: Model, reservoir: Reservoir, drift: AnyDrift) -> None:
         self.model = model
         self.reservoir = reservoir
         self.drift = drift
         self.name = model.manifest.name
         self.version = model.manifest.version
         self.key = (self.name, self.version)
-        self.rule = rule  # of the rows that are watched
 
     def watch(
         self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"], client: Hashable
@@ -65,8 +60,7 @@ class Served:
         rank_tables = prediction.rank_tables
         if not isinstance(rank_tables, RankTables):  # of rows under other priors
             return
-        default_draws = self.model.manifest.noise.default_draws
-        if (rank_tables.num_draws, rank_tables.rule) == (default_draws, self.rule):
+        if rank_tables.num_draws == self.model.manifest.noise.default_draws:
             self.drift.watch(prediction.p_values.p_value[rows], row_digests(x), client)
 
 
@@ -296,14 +290,12 @@ class Models:
             if artifact.manifest.digest != manifest.digest:
                 raise manifest.broken("manifest.json", "it is another than a moment ago")
             model = Model.load(artifact, self.settings.worker_threads)
-        settle = self.settings.settle
-        rule = None if settle is None else StoppingRule(DEFAULT_FPR, settle)
-        tables = model.calibration.rank_tables(model.manifest.noise.default_draws, rule)
+        tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
         watched = Watched.of_ranking(tables.statistic, *key)
         with self._lock:
             shared = None if self._evidence is None else SharedDrift(watched, self._evidence)
             drift = self._drifts.setdefault(key, shared or Drift(watched))
-        return Served(model, Reservoir(model, 0, self.idle), drift, rule)
+        return Served(model, Reservoir(model, 0, self.idle), drift)
 
     # Memory
 

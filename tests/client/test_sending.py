@@ -294,9 +294,9 @@ def test_rows_whose_flags_are_decided_together_go_together():
     assert len(np.load(io.BytesIO(next(steps).content))) == 5
 
 
-def test_only_settle_may_be_none():
-    steps = calls.predict(LIMITS, np.ones((1, 2)), settle=None, seed=None, model="m")
-    assert next(steps).query == {"settle": "null", "model": "m"}
+def test_options_that_are_none_are_left_out():
+    steps = calls.predict(LIMITS, np.ones((1, 2)), seed=None, model="m")
+    assert next(steps).query == {"model": "m"}
 
 
 @pytest.mark.parametrize(

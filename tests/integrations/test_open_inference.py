@@ -295,16 +295,13 @@ def test_parameters_are_numbers_or_strings_and_are_told(client, digits_rows):
         "fpr": 0.1,
         "coverage": 0.9,
         "confidence": 0.5,
-        "settle": 0.5,
     }
     asked = native(client, rows.tolist(), **options)
     for parameters in (options, {name: str(value) for name, value in options.items()}):
         answer = infer(client, [tensor(rows)], parameters=parameters)
         assert answer["parameters"] == options
         assert_same(arrays(answer), asked)
-    fdr = infer(client, [tensor(rows)], parameters={"fdr": "0.2", "seed": 1, "settle": "null"})[
-        "parameters"
-    ]
+    fdr = infer(client, [tensor(rows)], parameters={"fdr": "0.2", "seed": 1})["parameters"]
     assert fdr == {"fdr": 0.2, "seed": 1, "fpr": 0.05, "coverage": 0.95, "num_samples": 100}
     priors = {str(digit): 0.1 for digit in range(10)}
     answer = infer(client, [tensor(rows)], parameters={"priors": json.dumps(priors), "seed": 7})

@@ -19,7 +19,6 @@ from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import Categories
 from model_store.conformal.sets import class_nonconformity
-from model_store.conformal.stopping import Spread, stages_among
 from model_store.inference.model import NEEDED, Model, detector_scores
 from model_store.inference.noise import NOISE_ALGORITHM
 from model_store.inference.runtime import Runtime
@@ -206,16 +205,13 @@ class _Split:
 
     def __init__(self, runtime: Runtime, x: np.ndarray, seed: int) -> None:
         outputs, self.density = runtime.run_set(x, runtime.draw_set(seed, DRAWS))
-        self.sums = [predictive_sums(outputs[:count]) for count in COUNTS]
-        self.scores = [predictive_scores(sums) for sums in self.sums]
+        self.scores = [predictive_scores(predictive_sums(outputs[:count])) for count in COUNTS]
 
     def detected(self) -> DetectorScores:
         by_count = [detector_scores(scores, self.density, NAMES.density) for scores in self.scores]
-        stages = [COUNTS.index(stage) for stage in stages_among(COUNTS)]
         return DetectorScores(
             {name: np.stack([scores[name] for scores in by_count]) for name in by_count[0]},
             np.stack([scores.label for scores in self.scores]),
-            [Spread.of(self.scores[j], self.sums[j]) for j in stages],
         )
 
 

@@ -10,7 +10,6 @@ from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import UNKNOWN, Categories, CategoryKind
 from model_store.conformal.sets import class_nonconformity, target_nonconformity
-from model_store.conformal.stopping import Spread
 from model_store.errors import InvalidInput
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
@@ -20,7 +19,7 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training.data import MAX_GROUPS, Dataset, Rows
 from training.data.targets import apply_transform
-from training.scoring import rows_per_draw_set, scores_and_spreads
+from training.scoring import rows_per_draw_set, served_scores
 from training.seeds import ServedRows, hash_key
 
 
@@ -64,8 +63,8 @@ def calibrate(
     """Fit and rank the detectors on two splits that the model was not fitted on, by category where
     that is wanted."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
-    (of_reference, reference_density, reference_spreads), (scores, density, spreads) = (
-        scores_and_spreads(runtime, rows, counts, key, share, transform)
+    (of_reference, reference_density), (scores, density) = (
+        served_scores(runtime, rows, counts, key, share, transform)
         for rows, key in (
             (reference, hash_key(seed, ServedRows.REFERENCE)),
             (ranking, hash_key(seed, ServedRows.RANKING)),
@@ -73,8 +72,8 @@ def calibrate(
     )
     return Calibration.fit(
         counts,
-        by_detector(of_reference, reference_density, detectors.density, reference_spreads),
-        by_detector(scores, density, detectors.density, spreads),
+        by_detector(of_reference, reference_density, detectors.density),
+        by_detector(scores, density, detectors.density),
         np.stack([nonconformity(s, ranking.y, transform) for s in scores]),
         detectors,
         num_labels,
@@ -87,11 +86,10 @@ def by_detector(
     scores: list[AnyScores],
     density: Float32[np.ndarray, "n M"],
     names: tuple[str, ...],
-    spreads: list[Spread] | None = None,
 ) -> DetectorScores:
     detected = [detector_scores(s, density, names) for s in scores]
     by_name = {name: np.stack([d[name] for d in detected]) for name in detected[0]}
-    return DetectorScores(by_name, np.stack([s.labels for s in scores]), spreads)
+    return DetectorScores(by_name, np.stack([s.labels for s in scores]))
 
 
 def nonconformity(

@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from model_store.acquisition.choice import (
     checked_acquisition,
@@ -23,6 +24,7 @@ from model_store.acquisition.ranking import (
     race,
     race_stages,
     rank_now,
+    student_quantile,
 )
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
@@ -299,6 +301,12 @@ def test_all_rows_take_all_draws_where_k_is_as_many_and_one_without_a_score_is_n
     next(laps)
     with pytest.raises(InvalidInput, match=r"pool\.1"):
         laps.send((np.array([1.0, np.nan, 0.0]), np.zeros(3)))
+
+
+@pytest.mark.parametrize("degrees", [9, 24, 99])
+@pytest.mark.parametrize("tail", [1e-3, 1e-5, 1e-7, 5e-9])
+def test_the_width_of_races_is_students_quantile(degrees, tail):
+    assert student_quantile(degrees, tail) == pytest.approx(stats.t.isf(tail, degrees), rel=0.03)
 
 
 def test_a_race_has_stages_of_draws_enough_for_their_errors():

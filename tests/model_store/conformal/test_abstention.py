@@ -148,7 +148,7 @@ def fitted(generator, uncertainty, statistic, wrong_probability):
 def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):
     """The abstention of one number of draws, given the order of the ranking rows' statistics."""
     answers = Answers.of(reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None])
-    return answers.abstention(0, np.zeros(len(order), dtype=int), order)
+    return answers.abstention(0, order)
 
 
 class WithStatistic(Abstention):

@@ -26,7 +26,7 @@ NEW = 100
 
 
 def tables(nonconformity):
-    return RankTables(1, None, nonconformity, {}, nonconformity, None)
+    return RankTables(1, nonconformity, {}, nonconformity, None)
 
 
 def test_the_mass_above_a_class_by_hand():

@@ -10,42 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from model_store.scores.classification import (
-    label_margin,
-    predictive_scores,
-    predictive_sums,
-)
+from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.scores.records import concatenate, take
 from model_store.scores.sums import GROUPS
 
 LN2 = math.log(2.0)
 ARRAYS = ("probabilities", "entropy", "expected_entropy", "bald", "mean_std", "variation_ratio")
-
-
-# The label's margin
-
-
-def test_the_label_s_margin_is_that_of_a_t_test_of_the_two_most_probable_classes():
-    probs = np.random.default_rng(0).dirichlet([3.0, 2.0, 0.5], size=(12, 8))
-    found = label_margin(predictive_sums(np.log(probs)))
-    for n in range(8):
-        first, second = np.argsort(-probs[:, n].mean(axis=0))[:2]
-        assert found[n] == pytest.approx(
-            stats.ttest_rel(probs[:, n, first], probs[:, n, second]).statistic, rel=1e-9
-        )
-
-
-def test_draws_that_agree_exactly_settle_a_label_and_ties_do_not():
-    sure, tied = np.tile([0.7, 0.2, 0.1], (5, 1)), np.tile([0.5, 0.5, 0.0], (5, 1))
-    with np.errstate(divide="ignore"):
-        margin = label_margin(predictive_sums(np.log(np.stack([sure, tied], axis=1))))
-    assert margin[0] > 1e6
-    assert margin[1] == 0
-
-
-def test_one_draw_gives_a_label_no_margin():
-    with pytest.raises(ValueError, match="expected at least two draws"):
-        label_margin(predictive_sums(np.log(np.full((1, 2, 3), 1 / 3))))
 
 
 # Some rows
@@ -74,12 +44,6 @@ def assert_same(some, other):
             some.standard_error[name].tolist() == e.tolist()
             for name, e in other.standard_error.items()
         )
-
-
-def test_detectors_compare_a_row_within_its_label_and_a_tolerance_is_in_nats():
-    scores = score([[[0.2, 0.8], [0.6, 0.4]]])
-    assert scores.labels.tolist() == [1, 0]
-    assert scores.unit.tolist() == [1.0, 1.0]
 
 
 def test_one_draw_agrees_with_itself_to_the_last_bit():

@@ -46,12 +46,11 @@ def predict(client, model, **fields):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settle", [None, 0.3])
-def test_rows_are_judged_within_their_categories(served, kind, settle):
+def test_rows_are_judged_within_their_categories(served, kind):
     models, client = served
     model = models[kind]
     given = {"groups": GROUPS} if kind == "group" else {}
-    answer = predict(client, kind, fpr=0.1, coverage=0.8, settle=settle, **given)
+    answer = predict(client, kind, fpr=0.1, coverage=0.8, **given)
     assert answer.status_code == 200, answer.text
     spec = model.manifest.categories
     tables = model.calibration.rank_tables(tiny.DRAWS)
@@ -61,11 +60,11 @@ def test_rows_are_judged_within_their_categories(served, kind, settle):
         rows = min(large) if name is None else spec.judged_rows[spec.names.index(name)]
         assert row["category"] == {"name": name, "rows": rows}
         assert row["flag"] == (row["p_value"] <= 0.1)
-        if settle is None and name is not None:
+        if name is not None:
             table = tables.by_category[spec.names.index(name)]
             ranks = row["p_value"] * (len(table.statistic) + 1)
             assert ranks == pytest.approx(round(ranks))
-        if settle is None and kind == "class":
+        if kind == "class":
             mass = 1.0
             for c in np.argsort(
                 row["probabilities"]
@@ -105,7 +104,7 @@ def test_an_answer_is_what_is_decided_of_the_models_own_prediction(served):
         [model.manifest.categories.names.index(g) if g != "violet" else -1 for g in GROUPS]
     )
     prediction = model.predict(X, model.runtime.draw(7, 0, tiny.DRAWS)).of_groups(numbers)
-    decided = decide(prediction, DecisionOptions(0.2, None, 0.7, None, None))
+    decided = decide(prediction, DecisionOptions(0.2, None, 0.7, None))
     packed = client.post(
         "/predict",
         json={

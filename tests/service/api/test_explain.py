@@ -210,9 +210,7 @@ def test_shares_of_detectors_add_up_and_a_map_to_what_is_attributed(ask, digits_
     assert pixels.ravel().argmax() == 27
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"settle": 0.05}, {"return_samples": True}, {"fdr": 0.2}, {"num_samples": 7}]
-)
+@pytest.mark.parametrize("fields", [{}, {"return_samples": True}, {"fdr": 0.2}, {"num_samples": 7}])
 def test_nothing_else_changes_and_answers_replay(ask, digits_rows, fields):
     request = {"model": "digits", "inputs": digits_rows[:4].tolist(), **SEED, **fields}
     plain = ask.client.post("/predict", json=request).json()

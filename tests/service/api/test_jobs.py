@@ -113,9 +113,7 @@ def test_copies_are_taken_once_as_acquire_does(service, pools):
     assert result(service, job).json()["ranking"] == at_once["ranking"]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"fdr": 0.1}, {"settle": 0.05}], ids=["fpr", "fdr", "settle"]
-)
+@pytest.mark.parametrize("options", [{}, {"fdr": 0.1}], ids=["fpr", "fdr"])
 def test_a_job_predicts_as_predict_does(service, digits_rows, options):
     options = {"seed": 5, **options}
     job = asked(service, "/predict/jobs", {"inputs_file": "rows.npz", **options})

@@ -129,7 +129,6 @@ def test_a_pool_is_ranked_under_priors(client):
         ({"priors": SKEWED, "fdr": 0.1}, "fdr: expected none with priors"),
         ({"priors": SKEWED, "risk": 0.2}, "risk: expected none with priors"),
         ({"priors": SKEWED, "confidence": 0.9}, "confidence: expected none with priors"),
-        ({"priors": SKEWED, "settle": 0.1}, "settle: expected none with priors"),
     ],
 )
 def test_wrong_priors_are_refused_by_name(client, asked, says):

@@ -153,11 +153,10 @@ def _moments(outputs):
     return zip(outputs[..., 0], np.exp(0.5 * outputs[..., 1]), strict=True)
 
 
-def test_detectors_and_stopping_look_at_the_target_as_it_was_fitted(client, folder):
-    answers, _ = predict(client, "tiny", settle=0.05)
+def test_detectors_look_at_the_target_as_it_was_fitted(client, folder):
+    answers, _ = predict(client, "tiny")
     scores = np.array([d["std"]["score"] for d in answers["detectors"]])
     assert (scores > 0.05).all()  # a log standard deviation, and not 1e-12
-    assert set(answers["num_samples"]) <= {5, 10, 20}
     model = model_of(folder, "tiny")
     x, _ = rows("tiny")
     (prediction, _) = (model.predict(x[:3].astype(np.float32), model.runtime.draw(7, 0, 20)), None)

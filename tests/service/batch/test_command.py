@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from model_store.errors import InvalidInput
+from model_store.inference.runtime import Runtime
 from service.batch import command, computation, shards
 from service.batch.files import Stopped
 from service.settings import Settings
@@ -138,7 +139,7 @@ def test_a_data_set_is_predicted_as_predict_does(scored, client, digits_rows):
 
 
 def test_options_are_those_of_predict(run, data, tmp_path, client, digits_rows):
-    given = {"fpr": 0.1, "coverage": 0.8, "settle": 0.05}
+    given = {"fpr": 0.1, "coverage": 0.8}
     run("score", data / "a.parquet", tmp_path / "out", **given)
     asked = {"inputs": digits_rows[:200].tolist(), "seed": SEED, "num_samples": DRAWS, **given}
     expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
@@ -362,14 +363,14 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     rows = digits_rows[:20].copy()
     rows[7, 0] = 16
 
-    prediction_of = computation.prediction_of
+    run_set = Runtime.run_set
 
-    def predicted(model, x, *others):
-        prediction = prediction_of(model, x, *others)
-        prediction.scores.by_name()[prediction.scores.overall][x[:, 0] == 16] = np.nan
-        return prediction
+    def overflowing(runtime, x, draws):
+        outputs, density = run_set(runtime, x, draws)
+        outputs[:, x[:, 0] == 16] = np.nan
+        return outputs, density
 
-    monkeypatch.setattr(computation, "prediction_of", predicted)
+    monkeypatch.setattr(Runtime, "run_set", overflowing)
     monkeypatch.setattr(
         computation,
         "pool_scores",

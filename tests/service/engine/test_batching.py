@@ -15,7 +15,6 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.stopping import StoppingRule
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service.call import Call
@@ -151,44 +150,6 @@ def test_numbers_of_draws_are_kept_apart(engine, served, digits_rows):
     assert answers[0].seed == answers[2].seed != answers[1].seed
     for answer in answers:
         assert_as_alone(served, digits_rows[:1], answer)
-
-
-def test_rows_settle_in_a_micro_batch_as_alone_and_rules_are_kept_apart(
-    engine, served, digits_rows
-):
-    """Seeded and fresh ones in one product, each row stopping by itself; another tolerance is
-    another batch."""
-    rules = [
-        StoppingRule(0.05, 0.05),
-        StoppingRule(0.05, 0.05),
-        None,
-        StoppingRule(0.05, 0.2),
-        StoppingRule(0.05, 0.05),
-    ]
-    seeds = [5, None, None, None, None]
-    parts = [digits_rows[7 * i : 7 * i + 7] for i in range(5)]
-    jobs = [
-        Job(served, x, 100, seed, rule=rule)
-        for x, seed, rule in zip(parts, seeds, rules, strict=True)
-    ]
-    answers = together(engine, jobs)
-    assert answers[1].seed == answers[4].seed
-    assert len({answers[i].seed for i in (0, 1, 2, 3)}) == 4
-    for x, rule, answer in zip(parts, rules, answers, strict=True):
-        (alone,) = together(engine, [replace(jobs[0], x=x, seed=answer.seed, rule=rule)])
-        assert (
-            answer.prediction.scores.num_draws.tolist()
-            == alone.prediction.scores.num_draws.tolist()
-        )
-        assert (
-            answer.prediction.scores.probabilities.tobytes()
-            == alone.prediction.scores.probabilities.tobytes()
-        )
-        assert (
-            answer.prediction.p_values.p_value.tobytes()
-            == alone.prediction.p_values.p_value.tobytes()
-        )
-    assert len({int(n) for i in (0, 1, 4) for n in answers[i].prediction.scores.num_draws}) > 1
 
 
 def test_a_large_request_is_one_answer_and_others_are_answered_before_its_end(

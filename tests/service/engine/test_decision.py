@@ -18,12 +18,12 @@ PROBS = np.array([[0.9, 0.1], [0.6, 0.4], [0.55, 0.45], [0.99, 0.01]])
 
 
 def options(fpr=0.05, fdr=None, coverage=0.5, risk=None):
-    return DecisionOptions(fpr, fdr, coverage, risk, None)
+    return DecisionOptions(fpr, fdr, coverage, risk)
 
 
 def rank_tables(nonconformity, abstention=None):
     statistic = np.arange(19.0)
-    return RankTables(2, None, statistic, {"a": statistic}, np.array(nonconformity), abstention)
+    return RankTables(2, statistic, {"a": statistic}, np.array(nonconformity), abstention)
 
 
 @pytest.fixture

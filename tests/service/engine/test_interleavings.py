@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from model_store.conformal.stopping import StoppingRule
 from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, part_rows
@@ -24,7 +23,6 @@ from tests.support import tiny
 
 PART_ROW_DRAWS = 200  # so that a few rows are a large request
 ROWS = tiny.rows(np.random.default_rng(0), 64)
-RULES = [None, StoppingRule(0.05, 0.1), StoppingRule(0.2, 0.02)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,10 +70,10 @@ class Requests:
             Drift(Watched.of_ranking(self.model.calibration.rank_tables(tiny.DRAWS).statistic)),
         )
 
-    def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, stopping=None, acquisition=None):
+    def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
         """Ask for some rows; the answer is checked by `answers`."""
         x = ROWS[first : first + count]
-        job = Job(self.served, x, num_samples, seed, rule=stopping, acquisition=acquisition)
+        job = Job(self.served, x, num_samples, seed, acquisition=acquisition)
         self.asked.append((job, self._begin(job)))
 
     def hold(self):
@@ -121,12 +119,7 @@ class Requests:
         return self.model.runtime.draw_set(answer.seed, job.num_samples)
 
     def _alone(self, job, answer):
-        draws = self._draws(job, answer)
-        if job.rule is None:
-            return self.model.prediction(*self.model.runtime.run_set(job.x, draws))
-        known, density = self.model.runtime.before_draws(job.x)
-        rows = self.model.runtime.shared_draws(known, draws)
-        return self.model.prediction_with_stopping(rows, density, job.num_samples, job.rule)
+        return self.model.prediction(*self.model.runtime.run_set(job.x, self._draws(job, answer)))
 
     def _begin(self, job):
         ask = self.engine.predict if job.acquisition is None else self.engine.score
@@ -185,10 +178,9 @@ class AnyInterleaving(RuleBasedStateMachine):
         count=st.integers(1, 25),
         seed=st.none() | st.integers(0, 2),
         num_samples=st.sampled_from([7, tiny.DRAWS, 30]),
-        stopping=st.sampled_from(RULES),
     )
-    def predict(self, first, count, seed, num_samples, stopping):
-        self.requests.ask(first, count, seed, num_samples, stopping)
+    def predict(self, first, count, seed, num_samples):
+        self.requests.ask(first, count, seed, num_samples)
 
     @rule(first=st.integers(0, 30), count=st.integers(1, 25), seed=st.none() | st.integers(0, 2))
     def acquire(self, first, count, seed):
