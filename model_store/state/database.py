@@ -1,7 +1,6 @@
 """The state's database: SQLite in WAL mode, in a folder that processes of one machine share.
 
-What `writing` has done is on the disk when it returns, or has not been done at all. Each table has
-its own module.
+`writing` is a transaction, which is on the disk when it returns. Each table has its own module.
 """
 
 import errno
@@ -20,9 +19,10 @@ PROBE, PROBE_BYTES = "probe", 1 << 16
 NO_SPACE = "no space is left for the service's state (DUBITO_STATE)"
 UNUSABLE = "the service's state (DUBITO_STATE) cannot be read or written"
 BUSY_S = 10.0  # that another process may take to write
-FORMAT = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
+# Script n takes a database from format n to n + 1; a new database has format 0
+MIGRATIONS = (
+    """
+CREATE TABLE jobs (
     id TEXT PRIMARY KEY,
     kind TEXT NOT NULL,               -- acquire, predict or candidate
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
@@ -38,11 +38,15 @@ CREATE TABLE IF NOT EXISTS jobs (
     done INTEGER NOT NULL DEFAULT 0,  -- of these
     worked_s REAL NOT NULL DEFAULT 0, -- that they took
     cancel INTEGER NOT NULL DEFAULT 0,
-    said TEXT                         -- JSON: the answer of one that is done, or why it failed
+    said TEXT,                        -- JSON: the answer of one that is done, or why it failed
+    client TEXT NOT NULL DEFAULT '',  -- whose share it uses: the owner, or else an address
+    turn REAL NOT NULL DEFAULT 0,     -- the lowest is next: rows x draws of its client before it
+    bytes INTEGER NOT NULL DEFAULT 0, -- of its files
+    cleared INTEGER NOT NULL DEFAULT 0 -- whether only its result is left
 ) STRICT;
-CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created);
-CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner);
-CREATE TABLE IF NOT EXISTS acquired (
+CREATE INDEX jobs_by_state ON jobs (state, created);
+CREATE INDEX jobs_by_owner ON jobs (owner);
+CREATE TABLE acquired (
     model TEXT NOT NULL,
     id TEXT NOT NULL,
     version TEXT NOT NULL,            -- that chose it
@@ -58,7 +62,7 @@ CREATE TABLE IF NOT EXISTS acquired (
     time REAL NOT NULL,
     PRIMARY KEY (model, id)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS labels (
+CREATE TABLE labels (
     model TEXT NOT NULL,
     id TEXT NOT NULL,
     label TEXT,                       -- of a classification
@@ -69,7 +73,7 @@ CREATE TABLE IF NOT EXISTS labels (
     time REAL NOT NULL,
     PRIMARY KEY (model, id)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS replaced (  -- labels that others took the place of
+CREATE TABLE replaced (  -- labels that others took the place of
     model TEXT NOT NULL,
     id TEXT NOT NULL,
     label TEXT,
@@ -78,7 +82,7 @@ CREATE TABLE IF NOT EXISTS replaced (  -- labels that others took the place of
     time REAL NOT NULL,
     ended REAL NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS candidates (
+CREATE TABLE candidates (
     model TEXT NOT NULL,
     version TEXT NOT NULL,
     parent TEXT NOT NULL,             -- the version it was compared with
@@ -89,7 +93,7 @@ CREATE TABLE IF NOT EXISTS candidates (
     time REAL NOT NULL,
     PRIMARY KEY (model, version)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS answers (  -- to requests with an Idempotency-Key
+CREATE TABLE answers (  -- to requests with an Idempotency-Key
     owner TEXT NOT NULL,
     key TEXT NOT NULL,
     digest TEXT NOT NULL,             -- of the request
@@ -97,14 +101,8 @@ CREATE TABLE IF NOT EXISTS answers (  -- to requests with an Idempotency-Key
     time REAL NOT NULL,
     PRIMARY KEY (owner, key)
 ) STRICT;
-"""
-# That earlier services did not have, and need not know
-JOB_COLUMNS = {
-    "client": "TEXT NOT NULL DEFAULT ''",  # whose share it is of: the owner, else an address
-    "turn": "REAL NOT NULL DEFAULT 0",  # next is the least: its client's rows x draws before it
-    "bytes": "INTEGER NOT NULL DEFAULT 0",  # of its files
-    "cleared": "INTEGER NOT NULL DEFAULT 0",  # whether it is over and only its result is left
-}
+""",
+)
 
 
 class Database:
@@ -127,20 +125,18 @@ class Database:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             with self._transaction():
-                found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-                if found > FORMAT:
-                    raise StateUnusable(
-                        f"{UNUSABLE}: expected format {FORMAT} or older, got {found}"
-                    )
-                for statement in SCHEMA.split(";\n"):
-                    self._connection.execute(statement)
-                there = self._connection.execute("PRAGMA table_info (jobs)").fetchall()
-                names = {column["name"] for column in there}
-                for name, kind in JOB_COLUMNS.items():
-                    if name not in names:
-                        self._connection.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
-                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+                self._migrate()
             sync_folder(folder)
+
+    def _migrate(self) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(MIGRATIONS):
+            expected = f"format {len(MIGRATIONS)} or older"
+            raise StateUnusable(f"{UNUSABLE}: expected {expected}, got {version}")
+        for script in MIGRATIONS[version:]:
+            for statement in script.split(";\n"):
+                self._connection.execute(statement)
+        self._connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
