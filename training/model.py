@@ -26,8 +26,7 @@ from training.networks.architectures import (
 from training.networks.batch_ensemble import BatchEnsemble
 from training.networks.networks import DrawnNetwork, MemberNetwork, noise_rows
 from training.networks.piecewise import PiecewiseLinear, quantile_knots
-from training.networks.probes import ROWS, check_ids, check_outputs, last_layer
-from training.networks.selection import DRAWABLE
+from training.networks.probes import ROWS, check_ids, check_outputs, output_layer
 from training.recipe import NetworkSection, Recipe
 from training.seeds import Stream, hash_key
 
@@ -175,16 +174,12 @@ def build(
                 network = MemberNetwork(members, row_shape, wanted.trained, examples, prior)
         else:
             made = make()
-            layers = _patterns(recipe, made, examples)
+            layers = _drawn_patterns(recipe, made, examples)
             stochastic = replace(method.stochastic(recipe.posterior), layers=layers)
             is_trained = wanted.is_trained or weights is not None
-            last, gives_outputs = None, False
-            if method.draws_last_layer:
-                last, gives_outputs = last_layer(made, examples)
             network = DrawnNetwork(
                 made, stochastic, row_shape, wanted.trained, examples, is_trained
             )
-            network.output_layer = last if gives_outputs else None
         network.mean, network.std = mean, std
         generator = torch.Generator().manual_seed(seed)
         posterior = method.posterior(recipe.posterior, network, generator)
@@ -228,17 +223,17 @@ def _load_parent(made: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return made
 
 
-def _patterns(
+def _drawn_patterns(
     recipe: Recipe, made: nn.Module, examples: Num[Tensor, "R ..."]
 ) -> Sequence[str] | None:
-    """Return the patterns of the layers that are drawn: those that are named, by default the last
-    that runs or all."""
+    """Return the patterns of the drawn layers' names; None for all."""
     layers = recipe.network.bayesian
-    is_default = layers is None and recipe.inference.draws_last_layer
-    if not is_default or isinstance(made, DRAWABLE):
+    if not recipe.inference.draws_last_layer:
         return layers
-    name, _ = last_layer(made, examples)
-    return None if name is None else [name]
+    if layers is not None:
+        expected = f"none for method {recipe.method}, which draws the last layer"
+        raise InvalidInput("network.bayesian", expected, "some")
+    return None if isinstance(made, nn.Linear) else [output_layer(made, examples)]
 
 
 def module(section: NetworkSection, shape: Sequence[int], outputs: int) -> nn.Module:

@@ -28,7 +28,6 @@ class Stream(IntEnum):
     PULL = 10  # of rows and draws that say whether a posterior has converged
     IMPORTANCE = 11  # of draws that say how well it covers what it approximates
     AUGMENTATION = 12
-    CURVATURE = 13  # of random columns, of layers before the last of many outputs
     NEAREST_ROWS = 20  # training rows that are published, for explanations
 
 

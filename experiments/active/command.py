@@ -17,11 +17,11 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 from training import log
 from training import recipe as recipes
-from training.bayes.laplace import LaplaceSection
 from training.command_names import COMMANDS
 from training.commands import Commands, add_device, add_target
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
+from training.methods import LaplaceSection
 from training.recipe import Recipe
 
 FOLDER = "active"  # among the runs

@@ -1,52 +1,207 @@
-"""Laplace's approximation: a Gaussian around trained weights, whose covariance comes from the
-curvature there.
+"""Laplace's approximation of the last layer: a Gaussian around trained weights, whose covariance
+comes from the curvature there.
 
-theta ~ N(mean, (H + I / prior_std^2)^-1), where H is the generalised Gauss-Newton matrix of the
-training rows' negative log-likelihood (MacKay 1992, "A practical Bayesian framework for
-backpropagation networks"; Daxberger et al. 2021, "Laplace redux"). Training moves the mean alone;
-`training.fitting.laplace` then finds the rest. A spread is a module, one for each structure of H
-and each layer.
+    theta ~ N(m, (H + I / prior_std^2)^-1),    H = sum_n a_n a_n' x L_n
+
+(MacKay 1992, "A practical Bayesian framework for backpropagation networks"; Daxberger et al. 2021,
+"Laplace redux"). The layer takes in a_n for row n, with a 1 for the bias, and its values are the
+network's outputs. L_n is the expected second derivative of -log p(y_n | outputs), so H is the
+generalised Gauss-Newton matrix of the last layer, and its Fisher information (Martens 2020, "New
+insights and perspectives on the natural gradient method").
+
+Training moves the mean m alone. A `Curvature` then adds H up, and `widen` sets the covariance.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
-from pydantic import field_validator
+from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.bayes.layers import Slot, Stochastic, WeightLayer
-from training.bayes.posterior import METHODS, Method, Posterior
-from training.sections import Section
-
-if TYPE_CHECKING:
-    from training.networks.networks import DrawnNetwork
+from training.bayes.layers import Slot
+from training.bayes.likelihoods import LOG_VARIANCE_LIMIT, Categorical, Gaussian, Likelihood
+from training.bayes.posterior import Posterior
 
 Structure = Literal["full", "kronecker", "diagonal"]
-CHOICES = ("auto", "marginal-likelihood", "held-out")  # of the prior's standard deviation, by data
-# weights: their matrix in float64 takes 1 GB, finding its eigenvectors three times that
-MOST_FULL = 11_000
+# their matrix in float64 takes 1 GB, finding its eigenvectors three times that
+MAX_FULL_WEIGHTS = 11_000
+MAX_PRIOR_STD = 1e4  # and 1 / MAX_PRIOR_STD at least
+
+
+@dataclass(frozen=True, eq=False)
+class OutputHessian:
+    """L_n of each row, diag(d) - u u': for classes d = u = p; for regression u = 0."""
+
+    d: Float[Tensor, "N C"]
+    u: Float[Tensor, "N C"]
+
+    @property
+    def diagonal(self) -> Float[Tensor, "N C"]:
+        return (self.d - self.u.square()).clamp(min=0.0)
+
+    @property
+    def total(self) -> Float[Tensor, "C C"]:
+        return torch.diag(self.d.sum(0)) - self.u.T @ self.u
+
+
+def output_hessian(
+    likelihood: Likelihood, outputs: Float[Tensor, "N C"], y: Tensor
+) -> OutputHessian:
+    """Compute L_n of each row, weighted as training weights rows.
+
+    L_n is diag(p) - p p' for classes, diag(1 / s^2, 1/2) for a Gaussian's mean and log variance.
+    """
+    if isinstance(likelihood, Categorical):
+        probs = torch.softmax(outputs, dim=1)
+        if likelihood.log_weights is None:
+            return OutputHessian(probs, probs)
+        weights = likelihood.log_weights.exp()[y][:, None].to(probs)
+        return OutputHessian(weights * probs, weights.sqrt() * probs)
+    assert isinstance(likelihood, Gaussian)
+    log_variance = likelihood(outputs[None])[0, :, 1:]
+    scale = 1.0 if likelihood.is_in_units else likelihood.target_std
+    d = scale**2 * (-log_variance).exp()
+    if outputs.shape[1] == 2:
+        standardised = log_variance - 2.0 * likelihood.target_std.log()
+        d = torch.cat([d, torch.where(standardised.abs() < LOG_VARIANCE_LIMIT, 0.5, 0.0)], dim=1)
+    return OutputHessian(d, torch.zeros_like(d))
 
 
 @dataclass(frozen=True, eq=False)
 class Eigen:
-    """A layer's H in its eigenbasis: eigenvalues, laid out as the spread's noise is, and
-    eigenvectors as columns."""
+    """H in its eigenbasis: eigenvalues in the layout of the noise, and eigenvectors as columns."""
 
     values: Float64[Tensor, "..."]
     vectors: tuple[Float64[Tensor, "..."], ...] = ()
 
     def std(self, precision: float) -> Float64[Tensor, "..."]:
-        """Return the posterior's standard deviation along each eigenvector, (lambda +
-        precision)^-1/2."""
+        """Compute the standard deviation along each eigenvector, (lambda + precision)^-1/2."""
         return (self.values + precision).rsqrt()
 
+    def effective_parameters(self, precision: float) -> float:
+        """Count the weights that the data determine, sum_i lambda_i / (lambda_i + precision)."""
+        return (self.values / (self.values + precision)).sum().item()
 
-class Diagonal(nn.Module):
+
+def log_marginal_likelihood(
+    log_likelihood: float, eigen: Eigen, square: float, precision: float
+) -> float:
+    """Compute log p(data), in nats, from log p(data | m) and the square |m|^2.
+
+        log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
+
+    It is exact if outputs are linear in theta, noise is Gaussian and m is the posterior's mean.
+    """
+    log_det = torch.log1p(eigen.values / precision).sum().item()
+    return log_likelihood - 0.5 * (log_det + precision * square)
+
+
+def best_precision(eigen: Eigen, square: float) -> float:
+    """Find the prior's precision with the largest marginal likelihood.
+
+    It is where the number of weights that the data determine equals precision |m|^2.
+    """
+
+    def excess(log_precision: float) -> float:
+        precision = math.exp(log_precision)
+        return eigen.effective_parameters(precision) - precision * square
+
+    high = 2.0 * math.log(MAX_PRIOR_STD)
+    if excess(-high) <= 0.0:
+        return math.exp(-high)
+    if excess(high) >= 0.0:
+        return math.exp(high)
+    return math.exp(brentq(excess, -high, high, xtol=1e-6))
+
+
+class Curvature:
+    """H of a layer of I inputs, its bias among them, and O outputs, added up over batches."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        raise NotImplementedError
+
+    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
+        raise NotImplementedError
+
+    def eigen(self) -> Eigen:
+        raise NotImplementedError
+
+
+class DiagonalCurvature(Curvature):
+    """The diagonal of H."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        self.sum = torch.zeros(inputs, outputs, dtype=torch.float64, device=device)
+
+    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
+        self.sum += a.square().T @ hessian.diagonal.to(a)
+
+    def eigen(self) -> Eigen:
+        return Eigen(self.sum.cpu())
+
+
+class KroneckerCurvature(Curvature):
+    """H = A x B / rows, with A the sum of a a' and B the sum of L."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        self.of_inputs = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
+        self.of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+        self.rows = 0
+
+    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
+        self.of_inputs += a.T @ a
+        self.of_outputs += hessian.total
+        self.rows += len(a)
+
+    def eigen(self) -> Eigen:
+        a, of_inputs = torch.linalg.eigh(self.of_inputs.cpu())
+        b, of_outputs = torch.linalg.eigh(self.of_outputs.cpu())
+        products = a.clamp(min=0.0)[:, None] * b.clamp(min=0.0) / max(self.rows, 1)
+        return Eigen(products, (of_inputs, of_outputs))
+
+
+class FullCurvature(Curvature):
+    """All of H."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        self.sum = torch.zeros(outputs, outputs, inputs, inputs, dtype=torch.float64, device=device)
+
+    def add(self, a: Float[Tensor, "N I"], hessian: OutputHessian) -> None:
+        for c in range(len(self.sum)):
+            for d in range(c + 1):
+                weights = -hessian.u[:, c] * hessian.u[:, d] + (hessian.d[:, c] if c == d else 0.0)
+                self.sum[c, d] += a.T @ (weights[:, None].to(a) * a)
+
+    def eigen(self) -> Eigen:
+        outputs, _, inputs, _ = self.sum.shape
+        for c in range(outputs):
+            for d in range(c):
+                self.sum[d, c] = self.sum[c, d]
+        matrix = self.sum.permute(2, 0, 3, 1).reshape(inputs * outputs, inputs * outputs).cpu()
+        del self.sum
+        values, vectors = torch.linalg.eigh(matrix)
+        return Eigen(values.clamp(min=0.0), (vectors,))
+
+
+CURVATURES: dict[Structure, type[Curvature]] = {
+    "full": FullCurvature,
+    "kronecker": KroneckerCurvature,
+    "diagonal": DiagonalCurvature,
+}
+
+
+class Spread(nn.Module):
+    """Noise to deviations from the mean; all are 0 before `widen`."""
+
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        raise NotImplementedError
+
+
+class DiagonalSpread(Spread):
     """Independent weights: std eps."""
 
     std: Tensor
@@ -62,17 +217,51 @@ class Diagonal(nn.Module):
         self.std.copy_(eigen.std(precision))
 
 
-class Full(nn.Module):
-    """Any covariance, R' R: eps R."""
+class KroneckerSpread(Spread):
+    """U_A (S . E) U_B', S_io = (a_i b_o + precision)^-1/2.
+
+    (Ritter, Botev and Barber 2018, "A scalable Laplace approximation for neural networks".) The
+    prior is added in the eigenbasis of A x B. Added to the factors, it would also be multiplied
+    with them.
+    """
+
+    of_inputs: Tensor
+    of_outputs: Tensor
+    std: Tensor
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self.shape = slot.shape
+        # eigenvectors as rows, since draws are multiplied from the left
+        self.register_buffer("of_inputs", torch.eye(slot.shape[0]))
+        self.register_buffer("of_outputs", torch.eye(slot.shape[1]))
+        self.register_buffer("std", torch.zeros(slot.shape))
+
+    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
+        scaled = eps.unflatten(1, self.shape) * self.std
+        rotated = _rotate(scaled, self.of_outputs).transpose(1, 2)
+        return _rotate(rotated, self.of_inputs).mT.flatten(1)
+
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        of_inputs, of_outputs = eigen.vectors
+        self.of_inputs.copy_(of_inputs.mT)
+        self.of_outputs.copy_(of_outputs.mT)
+        self.std.copy_(eigen.std(precision))
+
+
+class FullSpread(Spread):
+    """Any covariance R' R: eps R."""
 
     root: Tensor
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()
-        if slot.size > MOST_FULL:
-            expected = f"kronecker or diagonal for {slot.size} weights (full: up to {MOST_FULL})"
-            got = f"'full' of layer {slot.name}: {8 * slot.size**2 / 1e9:.3g} GB for its matrix"
-            raise InvalidInput("posterior.structure", expected, got)
+        if slot.size > MAX_FULL_WEIGHTS:
+            expected = f"kronecker or diagonal for {slot.size} weights"
+            got = f"'full', whose matrix takes {8 * slot.size**2 / 1e9:.3g} GB"
+            raise InvalidInput(
+                "posterior.structure", f"{expected} (full: up to {MAX_FULL_WEIGHTS})", got
+            )
         self.register_buffer("root", torch.zeros(slot.size, slot.size))
 
     def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
@@ -83,79 +272,34 @@ class Full(nn.Module):
         self.root.copy_(eigen.std(precision)[:, None] * vectors.T)
 
 
-class Kronecker(nn.Module):
-    """H = A x B of inputs and outputs: U_A (S . E) U_B', S_io = (a_i b_o + precision)^-1/2.
-
-    A and B are those of Ritter, Botev and Barber (2018), "A scalable Laplace approximation for
-    neural networks". The prior is added in the eigenbasis of A x B, not to the factors, which would
-    add products of them and it. A convolution has a pair of factors for each of its groups, whose
-    outputs are concatenated.
-    """
-
-    of_inputs: Tensor
-    of_outputs: Tensor
-    std: Tensor
-
-    def __init__(self, slot: Slot, groups: int) -> None:
-        super().__init__()
-        self.shape = slot.shape
-        inputs, outputs = slot.shape[0], slot.shape[1] // groups
-        self.groups = groups
-        # eigenvectors as rows: what draws are multiplied with from the right
-        self.register_buffer("of_inputs", torch.eye(inputs).repeat(groups, 1, 1))
-        self.register_buffer("of_outputs", torch.eye(outputs).repeat(groups, 1, 1))
-        self.register_buffer("std", torch.zeros(slot.shape))
-
-    def forward(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
-        scaled = eps.unflatten(1, self.shape) * self.std
-        if self.groups == 1:
-            rotated = _times(scaled, self.of_outputs[0]).transpose(1, 2)
-            return _times(rotated, self.of_inputs[0]).mT.flatten(1)
-        by_group = scaled.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (K, G, inputs, outputs)
-        rotated = _times(_times(by_group, self.of_outputs).mT, self.of_inputs)
-        return rotated.flatten(1, 2).mT.flatten(1)
-
-    def widen(self, eigen: Eigen, precision: float) -> None:
-        of_inputs, of_outputs = eigen.vectors
-        self.of_inputs.copy_(of_inputs.mT)
-        self.of_outputs.copy_(of_outputs.mT)
-        self.std.copy_(eigen.std(precision))
+SPREADS: dict[Structure, type[DiagonalSpread | KroneckerSpread | FullSpread]] = {
+    "full": FullSpread,
+    "kronecker": KroneckerSpread,
+    "diagonal": DiagonalSpread,
+}
 
 
 class LaplacePosterior(Posterior):
-    """theta = mean + spread(eps); before the curvature is known, every draw is the mean.
+    """theta = mean + spread(eps).
 
-    While the mean is fitted, its KL is -log p(mean), up to a constant: the loss is then that of the
-    maximum a posteriori, or of maximum likelihood where the prior is chosen after it.
+    While the mean is fitted, its KL is -log p(mean), up to a constant, so that the fit finds the
+    maximum a posteriori. If the data choose the prior afterwards (`prior_std` is None), the fit
+    maximises the likelihood.
     """
 
     trains_without_noise = True
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        groups: Sequence[int],
-        structure: Structure,
-        prior_std: float | None,  # None where it will be chosen by the data
-    ) -> None:
+    def __init__(self, slot: Slot, structure: Structure, prior_std: float | None) -> None:
         super().__init__()
-        self.sizes = [slot.size for slot in slots]
-        self.noise_dimension = self.theta_dimension = sum(self.sizes)
+        self.noise_dimension = self.theta_dimension = slot.size
+        self.shape = slot.shape
         self.structure: Structure = structure
         self.prior_std = prior_std
         self.mean = nn.Parameter(torch.zeros(self.theta_dimension))
-        made: Sequence[Diagonal | Full | Kronecker]
-        if structure == "full":
-            made = [Full(slot) for slot in slots]
-        elif structure == "kronecker":
-            made = [Kronecker(slot, count) for slot, count in zip(slots, groups, strict=True)]
-        else:
-            made = [Diagonal(slot) for slot in slots]
-        self.spreads = nn.ModuleList(made)
+        self.spread = SPREADS[structure](slot)
 
     def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
-        parts = zip(self.spreads, eps.split(self.sizes, dim=1), strict=True)
-        return self.mean + torch.cat([spread(part) for spread, part in parts], dim=1)
+        return self.mean + self.spread(eps)
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
         decay = self.mean.new_zeros(())
@@ -164,10 +308,8 @@ class LaplacePosterior(Posterior):
         return self.mean.expand(len(eps), -1), decay.expand(len(eps))
 
     @torch.no_grad()
-    def widen(self, eigens: Sequence[Eigen], precision: float) -> None:
-        for spread, eigen in zip(self.spreads, eigens, strict=True):
-            assert isinstance(spread, Diagonal | Full | Kronecker)
-            spread.widen(eigen, precision)
+    def widen(self, eigen: Eigen, precision: float) -> None:
+        self.spread.widen(eigen, precision)
 
     @torch.no_grad()
     def centre(self) -> Float[Tensor, "D"]:
@@ -178,43 +320,6 @@ class LaplacePosterior(Posterior):
         self.mean.copy_(theta)
 
 
-def _times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return rows times eigenvectors: a lone one is 1 or -1, which is all the same to noise."""
+def _rotate(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply rows with eigenvectors; a lone one is 1 or -1, which noise does not notice."""
     return rows if matrix.shape[-1] == 1 else rows @ matrix
-
-
-class LaplaceSection(Section):
-    """`[posterior]` of laplace."""
-
-    structure: Structure = "kronecker"
-    prior_std: float | Literal["auto", "marginal-likelihood", "held-out"] = "auto"
-
-    @field_validator("prior_std", mode="before")
-    @classmethod
-    def _is_a_number_or_says_how(cls, value: Any) -> Any:
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if value in CHOICES or (is_number and 0 < value < math.inf):
-            return value
-        raise ValueError("a number above 0, 'auto', 'marginal-likelihood' or 'held-out'")
-
-
-def laplace(
-    section: LaplaceSection, network: "DrawnNetwork", _: torch.Generator
-) -> LaplacePosterior:
-    """Return the posterior of a network's drawn layers."""
-    names = [slot.name for slot in network.slots]
-    if section.structure == "full" and names != [network.output_layer]:
-        expected = "kronecker or diagonal, or a last layer alone whose values are the outputs"
-        raise InvalidInput("posterior.structure", expected, f"'full' of {', '.join(names)}")
-    groups = [layer.groups for layer in network.layers_of(WeightLayer)]
-    prior_std = section.prior_std if isinstance(section.prior_std, float | int) else None
-    return LaplacePosterior(network.slots, groups, section.structure, prior_std)
-
-
-METHODS["laplace"] = Method(
-    LaplaceSection,
-    laplace,
-    lambda _: Stochastic("weights"),
-    draws_last_layer=True,
-    is_fitted_after=True,
-)

@@ -87,7 +87,7 @@ class Method:
     has_integers: bool = False  # whether products can be computed in integers
     groups_rows: bool = False  # whether rows of a training step have draws by group
     decays: bool = False  # whether weights that are not drawn have a prior, section.prior_std
-    draws_last_layer: bool = False  # alone, unless layers are named
+    draws_last_layer: bool = False  # and no other
     is_fitted_after: bool = False  # to weights that may be trained already
     ramps_kl: bool = False  # of a regression: else weights go to their prior before they fit
     shares_weights: bool = False  # between members

@@ -1,51 +1,45 @@
-"""From a network's trained weights to Laplace's approximation around them, and the prior that goes
-with it.
-
-With H = U diag(lambda) U', theta's centre m and a prior N(0, I / precision), Laplace's log marginal
-likelihood is
-
-    log p(data) = log p(data | m) - (sum_i log(1 + lambda_i / precision) + precision |m|^2) / 2
-
-(MacKay 1992, "A practical Bayesian framework for backpropagation networks"). Its one maximum over
-the precision is where sum_i lambda_i / (lambda_i + precision), the number of weights that the data
-determine, is precision |m|^2. It is exact where outputs are linear in theta, noise is Gaussian and
-m is the posterior's mean.
-"""
+"""Fit Laplace's approximation around a network's trained weights, and choose its prior."""
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from model_store.errors import InvalidInput
 from training import log
-from training.bayes.laplace import CHOICES, Eigen, LaplacePosterior, LaplaceSection
+from training.bayes.laplace import (
+    CURVATURES,
+    Eigen,
+    LaplacePosterior,
+    best_precision,
+    log_marginal_likelihood,
+    output_hessian,
+)
 from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import SPEED, Gaussian
 from training.bayes.posterior import noise
-from training.fitting.curvature import Curvature, curvature
 from training.fitting.early_stopping import is_as_good
+from training.methods import LaplaceSection
 from training.model import CHUNK_ROWS, BayesianModel
 from training.networks.networks import DrawnNetwork
+from training.networks.probes import watch
 from training.recipe import Recipe
-from training.seeds import Stream, hash_key
+from training.seeds import Stream
 from training.versions import Parent
 
-MOST = 1e4  # of the prior's standard deviation, and 1 / MOST the least
-GRID = [10.0 ** (i / 2) for i in range(-6, 5)]  # standard deviations tried on held-out rows
-FINER = 0.03  # of the logarithm to base 10
+STDS = [10.0 ** (i / 2) for i in range(-6, 5)]  # of the prior, tried on held-out rows
+STD_TOLERANCE = 0.03  # of the logarithm to base 10
 # a held-out row, by which a posterior may be worse than its centre or a narrower one in silence
 LOST_NATS = 0.01
-HELD_NUMBERS = 16_000_000  # of theta at a time
 
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
-    """Check that a recipe of laplace either trains its network or has one that is trained."""
+    """Check that a recipe of laplace either trains its network or has a trained one."""
     if not recipe.inference.is_fitted_after or epochs_told(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
@@ -55,16 +49,53 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
         )
         raise InvalidInput("training.epochs", expected, "0")
     if recipe.data.target_transform == "auto" and parent is None:
-        expected = "what the trained network's outputs are of"
+        expected = "the transform that the trained network's outputs have"
         raise InvalidInput("data.target_transform", expected, "'auto'")
 
 
 def epochs_told(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return how many epochs a fit is told to have: none of laplace for a network that was trained
-    before."""
+    """Return the fit's number of epochs: 0 for laplace with a trained network, None if the fit
+    decides."""
     is_trained = recipe.network.is_trained or parent is not None
     is_done = recipe.inference.is_fitted_after and is_trained
     return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
+
+
+@dataclass(frozen=True)
+class CurvatureFacts:
+    """The curvature at a model's centre, and the fit to the same rows there."""
+
+    eigen: Eigen
+    log_likelihood: float  # of all rows, in nats, weighted as training weights them
+    square_error: float  # of a regression, the sum over rows, in the target's units
+
+
+@torch.no_grad()
+def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
+    """Compute the curvature of a model's last layer from one pass over the rows."""
+    network, posterior, likelihood = model.network, model.posterior, model.likelihood
+    assert isinstance(network, DrawnNetwork)
+    assert isinstance(posterior, LaplacePosterior)
+    (layer,) = network.layers_of(WeightLayer)
+    hessians = CURVATURES[posterior.structure](*posterior.shape, x.device)
+    theta = posterior.centre()[None, None]
+    inputs: list[Tensor] = []
+    log_likelihood = square_error = 0.0
+    was_training = model.training
+    model.eval()
+    with watch({"": layer}, lambda _, h: inputs.append(h)):
+        for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+            # p - p^2 and log p of a certain network are lost in float32
+            outputs = network(rows.float(), theta)[0][0].double()
+            h = inputs.pop().reshape(len(rows), -1)
+            a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
+            hessians.add(a, output_hessian(likelihood, outputs, targets))
+            served = likelihood(outputs[None])
+            log_likelihood += likelihood.weighted_log_likelihood(served, targets).sum().item()
+            if isinstance(likelihood, Gaussian):
+                square_error += likelihood.errors(served[0], targets).sum().item()
+    model.train(was_training)
+    return CurvatureFacts(hessians.eigen(), log_likelihood, square_error)
 
 
 def fit_laplace(
@@ -77,35 +108,32 @@ def fit_laplace(
     times: float = 1.0,
     finds_noise: bool = False,
 ) -> dict[str, Any]:
-    """Give a model of trained weights its posterior, and return what the manifest says of it.
+    """Give a model of trained weights its posterior, and return the facts for the manifest.
 
     Args:
-        model: whose posterior has its mean.
-        section: the structure, and how the prior is chosen.
-        train: rows and targets that the curvature is of.
-        validation: rows and targets that choose the prior where they are asked to.
-        seed: of draws on these, and of random columns.
-        draws: how many.
-        times: what the log-likelihood is multiplied with, 1 unless it is tempered.
-        finds_noise: whether a regression's lone noise is the root mean squared error, since nothing
-            fitted it.
+        model: its posterior has its mean.
+        section: the structure, and how to choose the prior.
+        train: rows and targets for the curvature.
+        validation: rows and targets that choose the prior, if the section leaves it to them.
+        seed: for draws on these.
+        draws: their number.
+        times: factor of the log-likelihood, 1 unless it is tempered.
+        finds_noise: whether to set a regression's lone noise to the root mean squared error, since
+            nothing fitted it.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     posterior = model.posterior
     assert isinstance(posterior, LaplacePosterior)
-    assert isinstance(model.network, DrawnNetwork)
     log.info("curvature of %d weights over %d rows", posterior.theta_dimension, len(train[0]))
-    found = curvature(model, *train, hash_key(seed, Stream.CURVATURE))
+    facts = curvature(model, *train)
     if finds_noise:
-        found = _with_found_noise(model, found, len(train[0]))
-    eigens = [Eigen(times * eigen.values, eigen.vectors) for eigen in found.eigens]
+        facts = _set_noise(model, facts, len(train[0]))
+    eigen = replace(facts.eigen, values=times * facts.eigen.values)
     square = posterior.centre().double().square().sum().item()
-    facts: dict[str, Any] = {"structure": posterior.structure, "weights": posterior.theta_dimension}
-    if section.prior_std in CHOICES:
-        device = train[0].device
-        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=device)
-        losses = _Losses(model, eigens, validation, eps)
-        precision, how = best_precision(eigens, square), "by marginal likelihood"
+    if isinstance(section.prior_std, str):
+        eps = noise(posterior, draws, seed, Stream.VALIDATION_NOISE, device=train[0].device)
+        losses = _Losses(model, eigen, validation, eps)
+        precision, how = best_precision(eigen, square), "by marginal likelihood"
         if section.prior_std == "held-out":
             precision, how = losses.best_precision(), "by held-out likelihood"
         elif section.prior_std == "auto":
@@ -115,68 +143,39 @@ def fit_laplace(
                 precision, how = widest, f"{how}marginal likelihood"
     else:
         precision, how = float(section.prior_std) ** -2, "as told"
-    posterior.widen(eigens, precision)
-    evidence = log_marginal_likelihood(times * found.log_likelihood, eigens, square, precision)
-    return facts | {
+    posterior.widen(eigen, precision)
+    evidence = log_marginal_likelihood(times * facts.log_likelihood, eigen, square, precision)
+    return {
+        "structure": posterior.structure,
+        "weights": posterior.theta_dimension,
         "prior_std": precision**-0.5,
         "log_marginal_likelihood": evidence,
-        "log_likelihood": found.log_likelihood,
-        "determined_weights": effective_parameters(eigens, precision),
-        "layers": {
-            slot.name: {"std": eigen.std(precision).log().mean().exp().item()}
-            for slot, eigen in zip(model.network.slots, eigens, strict=True)
-        },
-        "random_columns": found.columns,
-        "seconds": round(time.monotonic() - begun, 1),
+        "log_likelihood": facts.log_likelihood,
+        "determined_weights": eigen.effective_parameters(precision),
+        "std": eigen.std(precision).log().mean().exp().item(),
+        "seconds": round(time.monotonic() - start, 1),
         "says": f"laplace, {posterior.structure}, of {posterior.theta_dimension} weights: "
         f"prior_std {precision**-0.5:.3g} {how}, "
         f"log marginal likelihood {evidence / len(train[0]):.4g} nats a row",
     }
 
 
-def effective_parameters(eigens: list[Eigen], precision: float) -> float:
-    """Return how many weights the data determine, sum_i lambda_i / (lambda_i + precision)."""
-    return sum((eigen.values / (eigen.values + precision)).sum().item() for eigen in eigens)
-
-
-def log_marginal_likelihood(
-    log_likelihood: float, eigens: list[Eigen], square: float, precision: float
-) -> float:
-    """Return log p(data) in nats, given log p(data | m) and |m|^2."""
-    log_det = sum(torch.log1p(eigen.values / precision).sum().item() for eigen in eigens)
-    return log_likelihood - 0.5 * (log_det + precision * square)
-
-
-def best_precision(eigens: list[Eigen], square: float) -> float:
-    """Return the prior's precision of the largest marginal likelihood, within MOST^-2 and
-    MOST^2."""
-
-    def excess(log_precision: float) -> float:
-        precision = math.exp(log_precision)
-        return effective_parameters(eigens, precision) - precision * square
-
-    low, high = -2.0 * math.log(MOST), 2.0 * math.log(MOST)
-    if excess(low) <= 0.0:
-        return math.exp(low)
-    if excess(high) >= 0.0:
-        return math.exp(high)
-    return math.exp(brentq(excess, low, high, xtol=1e-6))
-
-
 @dataclass(frozen=True, eq=False)
 class _Losses:
-    """How unlikely held-out rows are under each width of the prior, by the same noise for all; a
-    width is the logarithm of its standard deviation to base 10."""
+    """Negative log-likelihoods of held-out rows under priors of each width, with the same noise.
+
+    A width is the logarithm of the prior's standard deviation to base 10.
+    """
 
     model: BayesianModel
-    eigens: list[Eigen]
+    eigen: Eigen
     rows: tuple[Tensor, Tensor]
     eps: Tensor
 
     def __call__(self, width: float) -> Float[Tensor, "N"]:
         posterior = self.model.eval().posterior
         assert isinstance(posterior, LaplacePosterior)
-        posterior.widen(self.eigens, 10.0 ** (-2.0 * width))
+        posterior.widen(self.eigen, 10.0 ** (-2.0 * width))
         served = predict_rows(self.model, self.rows[0], self.eps)
         return -self.model.likelihood.mixture_log_likelihood(served, self.rows[1])
 
@@ -185,24 +184,25 @@ class _Losses:
         return value if math.isfinite(value) else math.inf
 
     def best_precision(self) -> float:
-        tried = [math.log10(std) for std in GRID]
-        losses = [self.mean(width) for width in tried]
-        best = min(range(len(tried)), key=losses.__getitem__)
-        bounds = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-        found = minimize_scalar(
-            self.mean, bounds=bounds, method="bounded", options={"xatol": FINER}
+        widths = [math.log10(std) for std in STDS]
+        losses = [self.mean(width) for width in widths]
+        best = min(range(len(widths)), key=losses.__getitem__)
+        bounds = widths[max(best - 1, 0)], widths[min(best + 1, len(widths) - 1)]
+        optimum = minimize_scalar(
+            self.mean, bounds=bounds, method="bounded", options={"xatol": STD_TOLERANCE}
         )
-        return 10.0 ** (-2.0 * (float(found.x) if found.fun <= losses[best] else tried[best]))
+        width = float(optimum.x) if optimum.fun <= losses[best] else widths[best]
+        return 10.0 ** (-2.0 * width)
 
     def widest_precision(self, precision: float) -> float:
-        """Return a precision, or if rows are less likely under it than under the best of larger
-        ones, beyond a standard error and `LOST_NATS`, the smallest at which they are not.
+        """Return the smallest precision, not below the given one, at which rows are likely enough.
 
-        The very best would often be infinite: draws that all agree predict a little better, and
-        doubt nothing.
+        They are if they lose at most `LOST_NATS`, or one standard error, to the best precision. The
+        best itself would often be infinite: draws that all agree predict a little better, and have
+        no uncertainty.
         """
-        told = -0.5 * math.log10(precision)
-        widths = [*(math.log10(std) for std in GRID if math.log10(std) < told), told]
+        start = -0.5 * math.log10(precision)
+        widths = [*(math.log10(std) for std in STDS if math.log10(std) < start), start]
         losses = [self(width) for width in widths]
         lowest = min(losses, key=lambda loss: torch.nan_to_num(loss, torch.inf).mean().item())
 
@@ -216,7 +216,7 @@ class _Losses:
         if good == len(widths) - 1:
             return precision
         low, high = widths[good], widths[good + 1]
-        while high - low > FINER:
+        while high - low > STD_TOLERANCE:
             middle = (low + high) / 2
             low, high = (middle, high) if is_good(self(middle)) else (low, middle)
         return 10.0 ** (-2.0 * low)
@@ -224,29 +224,24 @@ class _Losses:
 
 @torch.no_grad()
 def predict_rows(model: BayesianModel, x: Tensor, eps: Tensor) -> Tensor:
-    """Return what is served of each draw and row: what comes before the first drawn layer once for
-    all draws."""
+    """Return what is served of each draw and row, with one pass through the layers before the last
+    for all draws."""
     theta = model.posterior(eps)[:, None]
-    assert isinstance(model.network, DrawnNetwork)
-    layers = model.network.layers_of(WeightLayer)
-    if any(layer.convolution is not None for layer in layers) or theta.numel() > HELD_NUMBERS:
-        return model.predict(x, eps)
     return model.serve(x, theta, max(1, 8 * CHUNK_ROWS // len(theta)))
 
 
-def _with_found_noise(model: BayesianModel, found: Curvature, rows: int) -> Curvature:
-    """Set a regression's noise to the root mean squared error, and return the curvature under
-    it."""
+def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> CurvatureFacts:
+    """Set a regression's noise to the root mean squared error; return the curvature under it."""
     likelihood = model.likelihood
     assert isinstance(likelihood, Gaussian)
     assert likelihood.log_variance is not None
     target_variance = likelihood.target_std.item() ** 2
-    variance = max(found.square_error / rows, 1e-12 * target_variance)
+    variance = max(facts.square_error / rows, 1e-12 * target_variance)
     outputs = torch.zeros(1, 1, 1).to(likelihood.target_std)
     with torch.no_grad():
         before = likelihood(outputs)[0, 0, 1].exp().item()
         likelihood.log_variance.fill_(math.log(variance / target_variance) / SPEED)
         after = likelihood(outputs)[0, 0, 1].exp().item()
-    log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + found.square_error / after)
-    eigens = tuple(Eigen(eigen.values * (before / after), eigen.vectors) for eigen in found.eigens)
-    return Curvature(eigens, log_likelihood, found.square_error, found.columns)
+    log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + facts.square_error / after)
+    eigen = replace(facts.eigen, values=facts.eigen.values * (before / after))
+    return CurvatureFacts(eigen, log_likelihood, facts.square_error)

@@ -22,7 +22,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from model_store.errors import DubitoError, InvalidInput
-from training.bayes.laplace import LaplaceSection
 from training.bayes.likelihoods import Categorical
 from training.bayes.posterior import noise
 from training.data import Rows, Splits
@@ -55,6 +54,7 @@ from training.fitting.steps import (
     kl_weight,
 )
 from training.fitting.warm_start import begin_at, carry_over
+from training.methods import LaplaceSection
 from training.model import CHUNK_ROWS, BayesianModel, build, initialise
 from training.progress import Bar
 from training.provenance import Provenance
@@ -322,13 +322,11 @@ class Run:
         was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
         figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
         figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
-        several = len(self.laplace["layers"]) > 1
-        fewer = "draw fewer layers (network.bayesian; by default the last), or " if several else ""
         narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
         advised = narrower.get(section.prior_std, "'auto'")
         self.laplace["says"] += (
             f"; ! its draws say less than the trained network alone: {figures}; "
-            f"{fewer}set posterior.prior_std to {advised}"
+            f"set posterior.prior_std to {advised}"
         )
 
     def _step(self, index: Tensor) -> None:

@@ -109,8 +109,8 @@ def carry_over(model: BayesianModel, parent: BayesianModel, more_classes: int) -
         if starts_again and name.startswith("posterior."):
             continue
         old = carried.get(name)
-        if name.startswith("posterior.spreads.") and (old is None or old.shape != tensor.shape):
-            continue  # of a Laplace approximation, which is found again
+        if name.startswith("posterior.spread.") and (old is None or old.shape != tensor.shape):
+            continue  # a Laplace approximation's, which is fitted again
         if old is None:
             came = f"one with a {name}, which that has not"
             raise InvalidInput("network", "the network that was published", came)

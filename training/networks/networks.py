@@ -160,7 +160,6 @@ class DrawnNetwork(Standardised):
         super().__init__(shape, takes_ids=not examples.is_floating_point())
         module = nn.Sequential(module) if isinstance(module, DRAWABLE) else module
         self.is_trained = is_trained
-        self.output_layer: str | None = None  # whose values are the outputs, where that was asked
         self.current = Pass()
         self.is_paired = stochastic.drawn in ("scales", "masks")  # rows may have draws of their own
         self.folded = stochastic.drawn == "hypernet" or not _is_chain(module)

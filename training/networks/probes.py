@@ -76,23 +76,18 @@ def _are_probabilities(outputs: Num[Tensor, "R C"]) -> bool:
     return bool(add_up.all() and (outputs >= 0).all())
 
 
-def last_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> tuple[str | None, bool]:
-    """Return the name of the last Linear or convolution layer that runs, and whether its values are
-    the outputs.
-
-    None where there is none. A module that is itself such a layer is named as if it were in a
-    `Sequential`.
-    """
-    if isinstance(module, DRAWABLE):
-        return "0", isinstance(module, nn.Linear)
+def output_layer(module: nn.Module, examples: Num[Tensor, "R ..."]) -> str:
+    """Return the name of the Linear layer whose values are the module's outputs."""
     ran: list[tuple[str, object]] = []
     layers = {name: layer for name, layer in module.named_modules() if type(layer) in DRAWABLE}
     with watch(layers, lambda name, gave: ran.append((name, gave)), of_outputs=True):
         outputs: object = run_on_rows(module, examples)
-    if not ran:
-        return None, False
-    name, gave = ran[-1]
-    return name, gave is outputs and isinstance(layers[name], nn.Linear)
+    for name, values in ran[-1:]:
+        if values is outputs and isinstance(layers[name], nn.Linear):
+            return name
+    expected = "a Linear layer at the end, whose values are the outputs"
+    got = "no such layer" if not ran else f"layer {ran[-1][0]}: {layers[ran[-1][0]]}"
+    raise InvalidInput("network", expected, got[:300])
 
 
 def check_ids(module: nn.Module, shape: Sequence[int], largest: int) -> None:

@@ -12,14 +12,12 @@ from experiments.certify.exact import Problem, exact
 from experiments.certify.exact import recipe as linear_recipe
 from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
-from training.bayes.laplace import Eigen
+from training.bayes.laplace import Eigen, best_precision, log_marginal_likelihood
 from training.bayes.posterior import noise
 from training.fitting.laplace import (
     LOST_NATS,
-    best_precision,
     check_trained,
     fit_laplace,
-    log_marginal_likelihood,
     predict_rows,
 )
 from training.fitting.run import Run, run_provenance
@@ -136,23 +134,22 @@ def test_a_fit_ends_at_the_exact_posterior(problem, tmp_path, fits):
     assert facts.convergence is None
 
 
-def eigens_of(*values):
-    return [Eigen(torch.tensor(part, dtype=torch.float64)) for part in values]
+def eigen_of(*values):
+    return Eigen(torch.tensor(values, dtype=torch.float64))
 
 
 def test_the_chosen_precision_has_the_largest_marginal_likelihood():
-    eigens, square = eigens_of([0.0, 0.5, 20.0], [[3.0, 400.0]]), 2.5
-    best = best_precision(eigens, square)
-    at = log_marginal_likelihood(0.0, eigens, square, best)
+    eigen, square = eigen_of(0.0, 0.5, 20.0, 3.0, 400.0), 2.5
+    best = best_precision(eigen, square)
+    at = log_marginal_likelihood(0.0, eigen, square, best)
     for times in (0.99, 1.01, 0.1, 10.0):
-        assert log_marginal_likelihood(0.0, eigens, square, best * times) < at
-    found = sum((eigen.values / (eigen.values + best)).sum() for eigen in eigens)
-    assert found.item() == pytest.approx(best * square, rel=1e-5)
+        assert log_marginal_likelihood(0.0, eigen, square, best * times) < at
+    assert eigen.effective_parameters(best) == pytest.approx(best * square, rel=1e-5)
 
 
 def test_a_precision_without_bounds_is_bounded():
-    assert best_precision(eigens_of([1.0]), 0.0) == pytest.approx(1e8)
-    assert best_precision(eigens_of([0.0]), 1.0) == pytest.approx(1e-8)
+    assert best_precision(eigen_of(1.0), 0.0) == pytest.approx(1e8)
+    assert best_precision(eigen_of(0.0), 1.0) == pytest.approx(1e-8)
 
 
 # Networks that are not trained
@@ -307,13 +304,11 @@ class HeadFirst(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
-@pytest.mark.parametrize(
-    ("bayesian", "drawn"), [(None, ["head"]), (["body"], ["body"]), (["*"], ["head", "body"])]
-)
-def test_the_layer_that_runs_last_is_drawn_unless_others_are_named(bayesian, drawn):
-    network = {"factory": f"{__name__}:HeadFirst", "bayesian": bayesian}
-    model = build(recipe_with(method="laplace", network=network), (5,), 3)
-    assert [slot.name for slot in model.network.slots] == drawn
+def test_the_layer_that_runs_last_is_drawn():
+    model = build(
+        recipe_with(method="laplace", network={"factory": f"{__name__}:HeadFirst"}), (5,), 3
+    )
+    assert [slot.name for slot in model.network.slots] == ["head"]
 
 
 # What is refused
@@ -346,42 +341,42 @@ def test_what_contradicts_itself_is_refused_in_a_line():
     del auto["training"]["epochs"]
     refused(
         lambda: check_trained(Recipe.model_validate(auto), None),
-        "data.target_transform: expected what the trained",
+        "data.target_transform: expected the transform that",
     )
 
 
 @pytest.mark.parametrize(
-    ("network", "says"),
+    ("network", "field", "message"),
     [
-        (
-            {**TRAINED, "bayesian": ["*"]},
-            "or a last layer alone whose values are the outputs, got 'full' of 0, 2",
-        ),
-        (
-            {**TRAINED, "bayesian": ["0"]},
-            "or a last layer alone whose values are the outputs, got 'full' of 0",
-        ),
+        ({"hidden": [4], "bayesian": ["2"]}, "network.bayesian", "which draws the last layer"),
         (
             {"hidden": [11_000]},
-            "for 33003 weights (full: up to 11000), got 'full' of layer 2: 8.71 GB for its matrix",
+            "posterior.structure: expected kronecker or diagonal for 33003 weights (full: up to",
+            "11000), got 'full', whose matrix takes 8.71 GB",
         ),
         (
             {"factory": f"{__name__}:squashed"},
-            "or a last layer alone whose values are the outputs, got 'full' of 0",
+            "network: expected a Linear layer at the end",
+            "got layer 1: Linear(",
+        ),
+        (
+            {"factory": f"{__name__}:pooled"},
+            "network: expected a Linear layer at the end",
+            "got layer 0: Conv2d(",
         ),
     ],
 )
-def test_full_covariances_of_what_is_too_much_are_refused(network, says):
+def test_networks_without_such_a_last_layer_are_refused(network, field, message):
     settings = recipe_with(method="laplace", network=network, posterior={"structure": "full"})
-    refused(
-        lambda: build(settings, (5,), 3),
-        "posterior.structure: expected kronecker or diagonal",
-        says,
-    )
+    refused(lambda: build(settings, (1, 5, 5), 3), field, message)
 
 
 def squashed(shape, outputs):
-    return nn.Sequential(nn.Linear(shape[0], outputs), nn.Tanh())
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, outputs), nn.Tanh())
+
+
+def pooled(shape, outputs):
+    return nn.Sequential(nn.Conv2d(shape[0], outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def test_weights_of_a_file_need_no_epochs(tmp_path):

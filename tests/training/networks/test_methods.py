@@ -8,14 +8,13 @@ from torch import nn
 
 from model_store.inference.noise import DRAW_INDEX
 from tests.support.recipes import recipe_with
-from training.bayes.laplace import LaplaceSection
 from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
-from training.methods import METHODS
+from training.methods import METHODS, LaplaceSection
 from training.model import build, initialise
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
@@ -113,10 +112,7 @@ def recipe(method, network):
         return recipe_with(
             method="laplace", network=NETWORKS[network], posterior=STRUCTURES[method]
         )
-    drawn = {"bayesian": ["*"]} if method == "laplace" and network != "mlp" else {}
-    return recipe_with(
-        method=method, network={**NETWORKS[network], **drawn}, posterior=SMALL.get(method, {})
-    )
+    return recipe_with(method=method, network=NETWORKS[network], posterior=SMALL.get(method, {}))
 
 
 class Case:

@@ -1,0 +1,126 @@
+"""Laplace's curvature of the last layer, against automatic derivatives of outputs by weights."""
+
+import pytest
+import torch
+from torch.autograd import functional as derivatives
+
+from tests.support.recipes import recipe_with
+from training.bayes.laplace import output_hessian
+from training.fitting import laplace as fitting
+from training.fitting.laplace import curvature
+from training.model import build, initialise
+
+ROWS, CLASSES = 7, 4
+TASKS = [
+    ("classification", {}),
+    ("classification", {"data": {"class_weights": "balanced"}}),
+    ("regression", {}),
+    ("regression", {"likelihood": {"noise": "heteroscedastic"}}),
+]
+
+
+def rows_like(*shape):
+    return torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def model_of(structure, task="classification", **changes):
+    """A model away from its start, with rows and targets."""
+    recipe = recipe_with(
+        method="laplace",
+        task=task,
+        network={"hidden": [5, 3]},
+        posterior={"structure": structure},
+        **changes,
+    )
+    model = build(recipe, (6,), 0 if task == "regression" else CLASSES)
+    x = rows_like(6)
+    y = x[:, 0] * 3 + 5 if task == "regression" else torch.arange(ROWS) % CLASSES
+    initialise(model, x)
+    model.likelihood.start(y)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval(), x, y
+
+
+def exact(model, x, y):
+    """H in float64 by automatic derivatives of each row's outputs and log-density."""
+    theta = model.posterior.centre()
+    jacobian = derivatives.jacobian(
+        lambda t: model.network(x, t[None, None])[0][0], theta
+    ).double()  # (N, C, D)
+    outputs = model.network(x, theta[None, None])[0][0].detach()
+    blocks = torch.stack(
+        [row_hessian(model.likelihood, outputs[n : n + 1], y[n : n + 1]) for n in range(len(x))]
+    )
+    return torch.einsum("nci,ncd,ndj->ij", jacobian, blocks, jacobian)
+
+
+def row_hessian(likelihood, outputs, y):
+    """The expected second derivative of a row. For classes it is the Hessian itself, which does not
+    depend on the label."""
+    if likelihood.task == "classification":
+        return derivatives.hessian(
+            lambda o: -likelihood.weighted_log_likelihood(likelihood(o[None, None]), y).sum(),
+            outputs[0],
+        ).double()
+    mean, log_variance = likelihood(outputs[None])[0, 0].unbind(-1)
+    # of targets this far from the mean the second derivatives have their mean
+    std = (0.5 * log_variance).exp()
+    return sum(
+        derivatives.hessian(
+            lambda o, at=at: -likelihood.log_likelihood(likelihood(o[None, None]), at[None]).sum(),
+            outputs[0],
+        ).double()
+        / 2
+        for at in (mean + std, mean - std)
+    )
+
+
+def rebuilt(model, eigen):
+    """The matrix of eigenvalues and eigenvectors."""
+    if model.posterior.structure == "full":
+        (vectors,) = eigen.vectors
+        return vectors @ torch.diag(eigen.values) @ vectors.T
+    if model.posterior.structure == "diagonal":
+        return torch.diag(eigen.values.flatten())
+    basis = torch.einsum("ia,ob->ioab", *eigen.vectors)
+    matrix = torch.einsum("ioab,ab,jpab->iojp", basis, eigen.values, basis)
+    return matrix.reshape(eigen.values.numel(), eigen.values.numel())
+
+
+@pytest.mark.parametrize(("task", "changes"), TASKS)
+@pytest.mark.parametrize("structure", ["full", "diagonal", "kronecker"])
+def test_curvature_is_exact(structure, task, changes):
+    """A Kronecker product is exact for a lone row."""
+    model, x, y = model_of(structure, task, **changes)
+    if structure == "kronecker":
+        x, y = x[:1], y[:1]
+    if model.likelihood.task == "classification" and model.likelihood.log_weights is not None:
+        model.likelihood.log_weights.copy_(torch.tensor([0.5, 0.1, -0.3, -0.6]))
+    matrix = rebuilt(model, curvature(model, x, y).eigen)
+    expected = exact(model, x, y)
+    if structure == "diagonal":
+        expected = torch.diag(expected.diagonal())
+    torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_kronecker_factors_are_sums_over_rows():
+    model, x, y = model_of("kronecker")
+    theta = model.posterior.centre()[None, None]
+    h = model.network.embed(x, theta)
+    a = torch.cat([h, torch.ones(ROWS, 1)], 1)
+    total = output_hessian(model.likelihood, model.network(x, theta)[0][0], y).total
+    expected = torch.einsum("ij,op->iojp", a.T @ a, total).reshape(16, 16) / ROWS
+    matrix = rebuilt(model, curvature(model, x, y).eigen)
+    torch.testing.assert_close(matrix.float(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker", "diagonal"])
+def test_rows_in_chunks_add_up_to_the_same(structure, monkeypatch):
+    model, x, y = model_of(structure)
+    expected = rebuilt(model, curvature(model, x, y).eigen)
+    monkeypatch.setattr(fitting, "CHUNK_ROWS", 2)
+    matrix = rebuilt(model, curvature(model, x, y).eigen)
+    torch.testing.assert_close(matrix, expected, rtol=1e-4, atol=1e-6)
