@@ -38,7 +38,6 @@ class DriftAnswer(BaseModel):
     largest_evidence: float
     alarm_at: float
     alarm: bool
-    one_client: bool
     of_all: bool
 
 

@@ -228,7 +228,7 @@ def _write(
     num_flags = int(np.count_nonzero(answer.flags))
     parts = encode(answer, job.call.pause)
     if counts and job.seed is None:  # else a replay
-        served.watch(predicted.batch.prediction, predicted.rows, job.x, job.call.client)
+        served.watch(predicted.batch.prediction, predicted.rows, job.x)
     if counts:
         context.metrics.count_prediction(
             served.key, scores.overall, overall, job.num_samples, num_flags

@@ -1,24 +1,15 @@
-"""Whether the rows of live requests still look like the rows that the flag was calibrated on: who
-brings rows to the test of `model_store.conformal.drift`, and its alarm.
+"""Drift of live rows: the rows that count, the test of `model_store.conformal.drift`, its alarm.
 
-Processes that serve as one, workers or replicas, bring their rows to one urn (`SharedDrift`). A
-martingale of each would not do: an urn that has seen fewer rows is not the urn of all, so that
-given the others' rows none of them is a martingale any more, and neither is their mean.
-
-One client alone raises no alarm. Next to M_t there is a martingale for each group of clients, of
-all rows but theirs, and once two groups have sent enough rows an alarm needs all of these too.
-Which rows are left out depends on who sent them and not on their p-values, so each is a martingale;
-and since an alarm needs M_t as well, its probability stays what it is.
+Processes that serve as one, workers or replicas, share one test per version (`Evidence`). A test
+in each process would not do: given the rows of the others, its capital is no martingale.
 """
 
-import copy
 import hashlib
 import logging
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,19 +23,13 @@ logger = logging.getLogger("dubito")
 ROWS_OF_A_REQUEST = 16
 # Of different rows each counts once: a probe that repeats itself is no drift.
 RECENT_ROWS = 4096
-MOST_WAITING = 1 << 16  # rows that are kept for others who cannot be reached: 1.5 MB
+MAX_WAITING_ROWS = 1 << 16  # for other processes that cannot be reached: 1 MB
 BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
-GROUPS = 16  # of clients: the first have one each, later ones share
-CLIENT_ROWS = 50  # after which a group of clients counts as another than the rest
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What was seen of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far.
-
-    `one_client` says that there was evidence enough, but that it comes from the rows of one client
-    alone: no alarm.
-    """
+    """A summary of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far."""
 
     calibration_rows: int
     rows: int
@@ -53,7 +38,6 @@ class DriftReport:
     evidence: float
     largest_evidence: float
     alarm: bool
-    one_client: bool
     binned_rows: list[int]  # all rows, by bin of `EDGES`
     p_value_sum: float
     # processes that serve as one; False: of this one alone, since the others cannot be reached
@@ -81,12 +65,11 @@ class Watched:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Live rows in the order in which they came: p-values, digests of the rows, by which copies are
-    passed over, and digests of their clients."""
+    """Live rows in order of arrival: p-values, and digests of the rows, by which copies are
+    skipped."""
 
     p_values: Float64[np.ndarray, "N"]
     digests: UInt64[np.ndarray, "N"] | None
-    clients: UInt64[np.ndarray, "N"]
 
     @classmethod
     def concatenate(cls, parts: "Sequence[LiveRows]") -> "LiveRows":
@@ -94,119 +77,147 @@ class LiveRows:
         return cls(
             np.concatenate([part.p_values for part in parts]),
             np.concatenate(digests) if digests else None,
-            np.concatenate([part.clients for part in parts]),
         )
 
 
-class Drift:
-    """Watches a version's p-values, all under one number of draws. Several threads may call it at
-    once."""
+class Evidence(Protocol):
+    """The tests that several processes share. Any call may take as long as a file, or a message.
 
-    def __init__(self, watched: Watched, logs: bool = True) -> None:
-        """Begin; with `logs` an alarm is also a line of the log."""
+    Raises:
+        OSError: if the other processes cannot be reached.
+    """
+
+    def take(self, watched: Watched, rows: LiveRows) -> None: ...
+
+    def report(self, watched: Watched) -> DriftReport: ...
+
+    def reset(self, watched: Watched) -> None:
+        """Forget all rows."""
+
+
+class Drift:
+    """Watches a version's p-values, all under one number of draws. Any thread may call it.
+
+    With `evidence` the rows also go to the test that all processes share. They wait until `bring`,
+    which is called several times a second, so that no request waits for other processes.
+    """
+
+    def __init__(self, watched: Watched, evidence: Evidence | None = None) -> None:
         self.watched = watched
-        self._logs = logs
-        self._gaps = watched.gaps
+        self._evidence = evidence
         self._lock = threading.Lock()
-        self.reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._martingale = Martingale(self.watched.gaps)
+        self._p_value_sum = 0.0
+        self._pending: list[Float64[np.ndarray, "N"]] = []  # not bet on yet
+        self._num_pending = 0  # rows
+        self._recent: OrderedDict[int, None] = OrderedDict()  # digests of rows, the latest last
+        self._waiting: list[LiveRows] = []  # for the shared test
+        self._has_alarm = False  # and the log says so
 
     def reset(self) -> None:
+        """Forget all rows, of all processes.
+
+        Raises:
+            OSError: if the shared test cannot be reached.
+        """
         with self._lock:
-            self._all = Martingale(self._gaps)
-            self._without: dict[int, Martingale] = {}  # by group of clients, of all rows but theirs
-            self._rows: Counter[int] = Counter()  # by group
-            self._groups: dict[int, int] = {}  # of the first clients
-            self._p_value_sum = 0.0
-            self._waiting: list[Float64[np.ndarray, "N"]] = []
-            self._waiting_groups: list[int] = []  # of each row
-            self._alarmed = False  # and the log says so
-            self._recent: OrderedDict[int, None] = OrderedDict()  # digests of rows, the latest last
+            self._forget()
+        if self._evidence is not None:
+            self._evidence.reset(self.watched)
 
     def watch(
-        self,
-        p_values: Float64[np.ndarray, "N"],
-        digests: UInt64[np.ndarray, "n"] | None = None,
-        client: Hashable = None,
+        self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"] | None = None
     ) -> None:
-        """Take in the p-values of a client's request; given `row_digests`, of rows that did not
-        come of late."""
-        self.take(live_rows(p_values, digests, client))
+        """Take in the p-values of a request; given `row_digests`, of rows that are not among the
+        latest."""
+        rows = LiveRows(p_values[watched_rows(len(p_values))], digests)
+        self.take(rows)
+        if self._evidence is not None:
+            with self._lock:
+                self._waiting.append(rows)
 
     def take(self, rows: LiveRows) -> None:
         with self._lock:
-            p_values, clients = rows.p_values, rows.clients
+            p_values = rows.p_values
             if rows.digests is not None:
-                is_new = [self._is_new(digest) for digest in rows.digests.tolist()]
-                p_values, clients = p_values[is_new], clients[is_new]
+                p_values = p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
             for start in range(0, len(p_values), BLOCK_ROWS):  # many are those of several requests
-                here = slice(start, start + BLOCK_ROWS)
-                self._waiting.append(p_values[here])
-                self._waiting_groups += [self._group(client) for client in clients[here].tolist()]
-                if len(self._waiting_groups) >= BLOCK_ROWS:
-                    self._take_in()
+                self._pending.append(p_values[start : start + BLOCK_ROWS])
+                self._num_pending += len(self._pending[-1])
+                if self._num_pending >= BLOCK_ROWS:
+                    self._bet()
 
-    def own_report(self) -> DriftReport:
-        return self.report()
+    def bring(self) -> None:
+        """Bring the rows that wait to the shared test; after a failure they wait for the next call,
+        up to `MAX_WAITING_ROWS`.
+
+        Raises:
+            OSError: if it cannot be reached.
+        """
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        if self._evidence is None or not waiting:
+            return
+        rows = LiveRows.concatenate(waiting)
+        try:
+            self._evidence.take(self.watched, rows)
+        except OSError:
+            with self._lock:
+                if len(rows.p_values) <= MAX_WAITING_ROWS:
+                    self._waiting.insert(0, rows)
+            raise
 
     def report(self) -> DriftReport:
+        """Return the report of the shared test, or of this process if others cannot be reached."""
+        if self._evidence is None:
+            return self.own_report()
+        try:
+            self.bring()
+            return self._evidence.report(self.watched)
+        except OSError:
+            return replace(self.own_report(), of_all=False)
+
+    def own_report(self) -> DriftReport:
+        """Return the report of the rows that this process answered."""
         with self._lock:
-            self._take_in()
-            rows, late = int(self._all.seen.sum()), self._all.late
-            of_several = self._is_of_several()
+            self._bet()
+            martingale, gaps = self._martingale, self.watched.gaps
+            rows = int(martingale.seen.sum())
             return DriftReport(
-                calibration_rows=int(self._gaps.sum()) - 1,
+                calibration_rows=int(gaps.sum()) - 1,
                 rows=rows,
-                flag_rate=flag_rate(late) if rows else None,
-                expected_flag_rate=flag_rate(self._gaps),
-                evidence=self._all.evidence,
-                largest_evidence=self._all.largest,
-                alarm=self._all.has_enough and of_several,
-                one_client=self._all.has_enough and not of_several,
-                binned_rows=self._all.seen.astype(int).tolist(),
+                flag_rate=flag_rate(martingale.late) if rows else None,
+                expected_flag_rate=flag_rate(gaps),
+                evidence=martingale.evidence,
+                largest_evidence=martingale.largest,
+                alarm=martingale.has_enough,
+                binned_rows=martingale.seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
-
-    def _is_of_several(self) -> bool:
-        """Whether the evidence is not that of one client alone."""
-        counting = [group for group, count in self._rows.items() if count >= CLIENT_ROWS]
-        return len(counting) < 2 or all(self._without[group].has_enough for group in counting)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return all that was seen as arrays, for `restore`."""
         with self._lock:
-            self._take_in()
-            groups = sorted(self._without)
-            every = [self._all, *(self._without[group] for group in groups)]
+            self._bet()
             return {
-                "groups": np.array(groups, dtype=np.int64),
-                "rows": np.array([self._rows[group] for group in groups], dtype=np.int64),
-                **{name: np.array([getattr(m, name) for m in every]) for name in Martingale.STATE},
-                "clients": np.array(list(self._groups), dtype=np.uint64),
+                **{name: np.array(getattr(self._martingale, name)) for name in Martingale.STATE},
                 "recent": np.array(list(self._recent), dtype=np.uint64),
-                "p_value_sum": np.array([self._p_value_sum]),
-                "alarmed": np.array([self._alarmed]),
+                "p_value_sum": np.array(self._p_value_sum),
+                "has_alarm": np.array(self._has_alarm),
             }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         with self._lock:
-            groups = state["groups"].tolist()
-            every = [Martingale(self._gaps) for _ in range(1 + len(groups))]
-            for number, martingale in enumerate(every):
-                for name in Martingale.STATE:
-                    value = state[name][number]
-                    setattr(martingale, name, float(value) if value.ndim == 0 else value.copy())
-            self._all, self._without = every[0], dict(zip(groups, every[1:], strict=True))
-            self._rows = Counter(dict(zip(groups, state["rows"].tolist(), strict=True)))
-            self._groups = {client: n for n, client in enumerate(state["clients"].tolist())}
+            self._forget()
+            for name in Martingale.STATE:
+                value = state[name]
+                setattr(self._martingale, name, float(value) if value.ndim == 0 else value.copy())
             self._recent = OrderedDict.fromkeys(state["recent"].tolist())
-            self._p_value_sum = float(state["p_value_sum"][0])
-            self._alarmed = bool(state["alarmed"][0])
-            self._waiting, self._waiting_groups = [], []
-
-    def _group(self, client: int) -> int:
-        if client not in self._groups and len(self._groups) < GROUPS:
-            self._groups[client] = len(self._groups)
-        return self._groups.get(client, client % GROUPS)
+            self._p_value_sum = float(state["p_value_sum"])
+            self._has_alarm = bool(state["has_alarm"])
 
     def _is_new(self, digest: int) -> bool:
         """Note a row; return whether it is not among the latest different ones."""
@@ -217,35 +228,26 @@ class Drift:
             self._recent.popitem(last=False)
         return is_new
 
-    def _take_in(self) -> None:
-        if not self._waiting:
+    def _bet(self) -> None:
+        if not self._pending:
             return
-        p_values, groups = np.concatenate(self._waiting), np.array(self._waiting_groups)
-        self._waiting, self._waiting_groups = [], []
-        bins = EDGES.searchsorted(p_values)
-        for group in np.unique(groups).tolist():
-            if group not in self._without:  # until now it sent none
-                self._without[group] = copy.deepcopy(self._all)
-            self._rows[group] += int(np.count_nonzero(groups == group))
-        self._all.take_in(bins)
-        for group, martingale in self._without.items():
-            others = bins[groups != group]
-            if len(others) > 0:
-                martingale.take_in(others)
+        p_values = np.concatenate(self._pending)
+        self._pending, self._num_pending = [], 0
+        martingale = self._martingale
+        martingale.take_in(EDGES.searchsorted(p_values))
         self._p_value_sum += float(p_values.sum())
-        alarm = self._all.has_enough and self._is_of_several()
-        if alarm and not self._alarmed and self._logs:
+        if martingale.has_enough and not self._has_alarm and self._evidence is None:
             logger.warning(
                 "drift: live rows of %s are not like its calibration rows: evidence of %.1f nats "
                 "(alarm at %.1f) after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
                 self.watched.label,
-                self._all.largest,
+                martingale.largest,
                 ALARM_AT,
-                self._all.seen.sum(),
-                flag_rate(self._all.late),
-                flag_rate(self._gaps),
+                martingale.seen.sum(),
+                flag_rate(martingale.late),
+                flag_rate(self.watched.gaps),
             )
-        self._alarmed = alarm
+        self._has_alarm = martingale.has_enough
 
 
 def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
@@ -256,118 +258,19 @@ def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
     """Return digests of a request's watched rows, for `Drift.watch`."""
-    return np.array([_digest(row.tobytes()) for row in x[watched_rows(len(x))]], dtype=np.uint64)
-
-
-def live_rows(
-    p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"] | None, client: Hashable
-) -> LiveRows:
-    """Return those rows of a client's request that are watched, given `row_digests`."""
-    p_values = p_values[watched_rows(len(p_values))]
-    clients = np.full(len(p_values), _client_digest(client), dtype=np.uint64)
-    return LiveRows(p_values, digests, clients)
-
-
-@lru_cache(maxsize=4096)
-def _client_digest(client: Hashable) -> int:
-    return _digest(repr(client).encode())
-
-
-def _digest(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
-
-
-class Evidence(Protocol):
-    """Where the evidence of several processes is put together. Any call may take as long as a file,
-    or a message."""
-
-    def take(self, watched: Watched, rows: LiveRows) -> None: ...
-
-    def report(self, watched: Watched) -> DriftReport: ...
-
-    def reset(self, watched: Watched) -> None:
-        """Forget all rows."""
-
-
-class SharedDrift:
-    """Watches the rows that this process answers, and brings them to the evidence of all.
-
-    Rows wait until `bring`, which is called several times a second, so that no request waits for
-    the others.
-    """
-
-    def __init__(self, watched: Watched, evidence: Evidence) -> None:
-        self.watched = watched
-        self._evidence = evidence
-        # Of rows that this process answered, for its metrics
-        self._own = Drift(watched, logs=False)
-        self._lock = threading.Lock()
-        self._waiting: list[LiveRows] = []
-
-    def watch(
-        self,
-        p_values: Float64[np.ndarray, "N"],
-        digests: UInt64[np.ndarray, "n"] | None = None,
-        client: Hashable = None,
-    ) -> None:
-        rows = live_rows(p_values, digests, client)
-        self._own.take(rows)
-        with self._lock:
-            self._waiting.append(rows)
-
-    def bring(self) -> None:
-        """Bring what waits to the evidence of all; what cannot be brought is tried again, unless it
-        is too much.
-
-        Raises:
-            OSError: if it cannot.
-        """
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        rows = LiveRows.concatenate(waiting)
-        try:
-            self._evidence.take(self.watched, rows)
-        except OSError:
-            with self._lock:
-                if len(rows.p_values) <= MOST_WAITING:
-                    self._waiting.insert(0, rows)
-            raise
-
-    def own_report(self) -> DriftReport:
-        return self._own.report()
-
-    def report(self) -> DriftReport:
-        """Return what all have seen; what this process has seen where others cannot be reached."""
-        try:
-            self.bring()
-            return self._evidence.report(self.watched)
-        except OSError:
-            return replace(self._own.report(), of_all=False)
-
-    def reset(self) -> None:
-        """Forget all rows, of all processes.
-
-        Raises:
-            OSError: if the evidence of all cannot be reached.
-        """
-        self._own.reset()
-        with self._lock:
-            self._waiting = []
-        self._evidence.reset(self.watched)
-
-
-AnyDrift = Drift | SharedDrift
+    digests = [
+        int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest())
+        for row in x[watched_rows(len(x))]
+    ]
+    return np.array(digests, dtype=np.uint64)
 
 
 def drift_content(report: DriftReport) -> dict[str, Any]:
-    """Return what `GET /models/{name}` says of drift."""
-    shown = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
+    """Return the field `drift` of `GET /models/{name}`."""
+    fields = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
     return {
-        **{name: getattr(report, name) for name in shown},
+        **{name: getattr(report, name) for name in fields},
         "alarm_at": ALARM_AT,
         "alarm": report.alarm,
-        "one_client": report.one_client,
         "of_all": report.of_all,
     }

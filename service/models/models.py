@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -26,7 +26,7 @@ from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPI
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
 from service.errors import InUse, NotReady, TooLargeToLoad
-from service.models.drift import AnyDrift, Drift, Evidence, SharedDrift, Watched, row_digests
+from service.models.drift import Drift, Evidence, Watched, row_digests
 from service.models.preflights import Preflights
 from service.models.reservoir import READY_BYTES, Reservoir
 from service.settings import Settings
@@ -44,7 +44,7 @@ Key = tuple[str, str]  # name and version
 class Served:
     """A model ready to serve, its fresh draws, and what its live rows look like."""
 
-    def __init__(self, model: Model, reservoir: Reservoir, drift: AnyDrift) -> None:
+    def __init__(self, model: Model, reservoir: Reservoir, drift: Drift) -> None:
         self.model = model
         self.reservoir = reservoir
         self.drift = drift
@@ -52,16 +52,13 @@ class Served:
         self.version = model.manifest.version
         self.key = (self.name, self.version)
 
-    def watch(
-        self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"], client: Hashable
-    ) -> None:
-        """Watch live rows `x` of a client for drift, if they were predicted as by a request without
-        options."""
+    def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
+        """Watch live rows `x` for drift, if they were predicted as by a request without options."""
         rank_tables = prediction.rank_tables
         if not isinstance(rank_tables, RankTables):  # of rows under other priors
             return
         if rank_tables.num_draws == self.model.manifest.noise.default_draws:
-            self.drift.watch(prediction.p_values.p_value[rows], row_digests(x), client)
+            self.drift.watch(prediction.p_values.p_value[rows], row_digests(x))
 
 
 class Models:
@@ -84,7 +81,7 @@ class Models:
         self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
         self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
         self._loaded: OrderedDict[Key, Served] = OrderedDict()  # the least recently used first
-        self._drifts: dict[Key, AnyDrift] = {}  # they outlive the version's stay in memory
+        self._drifts: dict[Key, Drift] = {}  # they outlive the version's stay in memory
         self._broken: dict[Key, tuple[float, StoreError]] = {}
         self._lock = threading.Lock()  # of all these, held for moments
         self._loading = threading.Lock()  # held while a version is loaded
@@ -293,8 +290,7 @@ class Models:
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
         watched = Watched.of_ranking(tables.statistic, *key)
         with self._lock:
-            shared = None if self._evidence is None else SharedDrift(watched, self._evidence)
-            drift = self._drifts.setdefault(key, shared or Drift(watched))
+            drift = self._drifts.setdefault(key, Drift(watched, self._evidence))
         return Served(model, Reservoir(model, 0, self.idle), drift)
 
     # Memory
@@ -398,11 +394,11 @@ class Models:
 
     # Drift
 
-    def drift(self, manifest: Manifest) -> AnyDrift | None:
+    def drift(self, manifest: Manifest) -> Drift | None:
         return self._drifts.get((manifest.name, manifest.version))
 
     def bring_drift(self) -> None:
-        """Bring what this process saw of live rows to the evidence of all, where there are several.
+        """Bring the live rows of this process to the test that several processes share.
 
         Raises:
             OSError: if it cannot be reached.
@@ -410,8 +406,7 @@ class Models:
         with self._lock:
             drifts = list(self._drifts.values())
         for drift in drifts:
-            if isinstance(drift, SharedDrift):
-                drift.bring()
+            drift.bring()
 
     def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
         """Forget what live rows of a version looked like, given its number or an alias; return its

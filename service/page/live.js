@@ -248,7 +248,6 @@ function driftSays(drift) {
   const after = ` after ${number(drift.rows)} rows${drift.of_all ? "" : " of the process that answered, which cannot reach the others"}`;
   const figures = drift.rows === 0 ? "No row of this version was asked about since it was loaded. Questions asked on this page, and tests, are not counted: what is shown here is traffic." : `Evidence of drift: ${number(drift.evidence, 2)} nats${after}; the alarm is at ${number(drift.alarm_at, 2)}.`;
   const alarm = drift.alarm ? notice(`Drift: rows are not like those that the flag was calibrated on. Evidence reached the alarm, ${number(drift.alarm_at, 2)} nats${drift.evidence < drift.alarm_at ? "; it has fallen since, but the alarm stays until it is reset" : ""}.`)
-    : drift.one_client ? notice("There would be a drift alarm, but the evidence comes from the rows of one client alone: those have drifted, or it wants an alarm.", "told")
     : null;
   return { alarm, figures: h("p", {}, figures) };
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import MOST_WAITING, Drift, LiveRows, SharedDrift, Watched, row_digests
+from service.models.drift import MAX_WAITING_ROWS, Drift, LiveRows, Watched, row_digests
 from service.shared_state import FolderBackend, SharedState
 
 
@@ -22,17 +22,14 @@ def ranking():
 
 
 def requests(ranking, count, shift):
-    """Requests of three rows: p-values, rows and client; some rows come twice."""
+    """Requests of three rows: p-values and rows; some rows come twice."""
     generator = np.random.default_rng(1)
     x = generator.normal(size=(count, 3, 4)).astype(np.float32)
     x[1::7] = x[::7][: len(x[1::7])]
     p_values = conformal_p_value(generator.normal(shift, size=(count, 3)).ravel(), ranking).reshape(
         count, 3
     )
-    return [
-        (p, row_digests(rows), f"client {i % 5}")
-        for i, (p, rows) in enumerate(zip(p_values, x, strict=True))
-    ]
+    return [(p, row_digests(rows)) for p, rows in zip(p_values, x, strict=True)]
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
@@ -42,7 +39,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
     watched = Watched.of_ranking(ranking, "m", "1")
     alone, together = (
         Drift(watched),
-        [SharedDrift(watched, backend) for backend in backends(tmp_path, 3)],
+        [Drift(watched, backend) for backend in backends(tmp_path, 3)],
     )
     for i, request in enumerate(requests(ranking, 300, shift)):
         alone.watch(*request)
@@ -51,7 +48,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
         drift.watch(*request)
         drift.bring()
         if i == 150:  # a worker is replaced
-            together[2] = SharedDrift(watched, backends(tmp_path, 3)[2])
+            together[2] = Drift(watched, backends(tmp_path, 3)[2])
     expected = alone.report()
     for drift in together:
         report = drift.report()
@@ -68,7 +65,7 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
 
 def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
     watched = Watched.of_ranking(ranking)
-    drifts = [SharedDrift(watched, backend) for backend in backends(tmp_path, 4)]
+    drifts = [Drift(watched, backend) for backend in backends(tmp_path, 4)]
 
     def bring(drift):
         generator = np.random.default_rng(id(drift) % 1000)
@@ -86,12 +83,11 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
     grow."""
     watched = Watched.of_ranking(np.array([1.0, 2.0, 3.0]))
     p_values = conformal_p_value(np.arange(4) + 0.5, np.array([1.0, 2.0, 3.0]))
-    nobody = np.zeros(1, dtype=np.uint64)
 
     def capital(before, gap):
         drift = Drift(watched)
         for one in (*before, gap):
-            drift.take(LiveRows(p_values[[one]], None, nobody))
+            drift.take(LiveRows(p_values[[one]], None))
         return np.exp(drift.report().evidence)
 
     others = [3] * 20
@@ -102,7 +98,7 @@ def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
     assert alone > start + 0.05
     before = Drift(watched)
     for _ in others:
-        before.take(LiveRows(p_values[[3]], None, nobody))
+        before.take(LiveRows(p_values[[3]], None))
     assert pooled == pytest.approx(np.exp(before.report().evidence), rel=1e-12)
 
 
@@ -110,7 +106,7 @@ def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_la
     tmp_path, ranking
 ):
     (backend,) = backends(tmp_path, 1)
-    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    drift = Drift(Watched.of_ranking(ranking), backend)
     folder, backend.folder = backend.folder, tmp_path / "gone"
     drift.watch(np.array([0.5, 0.6]))
     report = drift.report()
@@ -124,15 +120,15 @@ def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_la
 
 def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, ranking):
     (backend,) = backends(tmp_path, 1)
-    drift = SharedDrift(Watched.of_ranking(ranking), backend)
+    drift = Drift(Watched.of_ranking(ranking), backend)
     folder, backend.folder = backend.folder, tmp_path / "gone"
-    for _ in range(MOST_WAITING // 1000):
+    for _ in range(MAX_WAITING_ROWS // 1000):
         for _ in range(125):
             drift.watch(np.full(16, 0.5))
         with pytest.raises(OSError):
             drift.bring()
     backend.folder = folder
-    assert 0 < drift.report().rows <= MOST_WAITING
+    assert 0 < drift.report().rows <= MAX_WAITING_ROWS
 
 
 def test_notices_reach_the_others_and_metrics_are_merged(tmp_path):

@@ -28,7 +28,7 @@ def served(tmp_path_factory):
 @pytest.mark.parametrize("field", ["fpr", "fdr"])
 def test_the_smallest_rate_is_accepted_and_none_below_it(served, field):
     def options(rate):
-        return decision_options(PredictRequest(inputs=[], **{field: rate}), served, 20, None)
+        return decision_options(PredictRequest(inputs=[], **{field: rate}), served, 20)
 
     assert getattr(options(SMALLEST), field) == SMALLEST
     with pytest.raises(
@@ -38,5 +38,5 @@ def test_the_smallest_rate_is_accepted_and_none_below_it(served, field):
 
 
 def test_without_a_rate_flags_fire_at_5_percent(served):
-    options = decision_options(PredictRequest(inputs=[]), served, 20, None)
+    options = decision_options(PredictRequest(inputs=[]), served, 20)
     assert (options.fpr, options.fdr, options.risk, options.rule) == (0.05, None, None, None)

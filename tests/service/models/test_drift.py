@@ -15,9 +15,6 @@ from scipy import stats
 from model_store.conformal.drift import ALARM_AT, EDGES, FALSE_ALARM
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import (
-    BLOCK_ROWS,
-    CLIENT_ROWS,
-    GROUPS,
     ROWS_OF_A_REQUEST,
     Drift,
     LiveRows,
@@ -149,79 +146,6 @@ def test_an_alarm_stays(generator):
     assert report.flag_rate < 0.2  # of late
 
 
-# Clients
-
-
-def send(drift, ranking, scores, client, rows_at_once=4):
-    """Rows of a client."""
-    for start in range(0, len(scores), rows_at_once):
-        drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking), client=client)
-
-
-def test_one_client_alone_makes_no_alarm_where_there_are_others(generator):
-    ranking = np.sort(generator.normal(size=200))
-    for attacker_first in (True, False):
-        drift, (attacker, *others) = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
-        for _ in range(20):
-            for client in (attacker, *others) if attacker_first else (*others, attacker):
-                mean = 3.0 if client is attacker else 0.0
-                send(drift, ranking, generator.normal(mean, 1.0, 4 * CLIENT_ROWS // 20 + 4), client)
-        report = drift.report()
-        assert report.largest_evidence >= ALARM_AT
-        assert (report.alarm, report.one_client) == (False, True)
-
-
-def test_an_alarm_that_one_client_raised_alone_goes_when_there_are_others(generator):
-    ranking = np.sort(generator.normal(size=200))
-    drift, (attacker, other) = Drift(Watched.of_ranking(ranking)), (0, 1)
-    send(drift, ranking, generator.normal(3.0, 1.0, 200), attacker)
-    assert (drift.report().alarm, drift.report().one_client) == (True, False)  # it is all there is
-    send(drift, ranking, generator.normal(0.0, 1.0, CLIENT_ROWS - 1), other)
-    assert drift.report().alarm
-    send(drift, ranking, generator.normal(0.0, 1.0, 1), other)
-    assert (drift.report().alarm, drift.report().one_client) == (False, True)
-
-
-def test_drift_of_several_clients_makes_an_alarm(generator):
-    ranking = np.sort(generator.normal(size=200))
-    drift, clients = Drift(Watched.of_ranking(ranking)), (0, 1, 2)
-    for _ in range(30):
-        for client in clients:
-            send(drift, ranking, generator.normal(2.0, 1.0, 4), client)
-    assert (drift.report().alarm, drift.report().one_client) == (True, False)
-
-
-def test_a_martingale_without_a_client_is_that_of_the_others_alone(generator):
-    ranking = np.sort(generator.normal(size=200))
-    both, alone = (
-        Drift(Watched.of_ranking(ranking)),
-        {client: Drift(Watched.of_ranking(ranking)) for client in (0, 1)},
-    )
-    for _ in range(10):
-        for client, drift in alone.items():
-            scores = generator.normal(1.0, 1.0, BLOCK_ROWS // 2)
-            send(both, ranking, scores, client)
-            send(drift, ranking, scores, client)
-            drift.report()  # takes in what waits, as `both` does when a block is whole
-    both.report()
-    first, second = alone
-    for left_out, client in ((first, second), (second, first)):
-        martingale, report = both._without[left_out], alone[client].report()
-        assert martingale.evidence == pytest.approx(report.evidence, abs=1e-9)
-        assert martingale.seen.tolist() == report.binned_rows
-
-
-def test_what_is_kept_of_clients_is_bounded(generator):
-    ranking = np.sort(generator.normal(size=200))
-    drift = Drift(Watched.of_ranking(ranking))
-    for client in range(1000):
-        send(drift, ranking, generator.normal(size=1), f"client {client}")
-    drift.report()
-    assert len(drift._groups) == GROUPS
-    assert len(drift._without) == len(drift._rows) == GROUPS
-    assert drift._rows.total() == 1000
-
-
 def test_the_level_is_what_the_page_says():
     assert ALARM_AT == -math.log(FALSE_ALARM) == pytest.approx(6.908, abs=1e-3)
 
@@ -290,7 +214,7 @@ def test_a_request_is_taken_in_whole_before_the_next(generator):
         target=lambda: drift.watch(p_values, np.array([1, 2, 4], dtype=np.uint64))
     )
     digests = Interrupted([1, 2, 3], other)
-    drift.take(LiveRows(p_values, digests, np.zeros(3, dtype=np.uint64)))
+    drift.take(LiveRows(p_values, digests))
     other.join()
     assert digests.went_through is False
     assert drift.report().rows == 4
