@@ -10,7 +10,6 @@ where there are enough, on labelled control rows, which no fit sees; nor than th
 it comes of by labels, so that small losses do not add up; and if every label came with a key.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -286,13 +285,9 @@ def make_candidate(
     runs: Path,
     root: Path,
     device: torch.device,
-    saved: Callable[[], dict[str, Any] | None] | None = None,
 ) -> Verdict | None:
     """Fit, publish, compare and promote a candidate of the labels that there are; None if that was
-    done before.
-
-    `saved` measures how many labels acquisition has saved, where that is asked for.
-    """
+    done before."""
     name, parent = known.parent.manifest.name, known.parent.manifest
     manifest = fit_candidate(store, known, runs, device)
     promoted = {row["version"] for row in candidates(database, name) if row["promoted"]}
@@ -301,7 +296,6 @@ def make_candidate(
         return None
     verdict = judge(store, known, manifest, root)
     said = {"why": verdict.why, "control": verdict.control, "lost": verdict.lost}
-    said["labels_saved"] = saved and saved()
     counts = known.provenance.rows, len(known.control)
     keep_candidate(database, name, manifest.version, parent.version, *counts, False, said)
     if verdict.is_promoted:

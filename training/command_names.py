@@ -3,7 +3,7 @@
 COMMANDS = {
     "inspect": "say what data are taken for, before anything is fitted",
     "fit": "fit a recipe on its data and publish the model",
-    "evaluate": "measure a published version, and keep the evidence with it",
+    "evaluate": "measure a published version, and keep the report with it",
     "compare": "compare two published versions on the same test rows",
     "calibrate": "publish a model again, calibrated on other data",
     "prune": "publish a Bayes by Backprop model without its least certain weights",

@@ -57,7 +57,6 @@ class EvaluationStream(IntEnum):
     TEST_ROWS = 30
     OUTLIER_ROWS = 31
     RESAMPLES = 32  # of rows, for intervals
-    SLICES = 33  # which half of the rows chooses them
     EVEN = 34
 
 

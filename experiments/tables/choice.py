@@ -18,7 +18,7 @@ from experiments.tables.detection import ROWS
 from model_store.artifacts.manifest import GRAPHS
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
-from training.evaluation.report import Wanted, evaluate_version
+from training.evaluation.evaluate import Wanted, evaluate_version
 from training.fit import Fitted, fit, publish
 from training.folders import data_root
 from training.recipe import Recipe

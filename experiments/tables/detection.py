@@ -24,8 +24,8 @@ from experiments.tables.mnist import HELD_OUT, flow, recipe_of
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from training.evaluation.attacks import STEPS
+from training.evaluation.evaluate import LEFT_OUT, Wanted, evaluate_version
 from training.evaluation.outliers import OutlierSource
-from training.evaluation.report import LEFT_OUT, Wanted, evaluate_version
 from training.fit import Fitted, fit, publish
 from training.folders import data_root
 from training.recipe import Recipe

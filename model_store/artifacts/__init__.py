@@ -1,1 +1,1 @@
-"""Versions on disk: files, manifest, evidence."""
+"""Versions on disk: files, manifest, reports."""

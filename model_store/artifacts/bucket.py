@@ -373,7 +373,7 @@ def _split_number(folder: str) -> tuple[str, int] | None:
     match parent.split("/"):
         case [name]:
             is_parent = is_name(name)
-        case [name, "evidence", version]:
+        case [name, "reports", version]:
             is_parent = is_name(name) and is_version(version)
         case _:
             is_parent = False

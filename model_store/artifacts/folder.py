@@ -24,9 +24,9 @@ from model_store.artifacts.disk import (
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.storage import (
     ALIASES,
-    EVIDENCE,
     LAST_DELETED,
     MAX_ALIAS_BYTES,
+    REPORTS,
     AliasContent,
     Files,
     Lease,
@@ -180,7 +180,7 @@ class Folder(Storage):
         if target.parent != folder:
             shutil.rmtree(target)
             return
-        shutil.rmtree(folder / EVIDENCE / target.name, ignore_errors=True)
+        shutil.rmtree(folder / REPORTS / target.name, ignore_errors=True)
         grave = folder / f".deleted-{target.name}"
         target.rename(grave)  # from here on readers do not see it
         sync_folder(folder)

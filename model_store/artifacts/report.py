@@ -1,6 +1,6 @@
 """Evaluation reports: what was measured of a published version, next to it in the store.
 
-`<root>/<name>/evidence/<version>/<number>/` holds a report, `evidence.json`, and the files that it
+`<root>/<name>/reports/<version>/<number>/` holds a report, `report.json`, and the files that it
 lists. A report is written to a hidden folder and renamed, whole or not at all; a later one takes
 the next number, and then the earlier one is deleted. The report that counts is that of the highest
 number.

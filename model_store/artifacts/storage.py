@@ -20,8 +20,8 @@ ALIASES = "aliases"
 # Next to the aliases: the highest number of a newest version that was deleted
 LAST_DELETED = ".last-deleted"
 MAX_ALIAS_BYTES = 1 << 10
-EVIDENCE = "evidence"  # evaluation reports: `model_store.artifacts.report`
-REPORT = "evidence.json"
+REPORTS = "reports"  # evaluation reports: `model_store.artifacts.report`
+REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ class Storage(ABC):
 
 
 def reports_path(name: str, version: str) -> str:
-    return f"{name}/{EVIDENCE}/{version}"
+    return f"{name}/{REPORTS}/{version}"
 
 
 def seal_name(path: str) -> str:
     """Return the file that completes the version or report at a path."""
-    return REPORT if f"/{EVIDENCE}/" in path else MANIFEST
+    return REPORT if f"/{REPORTS}/" in path else MANIFEST
 
 
 def deleted_number(content: AliasContent | None) -> int:

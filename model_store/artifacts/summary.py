@@ -41,7 +41,7 @@ def summary(store: ModelStore, name: str, version: str) -> list[str]:
         "size": f"{sum(sizes):,} bytes in {len(sizes)} files",
         "digest": manifest.digest,
         "signature": _signature(store, name, version),
-        "evidence": _evidence(store, name, version),
+        "report": _report(store, name, version),
     }
     width = max(map(len, parts))
     title = f"{name} version {version}" + (f" ({', '.join(aliases)})" if aliases else "")
@@ -121,7 +121,7 @@ def _signature(store: ModelStore, name: str, version: str) -> str:
     return "there is one; --key checks it"
 
 
-def _evidence(store: ModelStore, name: str, version: str) -> str:
+def _report(store: ModelStore, name: str, version: str) -> str:
     found = evaluation_report(store, name, version)
     how = f"none; `dubito evaluate {name}:{version}` makes it"
     return how if found is None else f"report of {found.report.get('created', 'a day unknown')}"

@@ -18,7 +18,7 @@ class ColumnAnswer(BaseModel):
     categories: list[str] | None = None
 
 
-class EvidenceAnswer(BaseModel):
+class ReportAnswer(BaseModel):
     """The summary of a version's evaluation report, and where its files are."""
 
     version: str
@@ -73,11 +73,11 @@ class ModelsAnswer(BaseModel):
 
 
 class ModelAnswer(OverviewAnswer):
-    """A model; drift, manifest and evidence are those of the version that `latest` serves."""
+    """A model; drift, manifest and report are those of the version that `latest` serves."""
 
     drift: DriftAnswer | None
     manifest: Manifest | None
-    evidence: EvidenceAnswer | None
+    report: ReportAnswer | None
 
 
 class VersionAnswer(BaseModel):
@@ -88,7 +88,7 @@ class VersionAnswer(BaseModel):
     aliases: list[str]
     broken: str | None
     manifest: Manifest
-    evidence: EvidenceAnswer | None
+    report: ReportAnswer | None
 
 
 class StatusAnswer(BaseModel):

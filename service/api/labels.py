@@ -273,17 +273,10 @@ def _figures(context: Context, name: str) -> dict[str, Any]:
                 "figures": figures,
             }
         )
-    saved = next((row["labels_saved"] for row in tried if row["labels_saved"] is not None), None)
-    if saved is None:
-        null_because["labels_saved"] = (
-            f"not measured: `dubito candidate {name} --control-arm` does, from "
-            f"{FEWEST} control labels on"
-        )
     return {
         "model": name,
         **numbers,
         "live": live,
         "candidates": tried,
-        "labels_saved": saved,
         "null_because": null_because,
     }

@@ -26,7 +26,6 @@ from service.models.models import Models
 
 MEDIA_TYPES = {
     "json": "application/json",
-    "md": "text/markdown; charset=utf-8",
     "html": "text/html; charset=utf-8",
     "png": "image/png",
 }
@@ -42,7 +41,7 @@ ANY_FILE: dict[str, Any] = {
     **{media_type: {"schema": BINARY} for media_type in (OTHER, *MEDIA_TYPES.values())},
     **A_REPORT,
 }
-EVIDENCE = "/models/{name}/versions/{version}/evidence"
+REPORT_PATH = "/models/{name}/versions/{version}/report"
 
 router = APIRouter(tags=["Models"])
 
@@ -66,7 +65,7 @@ async def get_models(request: Request) -> Response:
 @router.get("/models/{name}", responses=answers(ModelAnswer, 404))
 async def get_model(request: Request, name: str) -> Response:
     """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and
-    evidence."""
+    the report."""
     context = context_of(request)
     content = await context.threads.files(
         partial(_description, context.models, context.models.name(name), prefix_of(request.scope))
@@ -80,7 +79,7 @@ async def get_model(request: Request, name: str) -> Response:
 )
 async def get_version(request: Request, name: str, version: str) -> Response:
     """Describe a version: aliases that name it, whether it can be served, its manifest and
-    evidence."""
+    report."""
     context = context_of(request)
     work = partial(_version, context.models, name, version, prefix_of(request.scope))
     content = await context.threads.files(work)
@@ -99,7 +98,7 @@ def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, 
         ),
         "broken": models.broken(name).get(number),
         "manifest": models.store.manifest(name, number).model_dump(mode="json"),
-        "evidence": report_links(models, name, number, prefix),
+        "report": report_links(models, name, number, prefix),
     }
 
 
@@ -110,7 +109,7 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
         **_overview(models, name),
         "drift": None if drift is None else drift_content(drift.report()),
         "manifest": None if latest is None else latest.model_dump(mode="json"),
-        "evidence": report_links(models, name, latest.version if latest else None, prefix),
+        "report": report_links(models, name, latest.version if latest else None, prefix),
     }
 
 
@@ -153,20 +152,20 @@ def _column(column: AnyColumn) -> dict[str, Any]:
     return content
 
 
-@router.get(EVIDENCE, responses=answers(None, 404, 503, content=A_REPORT))
-async def get_evidence(request: Request, name: str, version: str) -> Response:
+@router.get(REPORT_PATH, responses=answers(None, 404, 503, content=A_REPORT))
+async def get_report(request: Request, name: str, version: str) -> Response:
     """Give the evaluation report of a version: what `dubito evaluate` measured of
     it."""
     return await _file(request, name, version, REPORT)
 
 
 @router.get(
-    EVIDENCE + "/{file}",
+    REPORT_PATH + "/{file}",
     responses=answers(None, 404, 503, content=ANY_FILE),
     response_class=Response,
 )
-async def get_evidence_file(request: Request, name: str, version: str, file: str) -> Response:
-    """Give a file of a version's evaluation report: HTML, Markdown, or a plot."""
+async def get_report_file(request: Request, name: str, version: str, file: str) -> Response:
+    """Give a file of a version's evaluation report: HTML, or a plot."""
     return await _file(request, name, version, file)
 
 
@@ -191,7 +190,7 @@ def report_links(
         return None
     if found is None:
         return None
-    href = f"{prefix}/models/{quote(name)}/versions/{version}/evidence"
+    href = f"{prefix}/models/{quote(name)}/versions/{version}/report"
     links = {
         "version": version,
         "created": found.report.get("created"),
@@ -213,5 +212,5 @@ def report_file(models: Models, name: str, version: str, file: str) -> tuple[byt
     found = evaluation_report(models.store, name, number)
     if found is None:
         how = f"run `dubito evaluate {name}:{number}`"
-        raise NotFound("evidence", f"a report of model {name} version {number}", f"none: {how}")
+        raise NotFound("report", f"a report of model {name} version {number}", f"none: {how}")
     return found.read(file), MEDIA_TYPES.get(file.rpartition(".")[2], OTHER)

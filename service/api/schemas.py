@@ -375,7 +375,6 @@ class CandidateAnswer(BaseModel):
     why: str
     control: dict[str, Any] | None
     lost: dict[str, Any] | None = None
-    labels_saved: dict[str, Any] | None
 
 
 class LabelFiguresAnswer(BaseModel):
@@ -389,7 +388,6 @@ class LabelFiguresAnswer(BaseModel):
     control_labels: int
     live: list[LiveAnswer]
     candidates: list[CandidateAnswer]
-    labels_saved: dict[str, Any] | None
     null_because: dict[str, str]
 
 

@@ -38,7 +38,7 @@ function row(name, values, write = said) {
 }
 
 function quality(two, reports) {
-  const figures = two.map((version, i) => figuresOf(version.manifest, version.evidence?.summary, reports[i]?.summary_intervals));
+  const figures = two.map((version, i) => figuresOf(version.manifest, version.report?.summary, reports[i]?.summary_intervals));
   const keys = [...new Set(figures.flat().map((figure) => figure.key))];
   const of = (i, key) => figures[i].find((figure) => figure.key === key) ?? { published: null, reported: null, interval: null };
   return keys.flatMap((key) => {

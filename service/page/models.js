@@ -128,23 +128,23 @@ export async function show(view, app, link) {
     async function showOne() {
       const version = readable.find(({ version }) => version === one.value);
       const report = await reportOf(version);
-      if (one.value === version.version) fill(onePlace, warningsOf(version, description), strengthsOf(version, report), qualityOf(version, report), factsOf(version), evidenceOf(version, report));
+      if (one.value === version.version) fill(onePlace, warningsOf(version, description), strengthsOf(version, report), qualityOf(version, report), factsOf(version), reportCard(version, report));
     }
   }
 
   /** A version's whole report: null where there is none, a message where it cannot be read. Asked for once. */
   async function reportOf(version) {
-    if (!version.evidence) return null;
-    version.report ??= askJson(version.evidence.href).catch((error) => {
+    if (!version.report) return null;
+    version.fullReport ??= askJson(version.report.href).catch((error) => {
       if (!(error instanceof Refused)) throw error;
       return { cannot: error.message };
     });
-    return version.report;
+    return version.fullReport;
   }
 
-  function evidenceOf(version, report) {
-    if (!version.evidence) return h("p", { class: "quiet" }, "No evaluation report: ", h("code", {}, `dubito evaluate ${version.name}:${version.version}`), " makes one.");
-    const files = Object.entries(version.evidence.files).sort(byPlot);
+  function reportCard(version, report) {
+    if (!version.report) return h("p", { class: "quiet" }, "No evaluation report: ", h("code", {}, `dubito evaluate ${version.name}:${version.version}`), " makes one.");
+    const files = Object.entries(version.report.files).sort(byPlot);
     const saved = files.filter(([file]) => !file.endsWith(".png"));
     return [
       h("h3", {}, "Evaluation report"),
@@ -157,7 +157,7 @@ export async function show(view, app, link) {
 
   /** The plots of two reports in pairs. */
   function plotPairs(two) {
-    const plots = two.map((version) => Object.entries(version.evidence?.files ?? {}).filter(([file]) => file.endsWith(".png")));
+    const plots = two.map((version) => Object.entries(version.report?.files ?? {}).filter(([file]) => file.endsWith(".png")));
     if (plots.some((found) => !found.length)) {
       const without = two.filter((_, i) => !plots[i].length).map((version) => version.version);
       return h("p", { class: "quiet" }, `Plots side by side need a report of both: version ${without.join(" and version ")} has none.`);
@@ -165,7 +165,7 @@ export async function show(view, app, link) {
     const files = [...new Set(plots.flat().sort(byPlot).map(([file]) => file))];
     return h("details", { class: "pairs" }, h("summary", {}, "The reports' plots, side by side"),
       files.map((file) => h("div", { class: "pair" }, two.map((version) => {
-        const href = version.evidence.files[file];
+        const href = version.report.files[file];
         return href ? picture(file, href, version.version) : h("p", { class: "quiet" }, `Version ${version.version} has no ${file}.`);
       }))));
   }
@@ -281,7 +281,7 @@ async function newest(description, most, wanted) {
       return await askJson(path(version));
     } catch (error) {
       if (!(error instanceof Refused) || error.status === 0) throw error;
-      return { name: description.name, version, aliases: [], broken: error.message, manifest: null, evidence: null };
+      return { name: description.name, version, aliases: [], broken: error.message, manifest: null, report: null };
     }
   }));
   return found.reverse();
@@ -299,7 +299,7 @@ function versionsOf(description, versions, all, move) {
       version.manifest?.method ?? "–",
       version.manifest ? moment(version.manifest.created) : "–",
       size === undefined ? "no" : bytes(size),
-      version.evidence ? "yes" : "no",
+      version.report ? "yes" : "no",
     ];
   });
   const hidden = description.versions.length - versions.length;
@@ -357,7 +357,7 @@ function columnsOf(columns) {
 
 /** All figures of quality, with their intervals where there is a report. */
 function qualityOf(version, report) {
-  const figures = figuresOf(version.manifest, version.evidence?.summary, report?.summary_intervals);
+  const figures = figuresOf(version.manifest, version.report?.summary, report?.summary_intervals);
   const isReported = figures.some(({ reported }) => reported !== null);
   const rows = figures.map(({ key, published, reported, interval }) => {
     const { name, write, better, says } = figureOf(key);

@@ -13,7 +13,7 @@ const middle = { labelAnchor: "center", labelArrow: "none" };
 export function strengthsOf({ manifest }, report) {
   const test = report?.test ?? null;
   const pictures = test?.by_class ? [byClass(test, manifest.output.classes), byShareAnswered(test), byConfidence(test)] : test?.by_spread ? [bySpread(test, manifest.output.target), byInterval(test)] : [];
-  pictures.push(againstPlain(manifest), worst(report?.worst_slices));
+  pictures.push(againstPlain(manifest));
   return [h("p", { class: "says" }, sentence(manifest, report)), h("div", { class: "plots" }, pictures.filter(Boolean))];
 }
 
@@ -151,12 +151,4 @@ function againstPlain({ quality, baselines, output, task }) {
   if (task === "regression") Object.assign(options, { x: { ...middle, grid: true, zero: true, label: options.x.label } });
   options.marks.splice(-1, 1, globalThis.Plot.text(rows, { y: "name", text: (d) => write(d.value), frameAnchor: "right", textAnchor: "start", dx: 8, fill: INK }));
   return figure("Next to plain models", rows.map((d) => `${d.name}: ${write(d.value)}`).join("; "), options, { heads: ["model", name], rows: rows.map((d) => [d.name, write(d.value)]), numeric: [1] });
-}
-
-/** The parts of a table's rows where it is worst, in words. */
-function worst(found) {
-  if (!found?.slices.length) return null;
-  const rows = found.slices.filter((slice) => slice.loss > found.all_rows).slice(0, 5);
-  if (!rows.length) return null;
-  return h("figure", {}, h("figcaption", {}, "Where it errs most"), h("ul", {}, rows.map((slice) => h("li", {}, `${slice.column} ${slice.rows_are}: `, h("strong", {}, number(slice.loss)), h("span", { class: "quiet" }, ` against ${number(found.all_rows)} of all rows (${number(slice.rows)} rows)`)))));
 }

@@ -215,7 +215,7 @@ def test_models_show_what_the_api_says(driver, service):
 
 
 def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
-    report = httpx.get(f"{service}/models/digits/versions/1/evidence").json()
+    report = httpx.get(f"{service}/models/digits/versions/1/report").json()
     opened(driver, f"{service}/#/models/digits/1")
     until(driver, lambda: table_of(driver, "Quality of version 1"))
     quality = {row[0]: row for row in table_of(driver, "Quality of version 1")}
@@ -239,7 +239,7 @@ def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
 
 
 def test_what_a_version_is_good_at_comes_first_in_pictures_of_its_report(driver, service):
-    report = httpx.get(f"{service}/models/digits/versions/1/evidence").json()
+    report = httpx.get(f"{service}/models/digits/versions/1/report").json()
     opened(driver, f"{service}/#/models/digits/1")
     until(driver, lambda: len(driver.find_elements("css selector", ".version .plots svg")) >= 3)
     assert text_of(driver, ".version .says").startswith("Right on ")

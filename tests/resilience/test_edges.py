@@ -27,7 +27,7 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
     for name, value in ODD_JSON.items():
         publish_again(own_store, digits_store, name)
         found = publish_report(own_store, name, "1", {"created": "now", "summary": {}}, {})
-        path = found.folder / "evidence.json"
+        path = found.folder / "report.json"
         path.write_bytes(
             path.read_bytes().replace(b'"summary": {}', b'"summary": {"odd": ' + value + b"}")
         )
@@ -36,7 +36,7 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
         for name in ODD_JSON:
             answer = httpx.get(f"{url}/models/{name}")
             assert (name, answer.status_code) == (name, 200)
-            assert (name, answer.json()["evidence"]) == (name, None)
+            assert (name, answer.json()["report"]) == (name, None)
             assert (name, answer.json()["serving"]) == (name, "1")
 
 

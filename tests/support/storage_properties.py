@@ -220,16 +220,16 @@ def reports_are_stored_beside_their_version(make):
     found = evaluation_report(make(), "m", "1")
     assert (found.report["seed"], found.files, found.read("2.png")) == (
         2,
-        ("evidence.json", "2.png"),
+        ("report.json", "2.png"),
         b"picture",
     )
-    assert make().storage.numbers("m/evidence/1") == [2]
+    assert make().storage.numbers("m/reports/1") == [2]
     with pytest.raises(NotFound):
         found.read("1.png")
     with pytest.raises(NotFound):
         publish_report(make(), "m", "3", {}, {})
     make().keep("m", 1)
-    assert make().storage.numbers("m/evidence/1") == []
+    assert make().storage.numbers("m/reports/1") == []
 
 
 def a_large_file_is_published_by_its_path(make):

@@ -98,7 +98,7 @@ def label(work, values, key):
 
 def said_of(kept):
     """What is said of a candidate next to its counts."""
-    return {name: kept[name] for name in ("why", "control", "labels_saved")}
+    return {name: kept[name] for name in ("why", "control")}
 
 
 def candidate(work, *options):
@@ -231,12 +231,3 @@ def test_bytes_stay_bytes_where_labelled_rows_are_such():
     assert both.ids.tolist() == ["0", "1", "a"] and both.y.tolist() == [0, 0, 1]
     fractions = Rows(np.full((1, 3), 0.5, dtype=np.float32), more.y, more.ids)
     assert join(pixels, fractions).x[2].tolist() == [0.5, 0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "labels"), [(-1.0, 0.0), (0.5, 5.0), (1.5, 15.0), (2.0, 20.0), (9.0, 20.0)]
-)
-def test_as_many_labels_are_as_good_as_first_reach_a_likelihood(wanted, labels):
-    from training.labels_saved import as_good
-
-    assert as_good([0, 10, 20], np.array([0.0, 1.0, 2.0]), wanted) == labels

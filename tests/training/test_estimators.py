@@ -215,7 +215,7 @@ def test_notebooks_see_a_table_and_the_fit(classifier):
     assert "data:image/png;base64," in html
     assert "test_accuracy" not in clone(classifier)._repr_html_()
     assert len(classifier.plot().axes) > 3
-    assert "* accuracy: this model" in classifier.report()
+    assert "<li>accuracy: this model" in classifier.report()
 
 
 @pytest.mark.parametrize(

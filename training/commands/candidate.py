@@ -32,11 +32,6 @@ def add_candidate(commands: Commands) -> None:
     add("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
     add("--watch", action="store_true", help="wait for labels, again and again")
     add("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
-    add(
-        "--control-arm",
-        action="store_true",
-        help="also fit control rows alone, to measure how many labels were saved",
-    )
     add_device(parser)
 
 
@@ -68,7 +63,6 @@ def _once(options: argparse.Namespace, state: Path) -> None:
         return
     from training.candidate import find_labels, labels_of, labels_tried, make_candidate
     from training.fit import find_device
-    from training.labels_saved import labels_saved
 
     store, root, runs, name = open_store(), data_root(), runs_folder(), options.model
     with closing(Database(state)) as database:
@@ -83,8 +77,4 @@ def _once(options: argparse.Namespace, state: Path) -> None:
         if new < options.min_labels:
             log.info("%d new labels, of %d that are needed", max(new, 0), options.min_labels)
             return
-        device = find_device(options.device)
-        saved = None
-        if options.control_arm:
-            saved = lambda: labels_saved(store, known, runs, device)  # noqa: E731
-        make_candidate(store, database, known, runs, root, device, saved)
+        make_candidate(store, database, known, runs, root, find_device(options.device))

@@ -167,8 +167,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
     version = parent_of(artifact, "model")
 
+    from training.evaluation.evaluate import Wanted, evaluate_version
     from training.evaluation.outliers import OutlierSource
-    from training.evaluation.report import Wanted, evaluate_version
 
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
     rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
@@ -182,7 +182,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     for key, value in found.report["summary"].items():
         low, high = intervals[key]
         print(f"  {key:40} {show_figure(value)} ({show_figure(low)} to {show_figure(high)})")
-    print(f"evidence of {version.label}: {found.locate('evidence.md')}")
+    print(f"report of {version.label}: {found.locate('report.html')}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -192,18 +192,12 @@ def _compare(options: argparse.Namespace) -> None:
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.comparison import compare_versions
-    from training.evaluation.report import Wanted
+    from training.evaluation.evaluate import Wanted
 
     wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
     models = [Model.load(artifact) for artifact in artifacts]
     comparison = compare_versions(versions, models, data_root(), wanted)
-    both = "-".join(f"{v.manifest.name}-{v.manifest.version}" for v in versions)
-    folder = runs_folder() / f"{both}-compared"
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, content in comparison.files().items():
-        (folder / file).write_bytes(content)
     if options.json:
-        print((folder / "comparison.json").read_text())
-        return
-    print(comparison.text())
-    print(f"comparison: {folder / 'comparison.md'}")
+        print(json.dumps(comparison.content(), indent=1, allow_nan=False))
+    else:
+        print(comparison.text())

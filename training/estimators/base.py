@@ -36,7 +36,7 @@ from model_store.inference.prediction import Prediction
 from model_store.types import Task
 from training.data import load
 from training.estimators.recipes import keep_arrays, keep_table, recipe_of
-from training.evaluation.text import Block, Table, markdown
+from training.evaluation.page import render
 from training.fit import fit, publish
 from training.fitting.plots import draw_run, png_of
 from training.fitting.run import Callback
@@ -205,10 +205,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return figure
 
     def report(self) -> str:
-        """Return in Markdown how good the model is on its test rows, what plain models reach on
-        these, and what speaks against it."""
+        """Return HTML of the model's figures on its test rows, those of plain models, and the
+        warnings."""
         check_is_fitted(self)
-        return markdown(report_of(self._with_baselines().description))
+        return summary(self._with_baselines().description)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -231,8 +231,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         html: str = super()._html_repr()
         if not self.__sklearn_is_fitted__():
             return html
-        blocks = report_of(self._draft.description)
-        parts = [block.html() for block in blocks if isinstance(block, Table)]
+        parts = [summary(self._draft.description)]
         if self.history_:
             from matplotlib.figure import Figure
 
@@ -319,17 +318,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return self._draft
 
 
-def report_of(description: Description) -> list[Block]:
-    rows = description.training["rows"]["test"]
-    quality = [[name, f"{value:.4g}"] for name, value in description.quality.items()]
-    plain = lines(description)
-    return [
-        f"# {description.method}",
-        Table([f"On {rows} test rows", ""], quality),
-        *(["## Plain models", "\n".join(f"* {line}" for line in plain)] if plain else []),
-        *(f"Note: {warning}." for warning in description.warnings),
-        *([] if description.too_few_rows is None else [f"Note: {description.too_few_rows}."]),
-    ]
+def summary(description: Description) -> str:
+    baselines = lines(description) if description.baselines else []
+    return render("summary.html", description=description, baselines=baselines)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from model_store.conformal.detectors import FittedDetector, Tail
 from model_store.inference.noise import MAX_SEED, noise, standard_normal
 from training.bayes.posterior import Posterior
 from training.data import Rows
-from training.evaluation.evidence import AttackSettings
+from training.evaluation.report import AttackSettings
 from training.export.served import ServedNetwork
 from training.seeds import EvaluationStream, hash_key
 

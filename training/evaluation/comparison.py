@@ -1,7 +1,6 @@
 """`python -m training compare`: two published versions compared in pairs, by figures of the same
 test rows, each version as it is served."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from model_store.scores.classification import Scores
 from training import log
 from training.calibration.calibrate import groups_known
 from training.data import Rows
+from training.evaluation.evaluate import Wanted, check_wanted, data_of, say_rows, test_rows
 from training.evaluation.figures import (
     LEVEL,
     RESAMPLES,
@@ -25,10 +25,7 @@ from training.evaluation.figures import (
 )
 from training.evaluation.metrics import class_figures, regression_figures
 from training.evaluation.pairs import Difference, Pairs, difference
-from training.evaluation.plots import differences_plot
 from training.evaluation.quality import FPRS, ServedPredictor, losses, target_measures
-from training.evaluation.report import Wanted, check_wanted, data_of, say_rows, test_rows
-from training.evaluation.text import Block, Table, markdown
 from training.provenance import Provenance
 from training.versions import Parent
 
@@ -46,34 +43,27 @@ class Comparison:
     pairs: Pairs | None  # of a classification
 
     def text(self) -> str:
-        rows = []
+        table = [("figure", self.first, self.second, "difference", "p", "test")]
         for name, found in self.differences.items():
             low, high = found.interval
-            by = f"{found.value:+.4g} ({low:+.3g} to {high:+.3g})"
-            values = [f"{found.first:.4g}", f"{found.second:.4g}", by, f"{found.p_value:.2g}"]
-            rows.append([name, *values, TESTS[found.test]])
-        parts: list[Block] = [
-            f"# {self.second} against {self.first}",
-            f"{self.rows} test rows of `{self.data}`, the same for both, seed {self.seed}. A "
-            "difference is the second version's figure less the first's, in brackets its "
-            f"{100 * LEVEL:g} % interval; p is how often chance alone is as far from 0.",
-            Table(["figure", self.first, self.second, "difference", "p", "test"], rows),
+            value = f"{found.value:+.4g} ({low:+.3g} to {high:+.3g})"
+            figures = f"{found.first:.4g}", f"{found.second:.4g}"
+            table.append((name, *figures, value, f"{found.p_value:.2g}", TESTS[found.test]))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            f"{self.second} against {self.first}: {self.rows} test rows of {self.data}, "
+            f"seed {self.seed}, {100 * LEVEL:g} % intervals",
+            *("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table),
         ]
         if self.pairs is not None:
-            parts.append(
-                f"{self.second} alone is right on {self.pairs.gained} rows, {self.first} alone on "
-                f"{self.pairs.lost}. Bootstraps are of {RESAMPLES} samples of the rows."
+            lines.append(
+                f"Only {self.second} is right on {self.pairs.gained} rows, only {self.first} on "
+                f"{self.pairs.lost}."
             )
-        return markdown(parts).rstrip()
+        return "\n".join(lines)
 
-    def files(self) -> dict[str, bytes]:
-        content: dict[str, Any] = asdict(self)
-        content |= {"confidence_level": LEVEL, "resamples": RESAMPLES}
-        return {
-            "comparison.json": json.dumps(content, indent=1, allow_nan=False).encode(),
-            "comparison.md": f"{self.text()}\n\n![comparison](comparison.png)\n".encode(),
-            "comparison.png": differences_plot(self.differences, self.first, self.second),
-        }
+    def content(self) -> dict[str, Any]:
+        return {**asdict(self), "confidence_level": LEVEL, "resamples": RESAMPLES}
 
 
 def compare_versions(

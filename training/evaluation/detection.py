@@ -18,9 +18,9 @@ from scipy.special import expit, logit, ndtri
 from sklearn import metrics
 
 from model_store.state.live import wilson_interval
-from training.evaluation.evidence import ClassProbability, Detection, OfClass
 from training.evaluation.figures import LEVEL, BinnedGap, Ends, Resamples, share_interval
 from training.evaluation.metrics import BINS, probability_bins, reliability
+from training.evaluation.report import ClassProbability, Detection, OfClass
 
 DETECTION_RATE = 0.95
 EDGE = 1e-12  # how near to 0 and 1 an area under a curve is looked for

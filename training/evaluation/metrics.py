@@ -16,8 +16,8 @@ from model_store.scores.classification import LEAST_PROBABILITY
 from model_store.scores.regression import MixtureScores, log_density
 from model_store.scores.transforms import Transform, to_fitted, to_target
 from training.bayes.likelihoods import crps
-from training.evaluation.evidence import Bin, Pit, PitBin
 from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share, share_interval
+from training.evaluation.report import Bin, Pit, PitBin
 
 BINS = 15  # of confidence
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -13,10 +13,9 @@ from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
 from training.evaluation.detection import precision_recall, roc_curve
-from training.evaluation.evidence import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
 from training.evaluation.metrics import risk_coverage
-from training.evaluation.pairs import Difference
 from training.evaluation.quality import ServedPrediction
+from training.evaluation.report import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
 from training.fitting.plots import png_of
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
@@ -236,27 +235,6 @@ def attacks_plot(
     title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
     axes[3].legend(handles, labels, title=title, **OUTSIDE)
     return _png(figure, "FGSM")
-
-
-def differences_plot(differences: dict[str, Difference], first: str, second: str) -> bytes:
-    columns = min(4, len(differences))
-    count = -(-len(differences) // columns)
-    figure = Figure((3.2 * columns, 1.3 * count + 0.6), layout="constrained")
-    grid = figure.subplots(count, columns, squeeze=False)
-    for axis in grid.ravel()[len(differences) :]:
-        axis.set_axis_off()
-    for axis, (name, found) in zip(grid.ravel(), differences.items(), strict=False):
-        low, high = found.interval
-        colour = "grey" if low <= 0.0 <= high else COLOURS[1]
-        axis.axvline(0.0, color="black", linewidth=0.8)
-        axis.hlines(0, low, high, color=colour)
-        axis.plot(found.value, 0, "o", color=colour)
-        axis.set_title(f"{name}, p = {found.p_value:.2g}", fontsize="small")
-        axis.set_yticks([])
-        axis.tick_params(labelsize="small")
-        axis.locator_params(axis="x", nbins=4)
-        axis.grid(alpha=0.3)
-    return _png(figure, f"{second} less {first}")
 
 
 def _plain_text(name: str) -> str:

@@ -23,7 +23,7 @@ from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import AnyScores
 from training import log
 from training.data import Rows
-from training.evaluation import evidence
+from training.evaluation import report as records
 from training.evaluation.detection import by_class, class_probabilities, detection
 from training.evaluation.figures import (
     Ends,
@@ -144,7 +144,7 @@ def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Value
 
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
-) -> evidence.ClassMeasures | evidence.RegressionMeasures:
+) -> records.ClassMeasures | records.RegressionMeasures:
     scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
@@ -162,7 +162,7 @@ def measure_test(
             "error_detection": error_detection(predicted, loss),
             "confidence_intervals": intervals(figures, resamples) | ends,
         }
-        return evidence.ClassMeasures.model_validate(content)
+        return records.ClassMeasures.model_validate(content)
     measures, scores = target_measures(predictor, test), scores.in_units
     found = {nominal: predicted.prediction.intervals(nominal) for nominal in COVERAGES}
     held = {nominal: of for nominal, of in found.items() if of is not None}
@@ -180,7 +180,7 @@ def measure_test(
         | intervals(pinball, resamples, "pinball.")
         | ends,
     }
-    return evidence.RegressionMeasures.model_validate(content)
+    return records.RegressionMeasures.model_validate(content)
 
 
 def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
@@ -198,12 +198,12 @@ def losses(scores: AnyScores, y: np.ndarray) -> Values:
     return np.square(scores.in_units.mean - y).astype(np.float64)
 
 
-def error_detection(predicted: ServedPrediction, loss: Values) -> evidence.ErrorDetection | None:
+def error_detection(predicted: ServedPrediction, loss: Values) -> records.ErrorDetection | None:
     is_wrong = loss > 0
     if is_wrong.all() or not is_wrong.any():
         return None
     wrong = Share(is_wrong)
-    return evidence.ErrorDetection(
+    return records.ErrorDetection(
         rows=int(is_wrong.sum()),
         base_rate=float(is_wrong.mean()),
         scores={
@@ -214,9 +214,9 @@ def error_detection(predicted: ServedPrediction, loss: Values) -> evidence.Error
     )
 
 
-def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> evidence.SetMeasures:
+def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> records.SetMeasures:
     n, m = len(test.scores["flag"]), len(outliers.scores["flag"])
-    return evidence.SetMeasures(
+    return records.SetMeasures(
         rows=m,
         base_rate=m / (m + n),
         flagged=outliers.flagged,
@@ -229,7 +229,7 @@ def measure_set(test: ServedPrediction, outliers: ServedPrediction) -> evidence.
 
 def measure_attack(
     test: ServedPrediction, attacked: ServedPrediction, y: np.ndarray, seed: int
-) -> evidence.AttackMeasures:
+) -> records.AttackMeasures:
     scores = attacked.prediction.scores
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
@@ -239,7 +239,7 @@ def measure_attack(
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
     resamples = Resamples.of(len(y), seed)
     own = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
-    return evidence.AttackMeasures(
+    return records.AttackMeasures(
         rows=of_set.rows,
         base_rate=of_set.base_rate,
         flagged=of_set.flagged,
@@ -257,7 +257,7 @@ def measure_parts(
     classes: tuple[str, ...],
     groups: tuple[str, ...],
     seed: int,
-) -> list[evidence.PartMeasures]:
+) -> list[records.PartMeasures]:
     """Measure each class, each label and each group that has test rows.
 
     Coverage and rates of all rows say little of one of these, unless a version is calibrated by
@@ -284,7 +284,7 @@ def measure_parts(
             **values(figures),
             "confidence_intervals": intervals(figures, Resamples.of(len(rows), seed)),
         }
-        measured.append(evidence.PartMeasures.model_validate(content))
+        measured.append(records.PartMeasures.model_validate(content))
     return measured
 
 
@@ -315,11 +315,11 @@ def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
 
 def _interval(
     coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
-) -> evidence.Interval:
+) -> records.Interval:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
     is_finite = bool(np.isfinite(width.of_rows).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
-    return evidence.Interval(
+    return records.Interval(
         nominal=coverage,
         covered=covered.value,
         width=width.value if is_finite else None,
@@ -329,7 +329,7 @@ def _interval(
 
 def _by_spread(
     scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int
-) -> list[evidence.SpreadBin]:
+) -> list[records.SpreadBin]:
     measured = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
@@ -339,7 +339,7 @@ def _by_spread(
         }
         ends_of = intervals(figures, Resamples.of(len(rows), seed))
         measured.append(
-            evidence.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of)
+            records.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of)
         )
     return measured
 

@@ -39,7 +39,7 @@ def paths(server):
 def test_a_bucket_has_the_layout_of_a_folder(server, store):
     store.publish("m", DESCRIPTION, CONTENT)
     publish_report(store, "m", "1", {"seed": 1}, {"roc.png": b"picture"})
-    expected = ["m/aliases/latest", "m/evidence/1/1/evidence.json", "m/evidence/1/1/roc.png"]
+    expected = ["m/aliases/latest", "m/reports/1/1/report.json", "m/reports/1/1/roc.png"]
     assert paths(server) == sorted(
         [*expected, *(f"m/1/{file}" for file in [*CONTENT, "manifest.json"])]
     )
@@ -92,15 +92,15 @@ def test_what_a_killed_writer_left_is_deleted_a_day_later_and_not_before(server,
     store.publish("m", DESCRIPTION, CONTENT)
     server.memory.put(f"m/2/{CLAIM}", b"")
     server.memory.put("m/2/network.onnx", b"half")
-    server.memory.put("m/evidence/1/1/roc.png", b"half")
-    server.memory.put("m/evidence/7/1/evidence.json", b"of a version that is gone")
+    server.memory.put("m/reports/1/1/roc.png", b"half")
+    server.memory.put("m/reports/7/1/report.json", b"of a version that is gone")
     before = paths(server)
     assert store.publish("m", DESCRIPTION, CONTENT).version == "3"
     assert {*before} <= {*paths(server)}
     store.storage._clear("m", datetime.now(UTC) + timedelta(hours=23))
     assert {*before} <= {*paths(server)}
     store.storage._clear("m", datetime.now(UTC) + timedelta(hours=25))
-    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/evidence/"))]
+    assert not [path for path in paths(server) if path.startswith(("m/2/", "m/reports/"))]
     assert store.versions("m") == ["1", "3"]
     assert store.open("m", "3").files == CONTENT
 

@@ -19,11 +19,11 @@ def test_a_card_comes_back_and_the_stores_listing_stays(own_store):
     )
     assert evaluation_report(own_store, "digits", "1") is None
     publish_report(
-        own_store, "digits", "1", {"seed": 3}, {"evidence.md": b"text", "roc.png": b"picture"}
+        own_store, "digits", "1", {"seed": 3}, {"report.html": b"text", "roc.png": b"picture"}
     )
     found = evaluation_report(own_store, "digits", "1")
-    assert found.report == {"seed": 3, "files": ["evidence.md", "roc.png"]}
-    assert found.files == (REPORT, "evidence.md", "roc.png")
+    assert found.report == {"seed": 3, "files": ["report.html", "roc.png"]}
+    assert found.files == (REPORT, "report.html", "roc.png")
     assert found.read("roc.png") == b"picture"
     assert (
         own_store.names(),
@@ -40,7 +40,7 @@ def test_a_later_card_takes_the_place_of_an_earlier_one_as_a_whole(own_store):
     publish_report(own_store, "digits", "1", {"seed": 2}, {"new.png": b"2"})
     after = evaluation_report(own_store, "digits", "1")
     assert (after.report["seed"], after.files) == (2, (REPORT, "new.png"))
-    assert [path.name for path in (own_store.root / "digits" / "evidence" / "1").iterdir()] == ["2"]
+    assert [path.name for path in (own_store.root / "digits" / "reports" / "1").iterdir()] == ["2"]
     with pytest.raises(NotFound):
         before.read("old.png")
 
@@ -89,7 +89,7 @@ def test_a_damaged_card_is_named(own_store, content):
     (found.folder / REPORT).unlink()
     if content is not None:
         (found.folder / REPORT).write_bytes(content)
-    with pytest.raises(BrokenArtifact, match=r"digits version 1: evidence\.json"):
+    with pytest.raises(BrokenArtifact, match=r"digits version 1: report\.json"):
         evaluation_report(own_store, "digits", "1")
 
 
@@ -102,5 +102,5 @@ def test_a_card_goes_with_its_version(own_store):
     for version in ("1", "2"):
         publish_report(own_store, "digits", version, {"of": version}, {})
     assert own_store.keep("digits", 1) == ["1"]
-    assert [path.name for path in (own_store.root / "digits" / "evidence").iterdir()] == ["2"]
+    assert [path.name for path in (own_store.root / "digits" / "reports").iterdir()] == ["2"]
     assert evaluation_report(own_store, "digits", "2").report["of"] == "2"

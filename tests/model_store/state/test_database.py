@@ -172,7 +172,7 @@ def test_whatever_byte_of_a_database_is_damaged_it_is_told(tmp_path):
     how = Acquisition("m", "1", "format", "bald", 1, 10)
     keep_acquired(database, how, [AcquiredRow(str(i), i, 0.1, row, True, said) for i in range(20)])
     accept(database, "m", "format", [Label(str(i), "3") for i in range(20)])
-    keep_candidate(database, "m", "2", "1", 10, 5, True, {"labels_saved": None})
+    keep_candidate(database, "m", "2", "1", 10, 5, True, {"why": "no worse"})
     database.close()
     content, random, told = (tmp_path / FILE).read_bytes(), Random(0), Counter()
     questions = {

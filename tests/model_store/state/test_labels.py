@@ -117,7 +117,7 @@ def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
 
 
 def test_what_became_of_candidates_is_kept_newest_first(database):
-    said = {"why": "no worse", "control": None, "labels_saved": None}
+    said = {"why": "no worse", "control": None}
     keep_candidate(database, "m", "2", "1", 10, 5, False, said)
     keep_candidate(database, "m", "3", "1", 12, 5, True, said)
     keep_candidate(database, "m", "2", "1", 10, 5, True, said)

@@ -308,7 +308,7 @@ def test_models_are_described(client, digits_store):
     described = client.get("/models/digits").json()
     assert set(described.pop("drift")) >= {"rows", "flag_rate", "evidence", "alarm"}
     assert list(described.pop("in_memory")) == ["1"]
-    assert described.pop("evidence") is None  # no card is written yet
+    assert described.pop("report") is None  # no card is written yet
     assert described == {**expected, "manifest": manifest.model_dump(mode="json")}
 
 

@@ -27,7 +27,7 @@ def client(digits_store, tmp_path_factory):
     root = tmp_path_factory.mktemp("answers") / "models"
     shutil.copytree(digits_store, root)
     report = {"created": "2026-01-01T00:00:00Z", "summary": {"accuracy": 0.9}}
-    files = {"evidence.md": b"# Evidence", "roc.png": b"a plot"}
+    files = {"report.html": b"# Report", "roc.png": b"a plot"}
     publish_report(ModelStore(root), "digits", "1", report, files)
     headers = {"X-API-Key": KEY}
     with client_of(root, DUBITO_ADMIN_KEY=KEY, headers=headers) as client:
@@ -131,9 +131,9 @@ def good_requests(client):
     yield ask("GET", "/models/digits", name)
     yield ask("GET", "/models/digits/labels", f"{name}/labels")
     yield ask("GET", "/models/digits/versions/1", version)
-    yield ask("GET", "/models/digits/versions/1/evidence", f"{version}/evidence")
-    for file in client.get("/models/digits").json()["evidence"]["files"].values():
-        yield ask("GET", file, f"{version}/evidence/{{file}}")
+    yield ask("GET", "/models/digits/versions/1/report", f"{version}/report")
+    for file in client.get("/models/digits").json()["report"]["files"].values():
+        yield ask("GET", file, f"{version}/report/{{file}}")
     studio, route = "/label-studio/digits", "/label-studio/{name}"
     yield ask("GET", f"{studio}/health", f"{route}/health")
     yield ask("POST", f"{studio}/setup", f"{route}/setup", json={"schema": STUDIO})

@@ -1,4 +1,4 @@
-"""Evidence over HTTP: linked from the model, its own files and no others."""
+"""Evaluation reports over HTTP: linked from the model, its own files and no others."""
 
 import shutil
 
@@ -14,16 +14,15 @@ def evaluated(evaluated_store):
 
 
 def test_a_model_links_its_card_and_every_link_works(evaluated):
-    linked = evaluated.get("/models/digits").json()["evidence"]
+    linked = evaluated.get("/models/digits").json()["report"]
     report = evaluated.get(linked["href"]).json()
     assert linked["version"] == report["version"] == "1"
     assert linked["summary"] == report["summary"]
-    assert set(linked["files"]) == {"evidence.json", *report["files"]}
-    kinds = {"json": "application/json", "md": "text/markdown; charset=utf-8", "png": "image/png"}
+    assert set(linked["files"]) == {"report.json", *report["files"]}
+    kinds = {"json": "application/json", "png": "image/png"}
     kinds["html"] = "text/html; charset=utf-8"
     starts = {
         "json": b"{",
-        "md": b"# Evidence: digits version 1",
         "png": b"\x89PNG",
         "html": b"<!DOCTYPE html>",
     }
@@ -37,24 +36,24 @@ def test_a_model_links_its_card_and_every_link_works(evaluated):
 
 
 def test_a_version_may_be_named_by_an_alias(evaluated):
-    assert evaluated.get("/models/digits/versions/latest/evidence").json()["version"] == "1"
+    assert evaluated.get("/models/digits/versions/latest/report").json()["version"] == "1"
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/models/digits/versions/1/evidence/weights.safetensors",
-        "/models/digits/versions/1/evidence/..%2f..%2f..%2f1%2fmanifest.json",
-        "/models/digits/versions/1/evidence/%2e%2e",
-        "/models/digits/versions/1/evidence/%2fetc%2fpasswd",
-        "/models/digits/versions/1/evidence/a%00b",
-        "/models/digits/versions/1/evidence/%ff",
-        "/models/digits/versions/2/evidence",
-        "/models/digits/versions/..%2f1/evidence",
-        "/models/digits/versions/%2e%2e/evidence/evidence.json",
-        "/models/nothing/versions/1/evidence",
-        "/models/..%2fdigits/versions/1/evidence",
-        "/models/digits/versions/aliases/evidence",
+        "/models/digits/versions/1/report/weights.safetensors",
+        "/models/digits/versions/1/report/..%2f..%2f..%2f1%2fmanifest.json",
+        "/models/digits/versions/1/report/%2e%2e",
+        "/models/digits/versions/1/report/%2fetc%2fpasswd",
+        "/models/digits/versions/1/report/a%00b",
+        "/models/digits/versions/1/report/%ff",
+        "/models/digits/versions/2/report",
+        "/models/digits/versions/..%2f1/report",
+        "/models/digits/versions/%2e%2e/report/report.json",
+        "/models/nothing/versions/1/report",
+        "/models/..%2fdigits/versions/1/report",
+        "/models/digits/versions/aliases/report",
     ],
 )
 def test_nothing_else_is_given(evaluated, path):
@@ -65,18 +64,18 @@ def test_nothing_else_is_given(evaluated, path):
 
 
 def test_a_model_without_a_card_says_so(client):
-    assert client.get("/models/digits").json()["evidence"] is None
-    answer = client.get("/models/digits/versions/1/evidence")
+    assert client.get("/models/digits").json()["report"] is None
+    answer = client.get("/models/digits/versions/1/report")
     assert answer.status_code == 404
     assert "dubito evaluate digits:1" in answer.json()["detail"]
 
 
 def test_a_damaged_card_leaves_the_model_served(client_of, evaluated_store, tmp_path):
     shutil.copytree(evaluated_store, tmp_path / "models")
-    (tmp_path / "models/digits/evidence/1/1/evidence.json").write_bytes(b"{")
+    (tmp_path / "models/digits/reports/1/1/report.json").write_bytes(b"{")
     with client_of(tmp_path / "models") as client:
         model = client.get("/models/digits").json()
-        assert (model["serving"], model["evidence"]) == ("1", None)
-        answer = client.get("/models/digits/versions/1/evidence")
+        assert (model["serving"], model["report"]) == ("1", None)
+        answer = client.get("/models/digits/versions/1/report")
         assert answer.status_code == 503
-        assert "evidence.json" in answer.json()["detail"]
+        assert "report.json" in answer.json()["detail"]

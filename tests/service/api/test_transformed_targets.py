@@ -205,10 +205,10 @@ def test_npz_and_the_list_of_models_say_what_json_says(client):
 def test_the_report_measures_in_the_target_s_units(folder):
     with working_in(folder):
         assert main(["evaluate", "tiny", "--rows", "50", "--quiet"]) == 0
-    evidence = json.loads(
-        (folder / "models" / "tiny" / "evidence" / "1" / "1" / "evidence.json").read_text()
+    report = json.loads(
+        (folder / "models" / "tiny" / "reports" / "1" / "1" / "report.json").read_text()
     )
-    test = evidence["test"]
+    test = report["test"]
     _, y = rows("tiny")
     assert 0 < test["crps"] < np.std(y)
     assert 0 < test["rmse"] < 10 * np.std(y)

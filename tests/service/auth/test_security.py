@@ -68,9 +68,9 @@ def bad_requests(client):
         content=f"--b\r\nContent-Disposition: {MARK}\r\n\r\n--b--".encode(),
         headers=FORM,
     )
-    for path in (f"/{MARK}", f"/models/{MARK}", f"/models/digits/versions/{MARK}/evidence"):
+    for path in (f"/{MARK}", f"/models/{MARK}", f"/models/digits/versions/{MARK}/report"):
         yield client.get(path)
-    yield client.get(f"/models/digits/versions/1/evidence/{MARK}")
+    yield client.get(f"/models/digits/versions/1/report/{MARK}")
     yield client.put("/predict", content=MARK)
 
 
@@ -91,7 +91,7 @@ def test_nothing_that_is_asked_of_the_service_writes_to_the_store(
     with client_of(tmp_path / "models") as client:
         assert client.post("/predict", json={"inputs": [ROW], "version": "1"}).status_code == 200
         assert client.post("/acquire", json={"pool": [ROW], "k": 1}).status_code == 200
-        for path in ("/models", "/models/digits", "/models/digits/versions/1/evidence", "/metrics"):
+        for path in ("/models", "/models/digits", "/models/digits/versions/1/report", "/metrics"):
             client.get(path)
             for method in ("PUT", "POST", "PATCH", "DELETE"):
                 assert client.request(method, path, content=b"{}").status_code == 405

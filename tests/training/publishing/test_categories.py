@@ -65,8 +65,8 @@ def opened(folder, name, version="1"):
 
 
 def parts_of(folder):
-    (file,) = (folder / "models").rglob("evidence.json")
-    assert "## Parts" in file.with_name("evidence.md").read_text()
+    (file,) = (folder / "models").rglob("report.json")
+    assert "<h2>Parts</h2>" in file.with_name("report.html").read_text()
     return {part["name"]: part for part in json.loads(file.read_text())["parts"]}
 
 

@@ -1,15 +1,14 @@
-"""The evidence as a page: whole by itself, with nothing in it that runs, whatever names are."""
+"""The report as a page: whole by itself, with nothing in it that runs, whatever names are."""
 
 import base64
-import re
 from html.parser import HTMLParser
 
 import pytest
 
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.store import ModelStore
-from training.evaluation.evidence import Report
-from training.evaluation.text import Plot, Table, blocks, markdown, page
+from training.evaluation.page import report_page
+from training.evaluation.report import Report
 
 HOSTILE = """<script>alert(1)</script> "a"|b`c`</td>&amp;<img src=x onerror='y'>"""
 VOID = {"meta", "img", "br"}
@@ -43,7 +42,7 @@ def found(evaluated_store):
 
 
 def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
-    text = found.read("evidence.html").decode()
+    text = found.read("report.html").decode()
     read = Reader(text)
     images = [attributes["src"] for tag, attributes in read.elements if tag == "img"]
     plots = [name for name in found.files if name.endswith(".png")]
@@ -87,34 +86,6 @@ def test_the_page_holds_all_tables_and_plots_and_needs_nothing_else(found):
     assert {*found.report["outliers"], *found.report["attacks"]} <= cells
 
 
-def test_the_page_and_the_text_have_the_same_rows(found):
-    tables = Reader(found.read("evidence.html").decode()).elements
-    lines = [
-        line for line in found.read("evidence.md").decode().splitlines() if line.startswith("| ")
-    ]
-    assert sum(tag == "tr" for tag, _ in tables) == sum("---" not in line for line in lines)
-
-
-def test_names_are_text_whatever_is_in_them():
-    parts = [
-        f"# {HOSTILE}",
-        f"of {HOSTILE}",
-        Table([HOSTILE, "b"], [[HOSTILE, "1"]]),
-        Plot(f"{HOSTILE}.png"),
-    ]
-    read = Reader(page(HOSTILE, parts, {f"{HOSTILE}.png": b"x"}))
-    tags = [tag for tag, _ in read.elements]
-    assert "script" not in tags
-    assert tags.count("img") == 1
-    assert not any("onerror" in attributes for _, attributes in read.elements)
-    assert ("td", HOSTILE) in read.texts
-    assert ("th", HOSTILE) in read.texts
-    assert ("title", f"Evidence: {HOSTILE}") in read.texts
-    line = markdown([Table(["a", "b"], [[HOSTILE + "\n", "1"]])]).splitlines()[2]
-    assert len(re.findall(r"(?<!\\)\|", line)) == 3  # of two cells
-    assert "<script>" not in line
-
-
 def test_a_report_with_hostile_classes_is_written(found):
     content = {
         name: value for name, value in found.report.items() if name not in ("files", "attacks")
@@ -124,6 +95,9 @@ def test_a_report_with_hostile_classes_is_written(found):
         "by_class": [{**one, "name": HOSTILE} for one in content["test"]["by_class"]],
     }
     report = Report.model_validate({**content, "attacks": {}})
-    read = Reader(page("digits 1", blocks(report, []), {}))
+    read = Reader(report_page(report, {f"{HOSTILE}.png": b"x"}))
     assert ("td", HOSTILE) in read.texts
-    assert "script" not in {tag for tag, _ in read.elements}
+    tags = [tag for tag, _ in read.elements]
+    assert "script" not in tags
+    assert tags.count("img") == 1
+    assert not any("onerror" in attributes for _, attributes in read.elements)

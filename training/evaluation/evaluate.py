@@ -1,0 +1,312 @@
+"""`python -m training evaluate`: the evaluation report of a published version."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.report import EvaluationReport, publish_report
+from model_store.artifacts.store import ModelStore
+from model_store.errors import InvalidInput
+from model_store.inference.model import Model
+from model_store.inference.noise import MAX_SEED
+from training import log, silence
+from training.calibration.calibrate import groups_known
+from training.data import Dataset, Rows, leave_out, split, split_sizes
+from training.data.findings import near_duplicates_told
+from training.evaluation import attacks, plots
+from training.evaluation import report as records
+from training.evaluation.figures import LEVEL, RESAMPLES, Ends
+from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, some
+from training.evaluation.page import report_page
+from training.evaluation.quality import (
+    REQUEST_ROWS,
+    ServedPrediction,
+    ServedPredictor,
+    losses,
+    measure_attack,
+    measure_parts,
+    measure_set,
+    measure_test,
+)
+from training.export.served import fit_detectors
+from training.progress import Bar
+from training.provenance import Provenance
+from training.recipe import override
+from training.seeds import EvaluationStream, generator, hash_key
+from training.versions import Parent, as_taken_by, fitted_data, load_other
+
+MAX_DRAWS = 1000
+SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
+LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not know
+
+
+@dataclass(frozen=True)
+class Wanted:
+    outliers: tuple[OutlierSource, ...] = ()
+    attacks: bool = False
+    rows: int = 1000  # of each set at most
+    draws: int | None = None  # None: the version's default
+    seed: int = 0
+    source: str | None = None  # of test rows, if not that of the fit
+
+
+def evaluate_version(
+    store: ModelStore,
+    version: Parent,
+    model: Model,
+    root: Path,
+    wanted: Wanted,
+    quiet: bool = False,
+) -> EvaluationReport:
+    manifest = version.manifest
+    check_wanted(version, wanted)
+    draws = wanted.draws or version.manifest.noise.default_draws
+    data, is_fitted = data_of(version, root, wanted.source)
+    source = wanted.source or version.recipe.data.source
+    test = test_rows(data, is_fitted, wanted)
+    say_rows(test, data, is_fitted, source)
+    sets = _sets(version, model, data, test, wanted)
+    predictor = ServedPredictor(model, draws, wanted.seed)
+    total = 1 + len(sets) + wanted.attacks * attacks.COUNT
+    with Bar(total, "set", quiet) as bar:
+
+        def done(name: str) -> None:
+            bar.update()
+            bar.say(f"measured {name}")
+
+        groups = groups_known(model.calibration, test, data.group_names)
+        predicted = predictor("test", test.x.astype(np.float32), groups)
+        done("test")
+        measured = measure_test(predictor, predicted, test, data.classes)
+        predicted_sets = {}
+        for name, rows in sets.items():
+            predicted_sets[name] = predictor(name, rows)
+            done(name)
+        outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
+        attacked = {}
+        if wanted.attacks:
+            attacked = _attack(version, data, is_fitted, predictor, predicted, test, done)
+    if wanted.attacks and not is_fitted:
+        log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
+    given: dict[str, Any] = {}
+    convergence = Provenance.of(manifest).convergence
+    if convergence is not None:
+        given["convergence"] = convergence
+    if manifest.baselines:
+        keys = next(iter(manifest.baselines.values()))
+        own = {key: manifest.quality[key] for key in keys}
+        given["baselines"] = {"this model": own, **manifest.baselines}
+    if manifest.warnings:
+        given["warnings"] = list(manifest.warnings)
+    figures, intervals = _summary(measured, outliers)
+    report = records.Report(
+        model=manifest.name,
+        version=manifest.version,
+        task=manifest.task,
+        method=manifest.method,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=source,
+        seed=wanted.seed,
+        draws=draws,
+        judged_draws=predicted.prediction.rank_tables.num_draws,
+        rows_per_request=REQUEST_ROWS,
+        confidence_level=LEVEL,
+        resamples=RESAMPLES,
+        detectors=records.Detectors(
+            all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
+        ),
+        **given,
+        summary=figures,
+        summary_intervals=intervals,
+        test=measured,
+        parts=measure_parts(predicted, test, data.classes, data.group_names, wanted.seed),
+        outliers=outliers,
+        attacks=attacked,
+    )
+    files = _plots(predicted, predicted_sets, test, report)
+    files["report.html"] = report_page(report, files).encode()
+    return publish_report(store, manifest.name, manifest.version, report.content(), files)
+
+
+def _sets(
+    version: Parent, model: Model, data: Dataset, test: Rows, wanted: Wanted
+) -> dict[str, np.ndarray]:
+    spec, is_classified = version.manifest.input, bool(data.classes)
+    near = near_rows(spec, test.x, test.y, is_classified, wanted.seed)
+    names = ["uniform", "gaussian", "even", LEFT_OUT, *near]
+    clash = [source.name for source in wanted.outliers if source.name in names]
+    if clash:
+        raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
+    seed = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
+    sets = noise_sets(spec, test.x, wanted.seed)
+    if data.left_out is not None:
+        sets[LEFT_OUT] = some(data.left_out, wanted.rows, seed)
+    for source in wanted.outliers:
+        sets[source.name] = source.rows(spec, wanted.rows, seed, model.text_encoder)
+    sets |= near
+    return {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
+
+
+def check_wanted(version: Parent, wanted: Wanted) -> None:
+    """Raise InvalidInput for an option that cannot be used with a version."""
+    manifest = version.manifest
+    most = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
+    if wanted.draws is not None and not 1 <= wanted.draws <= most:
+        raise InvalidInput("--draws", f"1 to {most}", str(wanted.draws))
+    if wanted.rows < 2:
+        raise InvalidInput("--rows", "at least 2", str(wanted.rows))
+    if not 0 <= wanted.seed <= MAX_SEED:
+        raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
+    if wanted.attacks:
+        _check_attackable(manifest)
+    names = [source.name for source in wanted.outliers]
+    if len(set(names)) < len(names):
+        raise InvalidInput(OPTION, "different names", f"{names}"[:200])
+
+
+def _check_attackable(manifest: Manifest) -> None:
+    gradients = "since attacks need its gradients"
+    if manifest.task == "regression":
+        expected = "a classification, since attacks change labels"
+        raise InvalidInput("--attacks", expected, "a regression")
+    if manifest.input.takes_ids:
+        expected = "rows of numbers, since attacks follow gradients"
+        raise InvalidInput("--attacks", expected, "rows of ids")
+    if Provenance.of(manifest).pruned:
+        raise InvalidInput("--attacks", f"a version that is not pruned, {gradients}", "one")
+    if manifest.encoder:
+        raise InvalidInput("--attacks", f"a version without an encoder, {gradients}", "one")
+
+
+def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
+    """Return the rows to measure on: the test rows of data that a version was fitted on or that
+    have some themselves, all rows of others; at most as many as wanted."""
+    rows = data.rows if data.is_held_out and not is_fitted else data.test
+    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
+    return rows.take(order[: wanted.rows])
+
+
+def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
+    are_all = data.is_held_out and not is_fitted
+    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
+    some = f"{len(test)} (--rows) of " if len(test) < rows else ""
+    log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
+
+
+def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+    """Return the rows of a source as a version takes them, and whether it was fitted on some."""
+    if source is None:
+        return fitted_data(version, root), True
+    recipe = override(version.recipe, source=source, leave_out=[])
+    loaded = load_other(recipe, root, version.manifest.input.columns, version.tokenizer)
+    unknown = [name for name in loaded.classes if name not in version.classes]
+    data = as_taken_by(leave_out(loaded, unknown), version.manifest, "--data")
+    facts, digest = Provenance.of(version.manifest), data.digest()
+    if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
+        said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"
+        log.info(said, version.label)
+    if digest == facts.data_digest:
+        return data, True
+    is_source = source == version.recipe.data.source
+    fitted = _data_of_fit(version, root) if is_source or data.columns else None
+    if is_source and fitted is not None:  # but for classes left out
+        return data, True
+    if is_source:
+        said = "%s has changed since %s was fitted on it: some of its rows may be training rows"
+        log.info(said, source, version.label)
+    if loaded.is_held_out and unknown:
+        left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
+        data = replace(data, left_out=left_out)
+    if fitted is not None:
+        measured = data.rows if data.is_held_out else data.test
+        told = near_duplicates_told(fitted.train, {f"rows of {source}": measured})
+        if told:
+            said = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
+            log.info(said, told, version.label)
+    return data, False
+
+
+def _data_of_fit(version: Parent, root: Path) -> Dataset | None:
+    try:
+        with silence():
+            return fitted_data(version, root)
+    except InvalidInput:
+        return None
+
+
+def _attack(
+    version: Parent,
+    data: Dataset,
+    is_fitted: bool,
+    predictor: ServedPredictor,
+    predicted: ServedPrediction,
+    test: Rows,
+    done: Callable[[str], None],
+) -> dict[str, records.Attack]:
+    model, spec = version.model().eval(), version.manifest.input
+    train = split(data, split_sizes(version.recipe)).train
+    network = fit_detectors(model, train, version.recipe, spec.shape)
+    attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
+    calibration, density = predictor.model.calibration, version.manifest.detectors.density
+    statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
+    measured = {}
+    for made in attacks.attacks(attacked, test, statistic, predictor.seed):
+        after = predictor(made.name, made.x)
+        measures = measure_attack(predicted, after, test.y[made.index], predictor.seed)
+        measured[made.name] = records.Attack(settings=made.settings, measures=measures)
+        done(made.name)
+    return measured
+
+
+def _summary(
+    test: records.ClassMeasures | records.RegressionMeasures,
+    outliers: dict[str, records.SetMeasures],
+) -> tuple[dict[str, float], dict[str, Ends]]:
+    """Return the main figures, flat, and their intervals: what `GET /models/{name}` shows."""
+    own = test.confidence_intervals
+    figures, intervals = {}, {}
+    for key in SUMMARY:
+        if key in own:
+            figures[f"test_{key}"], intervals[f"test_{key}"] = getattr(test, key), own[key]
+    for fpr, rate in test.flagged.items():
+        name = f"test_flagged_at_{fpr}"
+        figures[name], intervals[name] = rate, own[f"flagged.{fpr}"]
+    for outlier_set, entry in outliers.items():
+        name, found = f"{outlier_set}_flag_auroc", entry.scores["flag"]
+        figures[name], intervals[name] = found.auroc, found.confidence_intervals["auroc"]
+    return figures, intervals
+
+
+def _plots(
+    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: records.Report
+) -> dict[str, bytes]:
+    measured, names = report.test, []
+    if isinstance(measured, records.ClassMeasures):
+        main, label = "entropy", "error of the rows answered"
+        names = [one.name for one in measured.by_class]
+        files = {
+            "reliability.png": plots.reliability_plot(measured.reliability),
+            "classes.png": plots.classes_plot(measured.by_class),
+            "class-probabilities.png": plots.class_probabilities_plot(measured.class_probabilities),
+        }
+        if report.attacks:
+            means = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
+            files["fgsm.png"] = plots.attacks_plot(measured.accuracy, means, report.attacks)
+    else:
+        main, label = "std", "mean squared error of the rows answered"
+        files = {
+            "pit.png": plots.pit_plot(measured.pit, measured.by_spread),
+            "predicted.png": plots.predicted_plot(test.prediction, rows.y),
+        }
+    loss = losses(test.prediction.scores, rows.y)
+    return files | {
+        "risk-coverage.png": plots.risk_coverage_plot(test, loss, label),
+        f"{main}-cdf.png": plots.cdf_plot(test, sets, main),
+        "roc.png": plots.roc_plot(test, sets, ["flag", main]),
+        "precision-recall.png": plots.precision_recall_plot(test, sets, rows.y, names),
+    }

@@ -1,0 +1,79 @@
+"""Evaluation reports as HTML. A page is one file: no script, no address, its plots within."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from training.evaluation.figures import Ends
+from training.evaluation.report import RegressionMeasures, Report
+from training.methods import METHODS
+
+MEASURES = {
+    "auroc": "AUROC",
+    "pr_plus": "PR+ (average precision, the set's rows positive)",
+    "pr_minus": "PR- (average precision, test rows positive, the score reversed)",
+    "fpr_at_95": "False-positive rate at 95 % detection",
+}
+
+
+def percent(share: float | None, ends: Ends | None = None) -> str:
+    if share is None:
+        return ""
+    shown = f"{100 * share:.2f}"
+    return shown if ends is None else f"{shown} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+
+
+def number(value: float | None, ends: Ends | None = None) -> str:
+    if value is None:
+        return "infinite"
+    return f"{value:.4g}" if ends is None else f"{value:.4g} ({ends[0]:.3g} to {ends[1]:.3g})"
+
+
+def _share(record: Any, name: str) -> str:
+    return percent(getattr(record, name), record.confidence_intervals.get(name))
+
+
+def _figure(record: Any, name: str) -> str:
+    return number(getattr(record, name), record.confidence_intervals.get(name))
+
+
+def _flag_rate(record: Any, fpr: str) -> str:
+    return percent(record.flagged.get(fpr), record.confidence_intervals.get(f"flagged.{fpr}"))
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("training.evaluation"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+_TEMPLATES.globals.update(
+    percent=percent, number=number, share=_share, figure=_figure, flag_rate=_flag_rate
+)
+
+
+def render(template: str, **values: Any) -> str:
+    return _TEMPLATES.get_template(template).render(values)
+
+
+def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
+    """Return the page of a report, with its plots (PNG, by file name)."""
+    method, test = METHODS[report.method], report.test
+    return render(
+        "report.html",
+        report=report,
+        test=test,
+        is_regression=isinstance(test, RegressionMeasures),
+        figures={name: v for name, v in test.content().items() if isinstance(v, float)},
+        attacks={name: attack.measures for name, attack in report.attacks.items()},
+        has_gaps=not (method.is_anchored or method.is_point),
+        base_rates=sorted({percent(entry.base_rate) for entry in report.outliers.values()}),
+        measures=MEASURES,
+        plots={
+            name.removesuffix(".png"): base64.b64encode(plots[name]).decode()
+            for name in sorted(plots)
+        },
+    )
