@@ -81,7 +81,6 @@ class Target:
     seeds: int = FEWEST_SEEDS
     conclude: Callable[[Results], str] | None = None  # a line about all rows
     remarks: str = ""  # why figures differ from the paper's
-    is_guide: bool = False  # its page is among the guides
     revision: int = 1  # of the code and settings that measure its cells
     publishes: bool = False  # the fits that it measures
 

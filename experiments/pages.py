@@ -29,7 +29,7 @@ def write_pages(targets: Sequence[Target], out: Path, guides: Path) -> None:
     for target in sorted(targets, key=paper_of):
         results = target.results(out)
         measured = sum(map(len, results.values()))
-        path = (guides if target.is_guide else out) / f"{target.name}.md"
+        path = out / f"{target.name}.md"
         shown = {row: cells if counts(cells) else [] for row, cells in results.items() if cells}
         counted = sum(map(bool, shown.values()))
         picture = out / f"{target.name}.png"

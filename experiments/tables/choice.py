@@ -188,7 +188,6 @@ CHOICE = Target(
         "`ensemble`, and most with `bbb-gaussian` and `mvn`, whose draws are of all weights: fifty "
         "times the ensemble's on the digits, .8 s on MNIST."
     ),
-    is_guide=True,
     publishes=True,
 )
 
