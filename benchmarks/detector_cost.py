@@ -56,7 +56,7 @@ def without_densities(calibration: Calibration) -> Calibration:
     scores = [name for name in calibration.reference if name not in calibration.standards]
     return replace(
         calibration,
-        names=DetectorNames(("entropy",), tail=calibration.names.tail),
+        names=DetectorNames(("entropy",)),
         standards={},
         reference={name: calibration.reference[name] for name in scores},
         surprisals={name: calibration.surprisals[name] for name in scores},

@@ -12,19 +12,15 @@ def no_pause() -> None:
 
 
 Task = Literal["classification", "regression"]
-TailLaw = Literal["predictive", "exponential"]  # of scores beyond those of the reference rows
 
 
 @dataclass(frozen=True)
 class DetectorNames:
     """Which detectors the flag combines, which are densities, which of these are judged from both
     sides, and of which the network says what each number of a row adds to the score.
-
-    `tail` says how all of them judge scores beyond those of the reference rows.
     """
 
     combined: tuple[str, ...]
     density: tuple[str, ...] = ()
     two_sided: tuple[str, ...] = ()
-    tail: TailLaw = "predictive"
     attributed: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from pydantic import (
 
 from model_store.errors import BrokenArtifact
 from model_store.scores.transforms import Transform
-from model_store.types import DetectorNames, TailLaw, Task
+from model_store.types import DetectorNames, Task
 
 FORMAT_VERSION: Final = 1
 # Of the scores' definition: before 2 standard errors were others, before 3 epistemic variances
@@ -294,16 +294,13 @@ class DetectorSpec(Record):
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
     rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
-    tail: TailLaw = "exponential"  # as written; what is calibrated today has "predictive"
-    scores_version: Literal[1, 2, 3] = 1  # as written; what is calibrated today has SCORES_VERSION
+    tail: Literal["predictive"] = "predictive"  # how surprisals go on beyond the reference scores
+    scores_version: Literal[3] = SCORES_VERSION
 
     @cached_property
     def names(self) -> DetectorNames:
-        """Which are combined, densities, two-sided and attributed, and how they judge beyond the
-        reference."""
-        return DetectorNames(
-            self.combined, self.density, self.two_sided, self.tail, self.attributed
-        )
+        """Which are combined, densities, two-sided and attributed."""
+        return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
     @model_validator(mode="after")
     def _two_sided_and_attributed_are_densities(self) -> "DetectorSpec":

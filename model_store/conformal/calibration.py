@@ -342,7 +342,7 @@ def _fit_detectors(
         # 1 is a standard deviation of a density's log scores, or a nat or probability of a
         # classification's.
         unit = None if name in IN_TARGET_UNITS else 1.0
-        surprisal = Surprisal.fit(scores[j], name in names.two_sided, names.tail, unit)
+        surprisal = Surprisal.fit(scores[j], name in names.two_sided, unit)
         standard = standards[name][j] if name in standards else None
         detectors[name] = FittedDetector(standard, surprisal)
     return detectors

@@ -20,14 +20,11 @@ is enough, those that see nothing dilute it little, and dependent ones do not co
 ranked, so that no approximation of its distribution is needed.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
-
-from model_store.types import TailLaw
 
 TAIL_FRACTION = 0.1  # of the reference scores, from which the tail beyond the last is extrapolated
 PRIOR_EXCESSES = 5  # how many excesses the unit of a score weighs as much as
@@ -54,16 +51,12 @@ class Tail:
     """
 
     scale: float  # s, in units of score
-    excesses: float  # n; infinite where the scale is taken as known
+    excesses: float  # n
 
     @classmethod
-    def fit(cls, reference: Float64[np.ndarray, "n"], law: TailLaw, unit: float) -> "Tail":
+    def fit(cls, reference: Float64[np.ndarray, "n"], unit: float) -> "Tail":
         """Fit on sorted reference scores; `unit` is the mean excess that is expected beforehand."""
         rows = len(reference)
-        if law == "exponential":  # of versions that were calibrated so
-            top = reference[-max(1, int(TAIL_FRACTION * rows)) :]
-            scale = float(np.mean(top) - top[0])
-            return cls(scale if scale > 0.0 else max(abs(float(reference[-1])), 1.0), math.inf)
         count = int(TAIL_FRACTION * rows)
         beyond = (
             float(np.sum(reference[rows - count :] - reference[rows - count - 1])) if count else 0.0
@@ -72,8 +65,6 @@ class Tail:
         return cls((PRIOR_EXCESSES * unit + beyond) / excesses, excesses)
 
     def __call__(self, excess: Scores) -> Scores:
-        if math.isinf(self.excesses):
-            return excess / self.scale
         return self.excesses * np.log1p(excess / (self.excesses * self.scale))
 
 
@@ -96,16 +87,15 @@ class Surprisal:
         cls,
         reference: Float64[np.ndarray, "n"],
         is_two_sided: bool = False,
-        law: TailLaw = "predictive",
         unit: float | None = None,
     ) -> "Surprisal":
         size = unit or abs(float(reference[-1])) or 1.0
         n = len(reference)
         upper = -np.log((n - np.arange(n)) / (n + 1.0))
         if not is_two_sided:
-            return cls(reference, upper, Tail.fit(reference, law, size), None)
+            return cls(reference, upper, Tail.fit(reference, size), None)
         tail = np.maximum(np.maximum(upper, upper[::-1]) - np.log(2.0), 0.0)
-        above, below = (Tail.fit(scores, law, size) for scores in (reference, -reference[::-1]))
+        above, below = (Tail.fit(scores, size) for scores in (reference, -reference[::-1]))
         return cls(reference, tail, above, below)
 
     def __call__(self, score: Scores) -> Scores:

@@ -115,9 +115,7 @@ class Model:
 
     @cached_property
     def predictive(self) -> Predictive:
-        manifest = self.manifest
-        is_unbiased = manifest.detectors.scores_version >= 3
-        return predictive_of(manifest.task, manifest.transform, is_unbiased)
+        return predictive_of(self.manifest.task, self.manifest.transform)
 
     @cached_property
     def row_size(self) -> int:

@@ -12,17 +12,15 @@ Gaussians, and its scores are
 
 (Kendall and Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?",
 2017, equation 9, which divides by K: on average that is a share 1 / K too small). More is more
-uncertain. All are 0 or more, but for the mean. Versions that were calibrated before
-`scores_version` 3 divide by K as ever (`ddof` 0): their thresholds are of such scores, and with few
-draws larger ones would be flagged too often.
+uncertain. All except the mean are 0 or more.
 
 Draws are summed by group (`sums`): `prediction` is m and `uncertainty` s^2. Standard errors are a
 jackknife's: each score is made again without each group.
 
 **Transformed targets** (`transforms`). The m_k and s_k are then of the target as it was fitted, and
-so are the scores that detectors, intervals go by. What is reported, `in_units`,
-is of the target itself: the same scores of each draw's mean and variance in its units, and the
-median. Sums then hold both, along an axis of two.
+so are the scores that detectors and intervals go by. The reported scores, `in_units`, are of the
+target itself: the same scores of each draw's mean and variance in its units, and the median. Sums
+then hold both, along an axis of two.
 """
 
 import math
@@ -102,7 +100,7 @@ def mixture_sums(
 
 
 def target_scores(
-    sums: DrawSums, transform: Transform, standard_errors: bool = True, ddof: int = 1
+    sums: DrawSums, transform: Transform, standard_errors: bool = True
 ) -> MixtureScores:
     """Return the scores of a transformed target, given sums of both; raises ValueError where they
     hold no draw.
@@ -110,9 +108,9 @@ def target_scores(
     Beyond `GROUPS` draws the median is that of as many Gaussians, one for the draws of each group.
     """
     fitted, in_units = sums.along(0).drawn(), sums.along(1)
-    scores = mixture_scores(fitted, standard_errors, ddof)
+    scores = mixture_scores(fitted, standard_errors)
     with np.errstate(invalid="ignore"):
-        reported = mixture_scores(in_units, standard_errors, ddof)
+        reported = mixture_scores(in_units, standard_errors)
     if standard_errors:
         variance = fitted.uncertainty + fitted.squared_deviations / fitted.num_draws
         share = fitted.num_draws / fitted.num_draws.sum()
@@ -121,9 +119,8 @@ def target_scores(
     return replace(scores, reported=reported)
 
 
-def mixture_scores(sums: DrawSums, standard_errors: bool = True, ddof: int = 1) -> MixtureScores:
-    """Return the scores of the draws summed; the epistemic variance of K draws is their sum of
-    squares over K - `ddof`."""
+def mixture_scores(sums: DrawSums, standard_errors: bool = True) -> MixtureScores:
+    """Return the scores of the draws summed."""
     sums = sums.drawn()
     mean_over_draws = Average(sums.num_draws)
     mean_N_G, variance_N_G = sums.prediction, sums.uncertainty
@@ -134,7 +131,7 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True, ddof: int = 1) 
     deviation_N_G = mean_N_G - mean_N[:, None]
     square_N_G = np.square(deviation_N_G) + sums.squared_deviations / sums.num_draws
     aleatoric_N, plug_in_N = mean_over_draws(variance_N_G), mean_over_draws(square_N_G)
-    epistemic_N = plug_in_N * _correction(mean_over_draws.num_draws, ddof)
+    epistemic_N = plug_in_N * _bessel(mean_over_draws.num_draws)
     variance_N = aleatoric_N + epistemic_N
     std_N, aleatoric_std_N, epistemic_std_N = map(np.sqrt, (variance_N, aleatoric_N, epistemic_N))
 
@@ -144,7 +141,7 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True, ddof: int = 1) 
         above_N_G = variance_N_G - aleatoric_N[:, None]
         aleatoric_N_G = np.maximum(aleatoric_N[:, None] - odds_G * above_N_G, 0.0)
         epistemic_N_G = mean_over_draws.variances_without(plug_in_N, square_N_G, deviation_N_G)
-        epistemic_N_G *= _correction(mean_over_draws.num_draws - sums.num_draws, ddof)
+        epistemic_N_G *= _bessel(mean_over_draws.num_draws - sums.num_draws)
         change_S_N_G = np.stack(
             [
                 -odds_G * deviation_N_G,
@@ -161,12 +158,9 @@ def mixture_scores(sums: DrawSums, standard_errors: bool = True, ddof: int = 1) 
     return MixtureScores(num_draws_N, mean_N, std_N, aleatoric_std_N, epistemic_std_N, errors)
 
 
-def _correction(
-    num_draws: int | Int64[np.ndarray, "G"], ddof: int
-) -> Float64[np.ndarray, "*G"] | float:
-    """Return K / (K - ddof), by which a mean of squares over K draws is multiplied; 1 draw has
-    none."""
-    corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - ddof, 1)
+def _bessel(num_draws: int | Int64[np.ndarray, "G"]) -> Float64[np.ndarray, "*G"] | float:
+    """Return K / (K - 1), by which a mean of squares over K draws is multiplied; 1 for one draw."""
+    corrected: Float64[np.ndarray, "*G"] = num_draws / np.maximum(num_draws - 1, 1)
     return corrected
 
 

@@ -118,8 +118,7 @@ class Classes(Predictive):
 
 
 class Target(Predictive):
-    """A regression's predictive distribution; of a `transform`, where its target was fitted by one;
-    `ddof` as of `mixture_scores`."""
+    """A regression's predictive distribution; `transform` is that of its target, if any."""
 
     output = "mean_log_variance"
     score_names = MIXTURE_SCORE_NAMES
@@ -128,9 +127,8 @@ class Target(Predictive):
     raced = ("variance", "epistemic_variance")
     default_acquisition = "epistemic_variance"
 
-    def __init__(self, transform: Transform | None = None, ddof: int = 1) -> None:
+    def __init__(self, transform: Transform | None = None) -> None:
         self.transform = transform
-        self.ddof = ddof
 
     def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
         return mixture_sums(outputs, first_draw, transform=self.transform)
@@ -139,8 +137,8 @@ class Target(Predictive):
         self, sums: DrawSums, standard_errors: bool | Collection[str] = True
     ) -> MixtureScores:
         if self.transform is not None:
-            return target_scores(sums, self.transform, bool(standard_errors), self.ddof)
-        return mixture_scores(sums, bool(standard_errors), self.ddof)
+            return target_scores(sums, self.transform, bool(standard_errors))
+        return mixture_scores(sums, bool(standard_errors))
 
     def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
         if self.transform is not None:
@@ -161,11 +159,5 @@ PREDICTIVES: dict[Task, Predictive] = {"classification": Classes(), "regression"
 DETECTED = {task: predictive.score_names for task, predictive in PREDICTIVES.items()}
 
 
-def predictive_of(
-    task: Task, transform: Transform | None = None, is_unbiased: bool = True
-) -> Predictive:
-    """Return the predictive distribution of a task; where a regression's is not unbiased, its
-    epistemic variance is that of versions before `scores_version` 3."""
-    if task == "classification":
-        return PREDICTIVES[task]
-    return Target(transform, int(is_unbiased))
+def predictive_of(task: Task, transform: Transform | None = None) -> Predictive:
+    return PREDICTIVES[task] if task == "classification" else Target(transform)

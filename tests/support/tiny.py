@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
-from model_store.artifacts.manifest import SCORES_VERSION, CategorySpec, Description
+from model_store.artifacts.manifest import CategorySpec, Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
@@ -103,12 +103,10 @@ def description(paired: bool = True) -> Description:
             "detectors": {
                 "density": NAMES.density,
                 "combined": NAMES.combined,
-                "tail": NAMES.tail,
                 "draw_counts": COUNTS,
                 "reference_rows": REFERENCE,
                 "ranking_rows": RANKING,
                 "smallest_fpr": 1 / (RANKING + 1),
-                "scores_version": SCORES_VERSION,
             },
             "abstention": {"confidence": 0.95, "smallest_risk": 0.4},
             "training": {},

@@ -328,6 +328,4 @@ def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tenso
 
 
 def _beyond(tail: Tail, excess: Tensor) -> Tensor:
-    if math.isinf(tail.excesses):
-        return excess / tail.scale
     return tail.excesses * torch.log1p(excess / (tail.excesses * tail.scale))

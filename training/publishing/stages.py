@@ -21,7 +21,6 @@ from safetensors.numpy import save
 
 from model_store.artifacts.manifest import (
     ENCODER,
-    SCORES_VERSION,
     AbstentionSpec,
     CategorySpec,
     ClassSpec,
@@ -143,8 +142,6 @@ def draft_version(
         runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted
     )
     detectors = DetectorSpec(
-        scores_version=SCORES_VERSION,
-        tail=names.tail,
         density=names.density,
         two_sided=names.two_sided,
         attributed=names.attributed,

@@ -116,8 +116,8 @@ UNSAID = {
     "InputSpec.dtype": "float32",
     "EncoderSpec.difference": 0.0,
     "DetectorSpec.rows_per_draw_set": 1,
-    "DetectorSpec.tail": "exponential",
-    "DetectorSpec.scores_version": 1,
+    "DetectorSpec.tail": "predictive",
+    "DetectorSpec.scores_version": 3,
     "Description.precision": "float32",
 }
 

@@ -82,9 +82,7 @@ def test_the_predictive_tail_is_a_p_value_where_scales_are_as_expected(rows):
     excess = (
         rng.exponential(1.0, (4000, 1)) / rate
     )  # beyond the last: exponential scores have no memory
-    nats = np.array(
-        [Tail.fit(r, "predictive", unit)(e)[0] for r, e in zip(reference, excess, strict=True)]
-    )
+    nats = np.array([Tail.fit(r, unit)(e)[0] for r, e in zip(reference, excess, strict=True)])
     for t in (0.5, 1.0, 2.0, 4.0):
         share = np.exp(-t)
         assert abs((nats >= t).mean() - share) < 6 * np.sqrt(share / 4000)
@@ -95,16 +93,6 @@ def test_two_scores_that_happen_to_be_near_make_no_row_more_surprising_than_nois
     near, far = np.array([1.95]), np.array([20.0])
     usual = np.linspace(0, 2, 20)
     assert Surprisal.fit(reference, unit=1.0)(near) < 4.0 < Surprisal.fit(usual, unit=1.0)(far)
-    assert Surprisal.fit(reference, law="exponential")(near) > 1e6
-
-
-def test_versions_of_before_keep_their_exponential_tails():
-    reference = np.sort(np.random.default_rng(3).normal(size=40))
-    surprisal = Surprisal.fit(reference, True, "exponential")
-    top, bottom = reference[-4:], reference[:4]
-    beyond = surprisal(np.array([reference[-1] + 7.0, reference[0] - 7.0]))
-    steps = [7.0 / (top.mean() - top[0]), 7.0 / (bottom[-1] - bottom.mean())]
-    np.testing.assert_allclose(beyond, np.log(41 / 2) + np.array(steps), rtol=1e-12)
 
 
 def test_scores_are_standardised_within_their_label():

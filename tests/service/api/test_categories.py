@@ -6,7 +6,6 @@ import io
 import numpy as np
 import pytest
 
-from model_store.artifacts.manifest import Description
 from model_store.artifacts.store import ModelStore
 from model_store.conformal.mondrian import CAUTIOUS_ROWS
 from model_store.inference.model import Model
@@ -28,17 +27,9 @@ def served(tmp_path_factory):
     for kind in KINDS:
         tiny.publish(store, kind, kind=kind)
     tiny.publish(store, "plain")
-    store.publish("old", older_description(), tiny.files())
     models = {kind: Model.load(store.open(kind, "1"), threads=1) for kind in KINDS}
     with client_of(store.root) as client:
         yield models, client
-
-
-def older_description():
-    """What versions said of themselves before there were categories and other tails."""
-    content = tiny.description().model_dump(mode="json", exclude={"categories", "too_few_rows"})
-    del content["detectors"]["tail"]
-    return Description.model_validate(content)
 
 
 def predict(client, model, **fields):
@@ -165,20 +156,6 @@ def test_a_model_without_categories_says_so(served):
     assert listed["group"]["categories"]["names"] == list(tiny.GROUPS)
     assert listed["plain"]["too_few_rows"] is None
     assert "of blue 18 there are fewer than 19" in listed["group"]["too_few_rows"]
-
-
-def test_versions_of_before_are_served_and_judged_by_their_own_tails(served, tmp_path):
-    _, client = served
-    answer = predict(client, "old")
-    assert answer.status_code == 200, answer.text
-    assert {row["category"] for row in answer.json()["predictions"]} == {None}
-    store = ModelStore(tmp_path / "models")
-    store.publish("old", older_description(), tiny.files())
-    tails = [
-        d.surprisal.above
-        for d in Model.load(store.open("old", "1")).calibration.detectors(20).values()
-    ]
-    assert all(np.isinf(tail.excesses) for tail in tails)
 
 
 def test_rates_that_no_category_bears_are_refused_and_those_that_some_bear_are_not(served):

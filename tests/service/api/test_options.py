@@ -39,4 +39,4 @@ def test_the_smallest_rate_is_accepted_and_none_below_it(served, field):
 
 def test_without_a_rate_flags_fire_at_5_percent(served):
     options = decision_options(PredictRequest(inputs=[]), served, 20)
-    assert (options.fpr, options.fdr, options.risk, options.rule) == (0.05, None, None, None)
+    assert (options.fpr, options.fdr, options.risk) == (0.05, None, None)
