@@ -19,6 +19,7 @@ import math
 
 import torch
 from jaxtyping import Float
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from training.bayes.likelihoods import Likelihood
@@ -73,24 +74,15 @@ def choose_temperature(
 
 
 def fit_temperature(likelihood: Likelihood, served: Float[Tensor, "K N C"], y: Tensor) -> float:
-    """Return the T that maximises the penalised log-likelihood, by golden section over log T."""
+    """Return the T that maximises the penalised log-likelihood, by a bounded search over log T."""
 
     def loss(log_t: float) -> float:
         tempered = likelihood.tempered(served, math.exp(log_t))
         held_out = likelihood.mixture_log_likelihood(tempered, y).sum().item()
         return 0.5 * (log_t / PRIOR_STD) ** 2 - held_out
 
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    low, high = -math.log(LARGEST), math.log(LARGEST)
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = loss(left), loss(right)
-    while high - low > PRECISION:
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = loss(right)
-    return math.exp((low + high) / 2.0)
+    bound = math.log(LARGEST)
+    found = minimize_scalar(
+        loss, bounds=(-bound, bound), method="bounded", options={"xatol": PRECISION}
+    )
+    return math.exp(found.x)
