@@ -32,7 +32,6 @@ ENV PATH=/opt/venv/bin:$PATH \
     DUBITO_STATE=/state \
     DUBITO_CACHE=/cache
 WORKDIR /app
-COPY integrations integrations
 COPY model_store model_store
 COPY training training
 COPY recipes recipes

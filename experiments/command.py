@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import certify, tables
-from experiments.active.command import add_active
 from model_store.errors import InvalidInput
-from training.command_names import COMMANDS
-from training.commands import Commands
+from training.commands import Commands, add_command, add_device, add_target
 from training.folders import runs_folder
 
 if TYPE_CHECKING:
@@ -20,17 +18,65 @@ if TYPE_CHECKING:
 
 GUIDES = Path("docs")
 OUT = GUIDES / "results" / "reproduce"
+REPRODUCE = "experiments.command:reproduce"
 CERTIFYING = ("exact", "gap", "moons")  # targets that hold posteriors against what is known
 
 
 def add_commands(commands: Commands) -> None:
-    add_active(commands)
-    add_certify(commands)
-    add_reproduce(commands)
+    _add_active(commands)
+    _add_certify(commands)
+    _add_reproduce(commands)
 
 
-def add_reproduce(commands: Commands) -> None:
-    parser = commands.add_parser("reproduce", help=COMMANDS["reproduce"])
+def _add_active(commands: Commands) -> None:
+    about = "simulate active learning: how many labels are needed, and how many are saved"
+    parser = add_command(commands, "active", "experiments.active.command:active", about)
+    add = parser.add_argument
+    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
+    add("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
+    add_target(parser)
+    add(
+        "--acquisition",
+        metavar="NAME",
+        action="append",
+        help="as of POST /acquire; may be given several times",
+    )
+    add(
+        "--start",
+        default="cold",
+        choices=["cold", "warm", "both"],
+        help="whether a fit begins from scratch, or where the last one ended",
+    )
+    add("--initial", type=int, default=20, help="labels before the first acquisition")
+    add("--batch", type=int, default=10, help="labels of an acquisition")
+    add("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
+    add("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
+    add("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
+    add(
+        "--candidates",
+        type=int,
+        default=2000,
+        help="random rows that an acquisition looks at",
+    )
+    add("--draws", type=int, default=100, help="that score candidates")
+    add("--test-draws", type=int, default=100, help="that predict test rows")
+    add(
+        "--race",
+        type=float,
+        metavar="P",
+        help="acquisitions that /acquire can race are, and may go wrong so often",
+    )
+    add("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
+    add("--epochs", type=int, default=50, help="of each fit, whatever the recipe says")
+    add("--seeds", type=int, default=5, help="how many, from the recipe's on")
+    add_device(parser)
+    add("--quiet", action="store_true", help="no progress bar")
+    add("--report", action="store_true", help="simulate nothing: report what there is")
+
+
+def _add_reproduce(commands: Commands) -> None:
+    about = "measure the papers' tables and figures, and write their pages"
+    parser = add_command(commands, "reproduce", REPRODUCE, about)
     parser.add_argument(
         "targets",
         nargs="*",
@@ -40,14 +86,14 @@ def add_reproduce(commands: Commands) -> None:
     _add_options(parser)
 
 
-def add_certify(commands: Commands) -> None:
-    parser = commands.add_parser("certify", help=COMMANDS["certify"])
+def _add_certify(commands: Commands) -> None:
+    about = "compare every method with exact posteriors and Hamiltonian Monte Carlo"
+    parser = add_command(commands, "certify", REPRODUCE, about)
     parser.set_defaults(targets=list(CERTIFYING))
     _add_options(parser)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_reproduce)
     add = parser.add_argument
     add("--list", action="store_true", help="say what there is, and how much of it is measured")
     add("--pages", action="store_true", help="measure nothing, write pages of what is there")
@@ -67,7 +113,7 @@ def known_targets() -> "dict[str, Target]":
     return dict(sorted(known.items(), key=lambda item: item[1].publishes))
 
 
-def _reproduce(options: argparse.Namespace) -> None:
+def reproduce(options: argparse.Namespace) -> None:
     from experiments.cells import measure_missing
     from experiments.findings import findings_page
     from experiments.pages import write_pages

@@ -12,9 +12,10 @@ from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.preflight_process import WORKING_BYTES
 from model_store.processes import processors
+from service.integrations import integration_variables
 
 PREFIX = "DUBITO_"
-SECRETS = {"api_keys", "admin_key", "label_studio_token"}  # settings that are secrets themselves
+SECRETS = {"api_keys", "admin_key"}  # settings that are secrets themselves
 # how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
 SWITCH_S = 0.0005
 LOOPBACK = ("127.", "::1", "localhost")
@@ -196,16 +197,6 @@ class Settings(BaseSettings):
     """TOML file of keys with names, scopes and expiries, in place of the four settings above; what
     changes in it is seen without a restart"""
 
-    label_studio_url: str | None = None
-    """base URL of Label Studio: the one origin that images of tasks are fetched from, and that
-    `dubito label-studio` asks; without it nothing is fetched"""
-
-    label_studio_token: SecretStr | None = None
-    """token of Label Studio's API: a personal access token, or a legacy one"""
-
-    label_studio_token_file: Path | None = None
-    """file to read `DUBITO_LABEL_STUDIO_TOKEN` from instead"""
-
     verify_key_file: Path | None = None
     """public Ed25519 key, a PEM file; with it versions that its private key has not signed are
     broken"""
@@ -233,20 +224,6 @@ class Settings(BaseSettings):
     def known_origins(self) -> frozenset[str]:
         return frozenset(one.strip().lower() for one in (self.origins or "").split(",") if one)
 
-    def label_studio_secret(self) -> str | None:
-        """Return the token of Label Studio, of the setting or the file."""
-        given, file = self.label_studio_token, self.label_studio_token_file
-        if given is not None and file is not None:
-            expected = "none with DUBITO_LABEL_STUDIO_TOKEN"
-            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "both")
-        if file is None:
-            return None if given is None else given.get_secret_value()
-        try:
-            return file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            expected = "a file that can be read"
-            raise InvalidInput("DUBITO_LABEL_STUDIO_TOKEN_FILE", expected, "another") from None
-
     def store_options(self) -> dict[str, Any]:
         """Return the arguments of `open_store` as another process is told them."""
         key = self.verify_key_file
@@ -269,6 +246,7 @@ def read_settings() -> Settings:
         InvalidInput: naming the variable that is wrong or not known.
     """
     known = {PREFIX + name.upper() for name in Settings.model_fields} | OF_TRAINING | OF_CLIENT
+    known |= integration_variables()
     for name in os.environ:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             raise InvalidInput("environment", f"one of {sorted(known)}", name)

@@ -19,7 +19,6 @@ import pytest
 
 from service.app import create_app
 from service.settings import Settings
-from tests.support.entry_points import entry_points
 from tests.support.environment import ROOT
 from training.recipe import validate
 
@@ -152,7 +151,6 @@ def test_commands_take_their_options(block, monkeypatch):
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    monkeypatch.setattr("dubito.command.entry_points", entry_points)
     for words in commands(block):
         while words and re.match(r"[A-Z_]+=", words[0]):  # the environment of the command
             words = words[1:]
@@ -174,16 +172,7 @@ def test_commands_take_their_options(block, monkeypatch):
 def assert_parses(name, arguments):
     main = importlib.import_module(MODULES[name])
     try:
-        if name == "service":
-            command = arguments[0] if arguments and not arguments[0].startswith("-") else None
-            if command == "cluster":  # its parser comes with Ray's module, which may not be here
-                return
-            if command:
-                main.run(command, arguments[1:], name)
-            else:
-                main.set_options(arguments, name)
-        else:
-            main.main(arguments)
+        main.main(arguments)
     except Parsed:
         return
     except SystemExit as stopped:

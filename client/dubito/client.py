@@ -11,15 +11,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
-from dubito import calls
+from dubito import endpoints
 from dubito.errors import InvalidInput
-from dubito.sending import Came, Limits, Pause, Request, Steps
+from dubito.options import URL
+from dubito.retries import Came, Limits, Pause, Request, Steps
 
 P = ParamSpec("P")
 Http = TypeVar("Http", bound=httpx.Client | httpx.AsyncClient)
 Result = TypeVar("Result")
 
-URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 90.0  # longer than the service's own deadline, which then is the one that is heard of
 CONNECT_S = 10.0
 RETRIES = 4
@@ -95,23 +95,23 @@ class _Call(Generic[P, Result]):
 
 
 class _Calls(Generic[Http]):
-    predict = _Call(calls.predict)
-    acquire = _Call(calls.acquire)
-    predict_job = _Call(calls.predict_job)
-    acquire_job = _Call(calls.acquire_job)
-    predictions = _Call(calls.predictions)
-    ranking = _Call(calls.ranking)
-    wait = _Call(calls.wait)
-    job = _Call(calls.job)
-    jobs = _Call(calls.jobs)
-    cancel = _Call(calls.cancel)
-    delete = _Call(calls.delete)
-    models = _Call(calls.models)
-    model = _Call(calls.model)
-    add_labels = _Call(calls.add_labels)
-    labels = _Call(calls.labels)
-    kept_labels = _Call(calls.kept_labels)
-    delete_labels = _Call(calls.delete_labels)
+    predict = _Call(endpoints.predict)
+    acquire = _Call(endpoints.acquire)
+    predict_job = _Call(endpoints.predict_job)
+    acquire_job = _Call(endpoints.acquire_job)
+    predictions = _Call(endpoints.predictions)
+    ranking = _Call(endpoints.ranking)
+    wait = _Call(endpoints.wait)
+    job = _Call(endpoints.job)
+    jobs = _Call(endpoints.jobs)
+    cancel = _Call(endpoints.cancel)
+    delete = _Call(endpoints.delete)
+    models = _Call(endpoints.models)
+    model = _Call(endpoints.model)
+    add_labels = _Call(endpoints.add_labels)
+    labels = _Call(endpoints.labels)
+    kept_labels = _Call(endpoints.kept_labels)
+    delete_labels = _Call(endpoints.delete_labels)
 
     def __init__(
         self,

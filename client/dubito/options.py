@@ -4,6 +4,8 @@ out, it decides."""
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+URL = "http://127.0.0.1:8000"  # of the service, by default
+
 
 class _Common(TypedDict, total=False):
     """What all requests of rows take."""

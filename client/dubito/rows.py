@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dubito.errors import InvalidInput
-from dubito.sending import Request
+from dubito.retries import Request
 
 JSON = "application/json"
 NPY = "application/x-npy"

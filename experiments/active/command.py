@@ -17,8 +17,6 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Task
 from training import log
 from training import recipe as recipes
-from training.command_names import COMMANDS
-from training.commands import Commands, add_device, add_target
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
 from training.methods import LaplaceSection
@@ -27,54 +25,7 @@ from training.recipe import Recipe
 FOLDER = "active"  # among the runs
 
 
-def add_active(commands: Commands) -> None:
-    parser = commands.add_parser("active", help=COMMANDS["active"])
-    parser.set_defaults(run=_active)
-    default = Protocol()
-    add = parser.add_argument
-    add("recipes", type=Path, nargs="+", metavar="RECIPE", help="TOML files, all of the same data")
-    add("--data", metavar="SRC", help="in place of the recipes' source: digits, csv:FILE, ...")
-    add_target(parser)
-    add(
-        "--acquisition",
-        metavar="NAME",
-        action="append",
-        help="as of POST /acquire; may be given several times",
-    )
-    add(
-        "--start",
-        default="cold",
-        choices=["cold", "warm", "both"],
-        help="whether a fit begins from scratch, or where the last one ended",
-    )
-    add("--initial", type=int, default=default.initial, help="labels before the first acquisition")
-    add("--batch", type=int, default=default.batch, help="labels of an acquisition")
-    add("--until", type=int, default=200, metavar="LABELS", help="labels of an arm, at most")
-    add("--target-accuracy", type=float, metavar="A", help="in (0, 1): of a classification")
-    add("--target-rmse", type=float, metavar="R", help="of a regression, in the target's units")
-    add(
-        "--candidates",
-        type=int,
-        default=default.candidates,
-        help="random rows that an acquisition looks at",
-    )
-    add("--draws", type=int, default=default.draws, help="that score candidates")
-    add("--test-draws", type=int, default=default.test_draws, help="that predict test rows")
-    add(
-        "--race",
-        type=float,
-        metavar="P",
-        help="acquisitions that /acquire can race are, and may go wrong so often",
-    )
-    add("--beta", type=float, metavar="B", help="of power_bald: BALD^B are the weights of rows (1)")
-    add("--epochs", type=int, default=default.epochs, help="of each fit, whatever the recipe says")
-    add("--seeds", type=int, default=5, help="how many, from the recipe's on")
-    add_device(parser)
-    add("--quiet", action="store_true", help="no progress bar")
-    add("--report", action="store_true", help="simulate nothing: report what there is")
-
-
-def _active(options: argparse.Namespace) -> None:
+def active(options: argparse.Namespace) -> None:
     loaded = [
         recipes.override(recipes.load(path), source=options.data, target=options.target)
         for path in options.recipes

@@ -1,1 +1,46 @@
-"""Label Studio: what its projects and tasks mean to a model, and a client of its API."""
+"""Label Studio: predictions for its tasks, labels from its annotations, and two commands."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from service.commands import Commands, add_command
+from service.integrations import Integration
+
+
+def _add_commands(commands: Commands) -> None:
+    about = "make tasks of rows, and keep a Label Studio project and a model in step"
+    parser = commands.add_parser("label-studio", help=about, description=about)
+    group = parser.add_subparsers(metavar="COMMAND", required=True)
+    about = "send labels to the service, and predictions to Label Studio"
+    sync = add_command(group, "sync", "integrations.label_studio.sync:run", about)
+    add = sync.add_argument
+    add("model", metavar="NAME", help="a published model")
+    add("--project", type=int, required=True, metavar="N", help="the project's number")
+    url = f"http://127.0.0.1:{os.environ.get('DUBITO_PORT', '8000')}"
+    add("--service", default=url, metavar="URL", help="the service (%(default)s)")
+    help = "a key of the service: read, predict and label"
+    add("--key-file", type=Path, metavar="FILE", help=help)
+    add("--watch", action="store_true", help="again and again")
+    help = "between times, with --watch"
+    add("--interval-s", type=float, default=60.0, metavar="S", help=help)
+    if find_spec("dubito") is not None:  # the client, which images of the service lack
+        _add_push(group)
+
+
+def _add_push(commands: Commands) -> None:
+    from dubito.command import add_acquire_options, add_call, add_rows
+
+    about = "make tasks of a project of the rows to label next"
+    push = add_call(commands, "push", "integrations.label_studio.push:push", about)
+    add_rows(push)
+    add_acquire_options(push)
+    push.add_argument("--project", type=int, required=True, metavar="N", help="its number")
+    help = "of Label Studio, by default DUBITO_LABEL_STUDIO_URL"
+    push.add_argument("--studio", metavar="URL", help=help)
+
+
+integration = Integration(
+    add_commands=_add_commands,
+    variables=("DUBITO_LABEL_STUDIO_URL", "DUBITO_LABEL_STUDIO_TOKEN"),
+)

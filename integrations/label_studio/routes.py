@@ -7,12 +7,18 @@ basic authentication, for webhooks in a header.
 
 import asyncio
 import math
+import os
 import time
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from integrations.label_studio.client import (
+    URL_VARIABLE,
+    LabelStudio,
+    label_studio_from_environment,
+)
 from integrations.label_studio.projects import (
     Fetch,
     LabelConfig,
@@ -22,7 +28,6 @@ from integrations.label_studio.projects import (
     row_input,
     value_of,
 )
-from integrations.label_studio.studio import LabelStudio
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
@@ -100,7 +105,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         raise InvalidInput("tasks", "an array of tasks", "something else, or none")
     if len(tasks) > settings.max_rows:
         raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
-    rows = await asyncio.to_thread(_rows_of, _fetch_of(request), manifest, config, tasks, call)
+    rows = await asyncio.to_thread(_rows_of, _fetch, manifest, config, tasks, call)
     num_samples = num_samples_of(Envelope(), served, settings)
     encoding = served.model.encoding_draws
     with context.admission.admitted(
@@ -146,7 +151,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
         return json_response({"kept": False})
     served = await context.find_model(call, Envelope(model=name))
     key = key_name(request.scope)
-    kept = await asyncio.to_thread(_keep, _fetch_of(request), context, served, content, call, key)
+    kept = await asyncio.to_thread(_keep, _fetch, context, served, content, call, key)
     return json_response({"kept": kept}, 201 if kept else 200)
 
 
@@ -160,21 +165,17 @@ def model_version(served: Served) -> str:
     return f"{served.name}:{served.version}"
 
 
-def _fetch_of(request: Request) -> Fetch:
-    """Return what fetches files of the one origin that the settings name; for a worker thread."""
-    app, settings = request.app, context_of(request).settings
+def _fetch(url: str) -> bytes:
+    """Fetch a file of the one origin that the environment names; for a worker thread."""
+    if not os.environ.get(URL_VARIABLE):
+        expected = f"images as data URIs, unless {URL_VARIABLE} names an origin"
+        raise InvalidInput("tasks", expected, "a URL")
+    return _label_studio().fetch(url)
 
-    def fetch(url: str) -> bytes:
-        if settings.label_studio_url is None:
-            expected = "images as data URIs, unless DUBITO_LABEL_STUDIO_URL names an origin"
-            raise InvalidInput("tasks", expected, "a URL")
-        if not hasattr(app.state, "label_studio"):
-            secret = settings.label_studio_secret()
-            app.state.label_studio = LabelStudio(settings.label_studio_url, secret)
-        file: bytes = app.state.label_studio.fetch(url)
-        return file
 
-    return fetch
+@cache
+def _label_studio() -> LabelStudio:
+    return label_studio_from_environment()
 
 
 def _rows_of(

@@ -1,1 +1,20 @@
-"""MLflow: its scoring protocol, and versions exported as its models."""
+"""MLflow: its scoring protocol, and versions exported as MLflow models."""
+
+from pathlib import Path
+
+from service.commands import Commands, add_command
+from service.integrations import Integration
+
+
+def _add_commands(commands: Commands) -> None:
+    about = "write a version as an MLflow model"
+    parser = add_command(commands, "mlflow", "integrations.mlflow.command:run", about)
+    help = "a folder or s3://bucket/prefix, in place of DUBITO_STORE"
+    parser.add_argument("--store", metavar="PLACE", help=help)
+    help = "a number or an alias, by default latest"
+    parser.add_argument("version", metavar="NAME[:VERSION]", help=help)
+    help = "where the model goes; it must not exist yet"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
+
+
+integration = Integration(add_commands=_add_commands)

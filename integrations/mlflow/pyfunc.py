@@ -73,11 +73,11 @@ def _copy_code(folder: Path) -> None:
     """Copy `model_store` and this module, without any other integration."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(model_store.__file__).parent, folder / "model_store", ignore=ignored)
-    here = Path(__file__).parent
-    copy = folder / "integrations" / here.name
-    copy.mkdir(parents=True)
-    for file in (here.parent / "__init__.py", here / "__init__.py", Path(__file__)):
-        shutil.copyfile(file, folder / "integrations" / file.relative_to(here.parent))
+    package = folder / "integrations" / "mlflow"
+    package.mkdir(parents=True)
+    for parent in (package.parent, package):
+        (parent / "__init__.py").touch()
+    shutil.copy(__file__, package)
 
 
 def requirements(with_text: bool = True) -> list[str]:

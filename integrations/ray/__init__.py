@@ -1,18 +1,37 @@
-"""The service as replicas of a Ray Serve application. Ray itself is imported in this room alone."""
+"""Ray: the service as replicas of a Ray Serve application, and data sets in shards on Ray.
 
-import os
-import secrets
+Ray itself is imported in this folder alone.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+from service.commands import Commands, add_command
+from service.integrations import Integration
 
 
-def set_ray_environment(variables: dict[str, str], is_ours: bool) -> None:
-    """Set what Ray reads from the environment when it is imported, where it is not set already.
+def _add_commands(commands: Commands) -> None:
+    about = "serve by replicas on Ray, on this machine or on a cluster"
+    parser = add_command(commands, "cluster", "integrations.ray.command:run", about)
+    add = parser.add_argument
+    help = "replicas, at least (%(default)s)"
+    add("--replicas", type=int, default=2, metavar="N", help=help)
+    help = "replicas, at most: as many as there is work for (--replicas)"
+    add("--most", type=int, metavar="N", help=help)
+    help = "listen on the head node alone, and not on each with a replica"
+    add("--one-proxy", action="store_true", help=help)
+    help = "a cluster that is there, as HOST:PORT or auto; else one here"
+    add("--ray", metavar="ADDRESS", help=help)
+    help = "send requests by their header serve_multiplexed_model_id; slower"
+    add("--by-model", action="store_true", help=help)
+    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    add("--port", type=int, metavar="N", help=help)
 
-    Args:
-        variables: by their names.
-        is_ours: whether Ray is started by this process. It then has a token of its own: Ray's ports
-            run what they are sent.
-    """
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", **variables}  # nothing is sent anywhere
-    if is_ours and "RAY_AUTH_MODE" not in os.environ:
-        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ |= variables | os.environ
+
+def _run_shards(*arguments: Any) -> Generator[Any, None, None]:
+    from integrations.ray.batch import run_on_ray
+
+    yield from run_on_ray(*arguments)
+
+
+integration = Integration(add_commands=_add_commands, run_shards=_run_shards)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from integrations.ray import set_ray_environment
+from integrations.ray.environment import set_ray_environment
 from model_store.errors import InvalidInput, one_line
 from model_store.processes import processors
 from service.batch.data_set import OUT

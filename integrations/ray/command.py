@@ -1,5 +1,4 @@
-"""`dubito cluster`: the service as replicas on Ray, on this machine or on a cluster that is
-there."""
+"""Run `dubito cluster`: the service as replicas on Ray, on this machine or on a cluster."""
 
 import argparse
 import importlib.util
@@ -12,24 +11,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from integrations.ray import set_ray_environment
+from integrations.ray.environment import set_ray_environment
 from model_store.errors import InvalidInput
 from model_store.processes import processors
+from service.serve import check
 from service.server.process import cannot_listen
-from service.settings import PREFIX, SECRETS, Settings
+from service.settings import PREFIX, SECRETS, Settings, read_settings
 from service.telemetry.logs import configure
 
 logger = logging.getLogger("dubito")
 
-REPLICAS = 2
 LEAST_NOTICE_S = 1.0  # in which a replica that is to end still answers, until the proxy knows
 LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose answer says more
 
 
-def run(arguments: list[str], settings: Settings, prog: str) -> int:
+def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
+    settings = read_settings()
+    check(settings)
+    _check(options)
     with TemporaryDirectory(prefix="dubito-ray-") as folder:
-        return _serve(_options(arguments, prog), settings, Path(folder))
+        return _serve(options, settings, Path(folder))
 
 
 def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int:
@@ -98,32 +100,12 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
     return 0
 
 
-def _options(arguments: list[str], prog: str) -> argparse.Namespace:
-    options = parser_of(prog).parse_args(arguments)
+def _check(options: argparse.Namespace) -> None:
     if options.replicas < 1:
         raise InvalidInput("--replicas", "at least 1", str(options.replicas))
     options.most = options.replicas if options.most is None else options.most
     if options.most < options.replicas:
         raise InvalidInput("--most", f"at least --replicas, {options.replicas}", str(options.most))
-    return options
-
-
-def parser_of(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    add = parser.add_argument
-    help = f"replicas, at least ({REPLICAS})"
-    add("--replicas", type=int, default=REPLICAS, metavar="N", help=help)
-    help = "replicas, at most: as many as there is work for (--replicas)"
-    add("--most", type=int, metavar="N", help=help)
-    help = "listen on the head node alone, and not on each with a replica"
-    add("--one-proxy", action="store_true", help=help)
-    help = "a cluster that is there, as HOST:PORT or auto; else one here"
-    add("--ray", metavar="ADDRESS", help=help)
-    help = "send requests by their header serve_multiplexed_model_id; slower"
-    add("--by-model", action="store_true", help=help)
-    help = "port to listen on, in place of DUBITO_PORT (8000)"
-    add("--port", type=int, metavar="N", help=help)
-    return parser
 
 
 def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path) -> None:

@@ -293,24 +293,12 @@ class KeyRing:
         self.keys, self._text, self._problem = keys, text, None
 
 
-def print_new_key(arguments: list[str], prog: str) -> None:
-    """`dubito key`: print a new key on standard error, its entry on standard output."""
-    options = parser_of(prog).parse_args(arguments)
+def print_new_key(options: argparse.Namespace) -> None:
+    """Print a new key on standard error and its entry on standard output."""
     key, entry = new_key(options.name, options.scopes, options.expires)
-    told = f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n"
-    print(told, file=sys.stderr, flush=True)
+    shown = f"The key, which is shown this once and kept nowhere:\n\n    {key}\n\nIts entry:\n"
+    print(shown, file=sys.stderr, flush=True)
     print(entry)
-
-
-def parser_of(prog: str) -> argparse.ArgumentParser:
-    about = "Make a key for DUBITO_KEYS_FILE."
-    parser = argparse.ArgumentParser(prog=prog, description=about)
-    parser.add_argument("name", metavar="NAME", help="what the log calls the key")
-    help = f"what it may do: some of {','.join(SCOPES)}"
-    parser.add_argument("--scopes", required=True, help=help)
-    help = "how long it is valid, such as 90d or 12h; else without end"
-    parser.add_argument("--expires", metavar="SPAN", help=help)
-    return parser
 
 
 def new_key(name: str, scopes: str, expires: str | None) -> tuple[str, str]:

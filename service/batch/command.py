@@ -1,6 +1,6 @@
-"""`dubito score` and `dubito rank` (`python -m service acquire`): whole data sets of Parquet files.
+"""`dubito score` and `dubito rank`: whole data sets of Parquet files.
 
-`score` predicts all rows as /predict does; `acquire` ranks them as /acquire does. The output is
+`score` predicts all rows as /predict does; `rank` ranks them as /acquire does. The output is
 divided as the data set is, in parts that are written once: a job that was killed anywhere goes on
 where it is started again.
 """
@@ -23,7 +23,7 @@ from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
 from service.api.options import num_samples_of, validate
 from service.api.schemas import AcquireRequest, PredictRequest
-from service.batch.computation import request_fields
+from service.batch.computation import Kind, request_fields
 from service.batch.data_set import (
     OUT,
     REJECTS,
@@ -36,11 +36,11 @@ from service.batch.data_set import (
 from service.batch.files import Files, Stopped, files_at
 from service.batch.ranking import RANKING, RankedParts
 from service.batch.shards import RowsDone, ShardResult, WorkerOptions, manifest_digest, run_here
+from service.integrations import installed_integrations
 from service.models.reservoir import fresh_seed
-from service.settings import Settings
+from service.settings import Settings, read_settings
 
 DONE = "done.json"
-MAX_REJECTS = 0.01
 REPORT_S = 0.5  # between lines on a terminal, where each takes the place of the one before
 REPORT_SELDOM_S = 10.0  # elsewhere
 
@@ -53,71 +53,31 @@ class Loaded(NamedTuple):
     version: str
 
 
-def run(command: str, arguments: list[str], settings: Settings, prog: str) -> int:
-    """Do what the arguments ask for, and return the exit code; 130 where a terminal ended it.
+def score(options: argparse.Namespace) -> int:
+    return run("score", options, read_settings())
+
+
+def rank(options: argparse.Namespace) -> int:
+    return run("acquire", options, read_settings())
+
+
+def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
+    """Score or rank a data set, and return the exit code; 130 if interrupted.
 
     Raises:
         InvalidInput: naming the option that is wrong, or what is wrong with the data set or the
             output.
         Stopped: if the job cannot go on; what is done is kept.
     """
-    options = parser_of(command, prog).parse_args(arguments)
     try:
-        _run(command, options, settings)
+        _run(kind, options, settings)
     except KeyboardInterrupt:
         print("\nended; the same command goes on with what is left", file=sys.stderr)
         return 130
     return 0
 
 
-def parser_of(command: str, prog: str) -> argparse.ArgumentParser:
-    about = "Predict" if command == "score" else "Rank"
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=f"{about} a data set of Parquet files: see docs/data-sets.md. "
-        "Started again, it goes on.",
-    )
-
-    def add(name: str, metavar: str, about: str, **options: Any) -> None:
-        parser.add_argument(name, metavar=metavar, help=about, **options)
-
-    add("source", "SRC", "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix")
-    out = "a folder or a bucket's URL, empty or of this job"
-    add("--out", "DST", out, required=command == "score")
-    add("--model", "NAME", "a published model; may be left out where there is one")
-    add("--version", "V", "a number or an alias (latest)", default="latest")
-    add("--num-samples", "N", "posterior draws; by default the model's own number", type=int)
-    add(
-        "--seed", "S", "of the draws; by default one that nobody can foresee, kept in DST", type=int
-    )
-    add("--priors", "JSON", "shares of all classes, an object keyed by class")
-    if command == "score":
-        add("--fpr", "P", "false-positive rate of the flag (0.05)", type=float)
-        add("--fdr", "P", argparse.SUPPRESS, type=float)
-        add("--coverage", "P", "of prediction sets and intervals (0.95)", type=float)
-        add("--confidence", "P", "with which coverage is kept; by default on average", type=float)
-        add("--risk", "P", "abstain where a label is wrong with a larger probability", type=float)
-    else:
-        rows = "how many rows to rank (1000)"
-        parser.add_argument("-k", "--k", type=int, default=1000, metavar="N", help=rows)
-        add("--acquisition", "NAME", "what to choose rows by: as /acquire has it (bald)")
-        beta = "of power_bald: rows are taken by chance, BALD^B their weights (1)"
-        add("--beta", "B", beta, type=float)
-        add("--exclude", "FILE", "ids that are left out, one a line", type=Path)
-    workers = "processes, one thread each; by default one for each processor"
-    add("--workers", "N", workers, type=int)
-    add(
-        "--ray", "ADDRESS", "run on Ray: `local` starts it here, `auto` or host:port join a cluster"
-    )
-    rejects = "of all rows, that may be unreadable"
-    add("--max-rejects", "SHARE", rejects, type=float, default=MAX_REJECTS)
-    rows = "most rows of a part; by default 32768, fewer of wide rows"
-    add("--shard-rows", "N", rows, type=int)
-    parser.add_argument("--quiet", action="store_true", help="say nothing of progress")
-    return parser
-
-
-def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
+def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
     if not 0 <= options.max_rejects <= 1:
         raise InvalidInput("max-rejects", "a share from 0 to 1", f"{options.max_rejects}")
     for name in ("workers", "shard_rows"):
@@ -125,7 +85,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
             raise InvalidInput(name.replace("_", "-"), "at least 1", f"{getattr(options, name)}")
     excluded = _read_excluded(getattr(options, "exclude", None))
     loaded = _load(options, settings)
-    request = _request(command, options, settings, loaded, excluded)
+    request = _request(kind, options, settings, loaded, excluded)
     with _output(options) as place:
         source, out = files_at(options.source, SOURCE), files_at(place, OUT)
         _refuse_overlap(options.source, place)
@@ -140,7 +100,7 @@ def _run(command: str, options: argparse.Namespace, settings: Settings) -> None:
             whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
         progress = _work(plan, out, to_workers, options)
-        if command != "score":
+        if kind == "acquire":
             parts = RankedParts(plan, out, source, loaded.model)
             ranked = parts.ranking()
             if options.out is None:
@@ -168,7 +128,7 @@ def _load(options: argparse.Namespace, settings: Settings) -> Loaded:
 
 
 def _request(
-    command: str,
+    kind: Kind,
     options: argparse.Namespace,
     settings: Settings,
     loaded: Loaded,
@@ -176,12 +136,12 @@ def _request(
 ) -> DataSetRequest:
     model = loaded.model
     names = ("num_samples", "seed", "priors", "fpr", "fdr", "coverage", "confidence", "risk")
-    given: dict[str, Any] = {"inputs": []} if command == "score" else {}
+    given: dict[str, Any] = {"inputs": []} if kind == "score" else {}
     for name in (*names, "k", "acquisition", "beta"):
         value = getattr(options, name, None)
         if value is not None:
             given[name] = _json(value) if name == "priors" else value
-    envelope = validate(PredictRequest if command == "score" else AcquireRequest, given)
+    envelope = validate(PredictRequest if kind == "score" else AcquireRequest, given)
     assert isinstance(envelope, AcquireRequest | PredictRequest)
     num_samples = num_samples_of(envelope, loaded, settings)
     fields: dict[str, Any] = {
@@ -273,9 +233,10 @@ def _work(
     if options.ray is None:
         running = run_here(to_workers, todo, options.workers or processors())
     else:
-        from integrations.ray.batch import run_on_ray
-
-        running = run_on_ray(to_workers, todo, options.ray, options.workers)
+        ray = installed_integrations().get("ray")
+        if ray is None or ray.run_shards is None:
+            raise InvalidInput("ray", "the integration of Ray", "none installed")
+        running = ray.run_shards(to_workers, todo, options.ray, options.workers)
     with closing(running):
         for result in running:
             if isinstance(result, RowsDone):

@@ -4,8 +4,7 @@ pictures."""
 import numpy as np
 import pytest
 
-from dubito.command import main
-from dubito.command_names import KEY_VARIABLE, URL_VARIABLE
+from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
 from tests.support.serving import serving
 
 KEY = "the-key-of-the-client-s-tests"

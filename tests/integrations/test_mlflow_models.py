@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from integrations.mlflow.pyfunc import Served
-from model_store.__main__ import main
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
+from service.__main__ import main
 from tests.support import tiny
 
 LOADED = """
@@ -31,7 +31,7 @@ print(model.predict(np.zeros((2, 3)), {"seed": 7}).to_json(double_precision=15))
 def written(store, tmp_path, capsys):
     tiny.publish(store, "tiny")
     folder = tmp_path / "written"
-    assert main(["--store", str(store.root), "mlflow", "tiny", str(folder)]) == 0
+    assert main(["mlflow", "--store", str(store.root), "tiny", str(folder)]) == 0
     assert f"mlflow models serve -m {folder}" in capsys.readouterr().out
     return folder
 
@@ -55,7 +55,7 @@ def test_a_version_answers_alike_from_its_own_code(store, written):
 
 def test_a_folder_that_is_there_is_kept(store, written, capsys):
     before = sorted(written.rglob("*"))
-    assert main(["--store", str(store.root), "mlflow", "tiny:1", str(written)]) == 2
+    assert main(["mlflow", "--store", str(store.root), "tiny:1", str(written)]) == 2
     assert "folder: expected one that is not there yet" in capsys.readouterr().err
     assert sorted(written.rglob("*")) == before
 

@@ -87,7 +87,7 @@ def test_a_cluster_does_the_same_while_its_workers_and_nodes_and_the_driver_are_
 @with_ray
 def test_ray_on_this_machine_ranks_the_same_and_says_nothing_else(data, digits_store):
     arguments = [
-        "acquire",
+        "rank",
         data,
         "-k",
         "20",
@@ -167,10 +167,8 @@ def test_source_output_and_store_may_lie_in_buckets(
         bucket.delete(
             [f"{root}/out/part-00003-of-00016.parquet", f"{root}/out/part-00009-of-00016.parquet"]
         )
-    ranked = command("acquire", f"{url}/data/1.parquet", "-k", "5", *SHARDS, **environment)
-    here = command(
-        "acquire", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store)
-    )
+    ranked = command("rank", f"{url}/data/1.parquet", "-k", "5", *SHARDS, **environment)
+    here = command("rank", data / "1.parquet", "-k", "5", *SHARDS, DUBITO_STORE=str(digits_store))
     assert (ranked.returncode, json.loads(ranked.stdout)) == (0, json.loads(here.stdout))
 
 

@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=s
 DUBITO = """
 import sys
 from dubito import command
-from tests.support.entry_points import entry_points
-command.entry_points = entry_points
 sys.exit(command.main())
 """
 ADMIN = "a-key-of-my-own-choice"

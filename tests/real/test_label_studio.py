@@ -202,7 +202,16 @@ def test_a_project_of_digits_is_predicted_sorted_annotated_fitted_and_served(
         assert np.mean(right) > 0.6
 
         # the polling command: doubt in the data of tasks, and the project's version
-        sync = [sys.executable, "-m", "service", "label-studio", "digits", "--project", str(number)]
+        sync = [
+            sys.executable,
+            "-m",
+            "service",
+            "label-studio",
+            "sync",
+            "digits",
+            "--project",
+            str(number),
+        ]
         sync += ["--service", service_url, "--key-file", str(folder / "key")]
         studio_settings = {"DUBITO_LABEL_STUDIO_URL": url, "DUBITO_LABEL_STUDIO_TOKEN": token}
 

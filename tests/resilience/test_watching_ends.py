@@ -15,6 +15,7 @@ COMMANDS = {
         [
             "service",
             "label-studio",
+            "sync",
             "digits",
             "--project",
             "1",

@@ -139,17 +139,3 @@ def test_a_public_key_that_is_none_is_refused(tmp_path):
         "error: DUBITO_VERIFY_KEY_FILE: expected a public Ed25519 key in PEM, got another file"
     )
     assert done.stderr.splitlines() == [expected]
-
-
-def test_a_token_file_of_label_studio_that_is_none_is_refused(tmp_path):
-    done = run_service(DUBITO_LABEL_STUDIO_TOKEN_FILE=str(tmp_path / "token"))
-    assert done.returncode == 2
-    expected = "expected a file that can be read, got another"
-    assert done.stderr.splitlines() == [f"error: DUBITO_LABEL_STUDIO_TOKEN_FILE: {expected}"]
-
-
-def test_a_cluster_needs_ray():
-    done = run_service("cluster", "--port", str(free_port()))
-    assert done.returncode == 2
-    expected = "error: cluster: expected the packages of the extra `scale`, Ray among them, got none of them"
-    assert done.stderr.splitlines() == [expected]

@@ -89,6 +89,7 @@ def test_the_client_imports_httpx_numpy_and_the_standard_library_alone():
         "results.py": frames,
         "terminal.py": {"rich"},
         "files.py": {"pyarrow"},
+        "command.py": {"shtab"},
     }
     for path in modules:
         others = imported(path) - sys.stdlib_module_names - {"dubito", "httpx", "numpy"}

@@ -4,6 +4,7 @@ names it."""
 import pytest
 
 from model_store.errors import InvalidInput
+from service.integrations import integration_variables
 from service.settings import OF_CLIENT, OF_TRAINING, Settings, read_settings
 from tests.support.environment import ROOT, run_service
 
@@ -35,7 +36,7 @@ def test_every_setting_is_documented_as_it_is():
 
 
 def test_what_is_documented_exists():
-    of_others = OF_TRAINING | OF_CLIENT
+    of_others = OF_TRAINING | OF_CLIENT | integration_variables()
     assert set(documented()) - of_others == {
         f"DUBITO_{name.upper()}" for name in Settings.model_fields
     }

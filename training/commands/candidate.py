@@ -12,30 +12,11 @@ from model_store.errors import DubitoError, InvalidInput
 from model_store.state.database import Database
 from model_store.state.labels import has_state
 from training import log
-from training.command_names import COMMANDS
-from training.commands import Commands, add_device, open_store
+from training.commands.common import open_store
 from training.folders import data_root, runs_folder
 
 
-def add_candidate(commands: Commands) -> None:
-    parser = commands.add_parser("candidate", help=COMMANDS["candidate"])
-    parser.set_defaults(run=_candidate)
-    add = parser.add_argument
-    add("model", metavar="NAME", help="the model whose `latest` the candidate begins at")
-    add(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="the service's state, by default DUBITO_STATE or `state`",
-    )
-    add("--data", metavar="SRC", help="where the version's data are, if not where they were")
-    add("--min-labels", type=int, default=1, metavar="N", help="do nothing with fewer new ones")
-    add("--watch", action="store_true", help="wait for labels, again and again")
-    add("--interval-s", type=float, default=60.0, metavar="S", help="between looks, with --watch")
-    add_device(parser)
-
-
-def _candidate(options: argparse.Namespace) -> None:
+def candidate(options: argparse.Namespace) -> None:
     if options.min_labels < 1:
         raise InvalidInput("--min-labels", "1 or more", str(options.min_labels))
     if not options.interval_s > 0:

@@ -12,16 +12,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
 from training import log, silence
 from training import recipe as recipes
-from training.command_names import COMMANDS
-from training.commands import (
-    Commands,
-    add_anyway,
-    add_device,
-    add_json,
-    add_target,
-    open_store,
-    print_quality,
-)
+from training.commands.common import open_store, print_quality
 from training.data import load, split, split_sizes
 from training.data.description import draw, full_report, plan_lines, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
@@ -33,74 +24,6 @@ from training.versions import find_fitted, load_for, open_parent
 # What --json says of data, and of each column
 OF_FINDINGS = ("source", "rows", "task", "why", "target", "shape", "classes", "notes")
 OF_COLUMNS = ("name", "kind", "why", "missing", "notes")
-
-
-def add_fit(commands: Commands) -> None:
-    parser = commands.add_parser("fit", help=COMMANDS["fit"])
-    parser.set_defaults(run=_fit)
-    add = parser.add_argument
-    add(
-        "recipe",
-        type=Path,
-        nargs="?",
-        help="a TOML file, such as recipes/digits.toml; without one, of the data",
-    )
-    add("--data", metavar="SRC", help="in place of the recipe's source: digits, csv:FILE, ...")
-    _add_data(parser)
-    add(
-        "--recipe-out",
-        type=Path,
-        metavar="FILE",
-        help="without a recipe: where it is kept, by default NAME.toml",
-    )
-    add(
-        "--leave-out",
-        metavar="CLASS",
-        action="append",
-        help="fit without a class; may be given several times",
-    )
-    add("--name", help="publish under this name in place of the recipe's")
-    add("--seed", type=int, help="in place of the recipe's seed")
-    add("--warm-start", metavar="NAME[:VERSION]", help="go on from a published version's weights")
-    add("--again", action="store_true", help="fit also what a version was fitted from already")
-    add_anyway(parser)
-    add_device(parser)
-    add("--quiet", action="store_true", help="no progress bar")
-    add_json(parser)
-
-
-def add_inspect(commands: Commands) -> None:
-    parser = commands.add_parser("inspect", help=COMMANDS["inspect"])
-    parser.set_defaults(run=_inspect)
-    parser.add_argument(
-        "--data",
-        metavar="SRC",
-        required=True,
-        help="csv:FILE, parquet:FILE, npz:FILE, images:FOLDER",
-    )
-    _add_data(parser)
-    parser.add_argument(
-        "--picture", type=Path, help="where its PNG is written, by default NAME-inspect.png in runs"
-    )
-    add_json(parser)
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add_target(parser)
-    add = parser.add_argument
-    add("--task", choices=["classification", "regression"], help="if the target should not decide")
-    add("--group", metavar="COLUMN", help="rows of one group are never in two splits")
-    add("--time", metavar="COLUMN", help="the latest rows calibrate and test")
-    add(
-        "--missing-value",
-        metavar="TEXT",
-        action="append",
-        help="what cells say that count as missing",
-    )
-    add("--date-format", metavar="FORMAT", help="how dates are written, such as %%d/%%m/%%Y")
-    add("--decimal", metavar="MARK", help="of numbers in CSV, a point or a comma")
-    add("--thousands", metavar="MARK", help="what groups the digits of numbers in CSV")
-    add("--ignore", metavar="COLUMN", action="append", help="a column that is left out")
 
 
 def _data_section(options: argparse.Namespace) -> DataSection:
@@ -126,7 +49,7 @@ def _data_section(options: argparse.Namespace) -> DataSection:
         raise InvalidInput("options", expected, "both") from None
 
 
-def _fit(options: argparse.Namespace) -> None:
+def fit(options: argparse.Namespace) -> None:
     plan = _plan(options) if options.recipe is None else None
     recipe = _read_recipe(options) if plan is None else plan.recipe
     store = open_store()
@@ -205,7 +128,7 @@ def _keep(plan: Plan, path: Path) -> None:
     log.info("recipe: %s; `fit %s` fits it again", path, path)
 
 
-def _inspect(options: argparse.Namespace) -> None:
+def inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
     lines, path = alike_lines(found.classes) + _before_fit(found, section), None

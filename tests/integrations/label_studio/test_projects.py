@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from integrations.label_studio.client import LabelStudio, LabelStudioError
 from integrations.label_studio.projects import (
     image_bytes,
     label_config,
@@ -17,7 +18,6 @@ from integrations.label_studio.projects import (
     row_input,
     value_of,
 )
-from integrations.label_studio.studio import LabelStudio, LabelStudioError
 from model_store.artifacts.manifest import ClassSpec
 from model_store.errors import InvalidInput
 

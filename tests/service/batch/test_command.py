@@ -1,6 +1,7 @@
 """Whole data sets: answers are those of /predict and /acquire, whatever is killed, and bad input is
 named."""
 
+import argparse
 import base64
 import io
 import json
@@ -21,6 +22,7 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime
 from service.batch import command, computation, shards
 from service.batch.files import Stopped
+from service.commands import add_commands
 from service.settings import Settings
 from tests.support.environment import ROOT, environment_with, run_service
 from tests.support.images import pixel
@@ -58,6 +60,15 @@ def in_this_process(options, todo, workers):
         yield worker.result(number, lambda rows: None)
 
 
+def run_command(store, kind, *arguments):
+    """Run `score` or `rank` in this process."""
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers())
+    name = "rank" if kind == "acquire" else kind
+    options = parser.parse_args([name, *map(str, arguments)])
+    return command.run(kind, options, Settings(store=store))
+
+
 @pytest.fixture
 def run(digits_store, monkeypatch):
     """Run a command without processes of its own; with `workers=2` with them."""
@@ -79,8 +90,7 @@ def run(digits_store, monkeypatch):
         arguments += [] if out is None else ["--out", str(out)]
         for name, value in {"seed": SEED, **given}.items():
             arguments += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-        settings = Settings(store=digits_store)
-        return command.run(kind, [*arguments, *map(str, options)], settings, "test")
+        return run_command(digits_store, kind, *arguments, *options)
 
     return run
 
@@ -100,12 +110,7 @@ def scored(data, digits_store, tmp_path_factory):
         "--seed",
         str(SEED),
     ]
-    assert (
-        command.run(
-            "score", [str(data), "--out", str(out), *options], Settings(store=digits_store), "test"
-        )
-        == 0
-    )
+    assert run_command(digits_store, "score", data, "--out", out, *options) == 0
     return out
 
 

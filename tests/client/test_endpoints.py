@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from dubito import calls
+from dubito import endpoints
 from dubito.errors import (
     AnswerError,
     Conflict,
@@ -29,7 +29,7 @@ from dubito.errors import (
     Unauthorized,
     error_of,
 )
-from dubito.sending import LONGEST_PAUSE_S, Limits, Pause, Request, retry_after_s, send
+from dubito.retries import LONGEST_PAUSE_S, Limits, Pause, Request, retry_after_s, send
 
 LIMITS = Limits(timeout_s=90.0, retries=2)
 CUT = httpx.ReadError("cut")
@@ -119,15 +119,15 @@ def test_what_may_have_been_done_is_sent_again_only_if_that_does_no_more(error):
 
 def test_a_job_is_not_asked_for_twice():
     for steps in (
-        calls.predict_job(LIMITS, np.ones((1, 2))),
-        calls.acquire_job(LIMITS, np.ones((1, 2)), k=1),
+        endpoints.predict_job(LIMITS, np.ones((1, 2))),
+        endpoints.acquire_job(LIMITS, np.ones((1, 2)), k=1),
     ):
         assert isinstance(outcome(steps, CUT)[0], NoAnswer)
 
 
 @pytest.mark.parametrize(("keep", "tries"), [(True, 1), (False, 3)])
 def test_rows_are_not_set_aside_twice(keep, tries):
-    steps = calls.acquire(LIMITS, np.ones((2, 2)), k=1, keep=keep, ids=["a", "b"])
+    steps = endpoints.acquire(LIMITS, np.ones((2, 2)), k=1, keep=keep, ids=["a", "b"])
     assert isinstance(outcome(steps, *[CUT] * tries)[0], NoAnswer)
 
 
@@ -237,7 +237,7 @@ def npz(rows, **arrays):
 
 def test_parts_share_the_draws_and_the_version_of_the_first():
     shares = []
-    steps = calls.predict(
+    steps = endpoints.predict(
         LIMITS,
         np.ones((5, 2)),
         part_rows=2,
@@ -267,7 +267,7 @@ def test_a_wrong_row_is_named_by_its_place_among_all():
     errors = [{"field": "inputs.1.age", "detail": detail}]
     content = {"detail": detail, "code": "invalid_input", "errors": errors}
     error, _ = outcome(
-        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2),
+        endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2),
         npz(2),
         httpx.Response(422, json=content),
     )
@@ -276,26 +276,26 @@ def test_a_wrong_row_is_named_by_its_place_among_all():
     assert [one["field"] for one in error.errors] == ["inputs.3.age"]
     of_all = "fpr: expected a number, got null"
     error, _ = outcome(
-        calls.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)
+        endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2), npz(2), problem(422, of_all)
     )
     assert str(error) == of_all
 
 
 def test_groups_go_with_their_rows():
-    steps = calls.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a", "b", "c"])
+    steps = endpoints.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a", "b", "c"])
     assert b'"groups":["a","b"]' in next(steps).content
     assert b'"groups":["c"]' in steps.send(npz(2)).content
     with pytest.raises(InvalidInput, match="groups: expected 3"):
-        next(calls.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a"]))
+        next(endpoints.predict(LIMITS, np.ones((3, 2)), part_rows=2, groups=["a"]))
 
 
 def test_rows_whose_flags_are_decided_together_go_together():
-    steps = calls.predict(LIMITS, np.ones((5, 2)), part_rows=2, fdr=0.1)
+    steps = endpoints.predict(LIMITS, np.ones((5, 2)), part_rows=2, fdr=0.1)
     assert len(np.load(io.BytesIO(next(steps).content))) == 5
 
 
 def test_options_that_are_none_are_left_out():
-    steps = calls.predict(LIMITS, np.ones((1, 2)), seed=None, model="m")
+    steps = endpoints.predict(LIMITS, np.ones((1, 2)), seed=None, model="m")
     assert next(steps).query == {"model": "m"}
 
 
@@ -314,7 +314,7 @@ def test_options_that_are_none_are_left_out():
     ],
 )
 def test_an_answer_of_somebody_else_is_no_answer(headers, said):
-    steps = calls.predict(LIMITS, np.ones((1, 2)))
+    steps = endpoints.predict(LIMITS, np.ones((1, 2)))
     error, pauses = outcome(steps, httpx.Response(200, content=b"Please log in", headers=headers))
     assert isinstance(error, ServerError)
     assert said in str(error)

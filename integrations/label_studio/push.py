@@ -1,32 +1,28 @@
-"""`dubito studio push`: rows that are worth a label become tasks of a project of Label Studio."""
+"""`dubito label-studio push`: make tasks of a Label Studio project of the rows to label next."""
 
 import argparse
 import base64
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 
+import model_store.errors
+from dubito.actions import request_options
 from dubito.client import Client
+from dubito.command import ACQUIRE_OPTIONS
 from dubito.errors import DubitoError, InvalidInput
 from dubito.files import is_named, is_pool, rows_in
 from dubito.results import Model, Ranking
+from integrations.label_studio.client import PAGE, label_studio_from_environment
+from integrations.label_studio.projects import ID, INPUT
 
-URL_VARIABLE = "DUBITO_LABEL_STUDIO_URL"
-TOKEN_VARIABLE = "DUBITO_LABEL_STUDIO_TOKEN"
-TASKS_AT_ONCE = 100
-TIMEOUT_S = 60.0
 SHOWN = re.compile(r'value="\$(\w+)"')  # of a labelling configuration: a field of a task's data
-# Of a task's data, as the service reads them: the row's id, and the row where nothing else says it
-ID, INPUT = "dubito_id", "dubito_input"
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"BM": "bmp"}
 
 
@@ -36,70 +32,49 @@ class Row(NamedTuple):
     shown: Any  # as people see it
 
 
-class LabelStudio:
-    """A client of Label Studio's API, with a personal access token, or a legacy one."""
+def push(client: Client, options: argparse.Namespace) -> None:
+    """Rank a pool, have the service keep the rows, and make tasks of them.
 
-    def __init__(self, url: str, token: str) -> None:
-        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S, trust_env=False)
-        if token.count(".") == 2:
-            answer = self.ask("POST", "/api/token/refresh", {"refresh": token})
-            self._http.headers["Authorization"] = f"Bearer {answer['access']}"
-        else:
-            self._http.headers["Authorization"] = f"Token {token}"
-
-    def ask(self, method: str, path: str, content: Any = None) -> Any:
-        try:
-            answer = self._http.request(method, path, json=content)
-            if answer.is_success:
-                return answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise DubitoError(f"Label Studio: {type(error).__name__}: {error}") from None
-        said = f"{answer.status_code}: {answer.text[:300]}"
-        raise DubitoError(f"Label Studio: {method} {path} was answered {said}")
-
-    def ids_in(self, project: int) -> set[str]:
-        """Return the ids of rows that are tasks of a project."""
-        ids: set[str] = set()
-        for page in count(1):
-            query = f"project={project}&page={page}&page_size={TASKS_AT_ONCE}&fields=all"
-            answer = self.ask("GET", f"/api/tasks/?{query}")
-            ids |= {str(task["data"][ID]) for task in answer["tasks"] if ID in task["data"]}
-            if not answer["tasks"] or page * TASKS_AT_ONCE >= answer["total"]:
-                break
-        return ids
+    Raises:
+        dubito.DubitoError: if the service, Label Studio or a file is at fault.
+    """
+    try:
+        _push(client, options)
+    except model_store.errors.DubitoError as error:
+        raise DubitoError(str(error)) from None
 
 
-def push(client: Client, asked: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Rank a pool, have the service keep the rows, and make tasks of them."""
-    url, token = asked.studio or os.environ.get(URL_VARIABLE), os.environ.get(TOKEN_VARIABLE)
-    for name, value in (("--studio", url), (TOKEN_VARIABLE, token)):
-        if not value:
-            raise InvalidInput(name, "that of Label Studio", "none")
-    rows = list(_rows(asked.files, _model(client, options.get("model"))))
-    studio = LabelStudio(str(url), str(token))
-    config = studio.ask("GET", f"/api/projects/{asked.project}/")["label_config"]
+def _push(client: Client, options: argparse.Namespace) -> None:
+    request = request_options(options, ACQUIRE_OPTIONS)
+    rows = list(_rows(options.files, _model(client, request.get("model"))))
+    studio = label_studio_from_environment(options.studio)
+    config = studio.json("GET", f"api/projects/{options.project}/")["label_config"]
     field = SHOWN.search(config)
     if field is None:
         expected = 'a labelling configuration with an object whose value is "$FIELD"'
-        raise InvalidInput(f"project {asked.project}", expected, "none")
+        raise InvalidInput(f"project {options.project}", expected, "none")
     pool, ids = [row.content for row in rows], [row.id for row in rows]
-    ranking = _ranking(client, pool, asked, {**options, "ids": ids, "keep": True})
-    there = studio.ids_in(asked.project)
+    ranking = _ranking(client, pool, options, {**request, "ids": ids, "keep": True})
+    existing = {
+        str(task["data"][ID])
+        for page in studio.tasks(options.project)
+        for task in page
+        if ID in task["data"]
+    }
     # in the pool's order, which does not tell control rows from others
-    chosen = [rows[n] for n in sorted(ranking.index.tolist()) if rows[n].id not in there]
-    for first in range(0, len(chosen), TASKS_AT_ONCE):
+    new_rows = [rows[n] for n in sorted(ranking.index.tolist()) if rows[n].id not in existing]
+    for first in range(0, len(new_rows), PAGE):
         tasks = [
-            {"data": {**_data(row, field[1]), ID: row.id}}
-            for row in chosen[first : first + TASKS_AT_ONCE]
+            {"data": {**_data(row, field[1]), ID: row.id}} for row in new_rows[first : first + PAGE]
         ]
-        studio.ask("POST", f"/api/projects/{asked.project}/import", tasks)
-    if asked.json:
-        about = {"model": ranking.model, "version": ranking.version, "project": asked.project}
-        print(json.dumps({**about, "tasks": [row.id for row in chosen]}))
+        studio.json("POST", f"api/projects/{options.project}/import", tasks)
+    if options.json:
+        about = {"model": ranking.model, "version": ranking.version, "project": options.project}
+        print(json.dumps({**about, "tasks": [row.id for row in new_rows]}))
         return
-    known = len(ranking) - len(chosen)
-    said = f", {known} were tasks already" if known else ""
-    print(f"project {asked.project}: {len(chosen)} tasks of {len(rows)} rows{said}")
+    known = len(ranking) - len(new_rows)
+    note = f", {known} were tasks already" if known else ""
+    print(f"project {options.project}: {len(new_rows)} tasks of {len(rows)} rows{note}")
 
 
 def _ranking(

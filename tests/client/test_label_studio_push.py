@@ -1,4 +1,4 @@
-"""`dubito studio push`: a ranking becomes tasks of Label Studio that carry their row."""
+"""`dubito label-studio push`: a ranking becomes tasks of Label Studio that carry their row."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dubito.studio import TOKEN_VARIABLE
+from integrations.label_studio.client import URL_VARIABLE
 
 CONFIG = """<View><{object} name="row" value="$row"/>
 <Choices name="class" toName="row">{choices}</Choices></View>"""
@@ -54,8 +54,8 @@ def studio(monkeypatch):
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setenv("DUBITO_LABEL_STUDIO_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv(TOKEN_VARIABLE, "a.personal.token")
+    monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("DUBITO_LABEL_STUDIO_TOKEN", "a.personal.token")
     yield state
     server.shutdown()
     thread.join()
@@ -85,7 +85,7 @@ def test_rows_of_a_table_become_tasks_that_the_service_predicts(run, studio, bac
     studio["label_config"] = config_of("Text", classes_of(run, "people"))
     lines = "\n".join(f"p{n},{20 + n if n else ''},Rome,a note" for n in range(6))
     (tmp_path / "people.csv").write_text(f"id,age,city,note\n{lines}\n")
-    push = ("studio", "push", "people.csv", "--model", "people", "-k", 4, "--project", 1)
+    push = ("label-studio", "push", "people.csv", "--model", "people", "-k", 4, "--project", 1)
     status, out, err = run(*push, "--control", 0.5, "--seed", 3)
     assert (status, out, err) == (0, "project 1: 4 tasks of 6 rows\n", "")
     tasks = [task["data"] for task in studio["tasks"]]
@@ -105,20 +105,20 @@ def test_pictures_and_arrays_become_tasks_that_the_service_predicts(
     studio["label_config"] = config_of("Image", classes_of(run, "pictures"))
     for name, color in (("a.png", "red"), ("b.png", "blue")):
         Image.new("RGB", (1, 1), color).save(name)
-    run("studio", "push", "a.png", "b.png", "--model", "pictures", "-k", 1, "--project", 1)
+    run("label-studio", "push", "a.png", "b.png", "--model", "pictures", "-k", 1, "--project", 1)
     (task,) = studio["tasks"]
     assert task["data"]["dubito_id"] in ("a.png", "b.png")
     assert task["data"]["row"].startswith("data:image/png;base64,")
     assert len(backend("pictures", studio)) == 1
     studio.update(label_config=config_of("Text", classes_of(run, "digits")), tasks=[])
     np.save("rows.npy", digits_rows[:5])
-    run("studio", "push", "rows.npy", "--model", "digits", "-k", 2, "--project", 1)
+    run("label-studio", "push", "rows.npy", "--model", "digits", "-k", 2, "--project", 1)
     assert len(backend("digits", studio)) == 2
 
 
 def test_what_goes_wrong_is_a_line(run, studio, monkeypatch, digits_rows):
     np.save("rows.npy", digits_rows[:5])
-    push = ("studio", "push", "rows.npy", "--model", "digits", "--project")
+    push = ("label-studio", "push", "rows.npy", "--model", "digits", "--project")
     status, _, err = run(*push, 2)
     assert (
         status,
@@ -132,6 +132,6 @@ def test_what_goes_wrong_is_a_line(run, studio, monkeypatch, digits_rows):
         1,
         True,
     )
-    monkeypatch.delenv(TOKEN_VARIABLE)
+    monkeypatch.delenv(URL_VARIABLE)
     status, _, err = run(*push, 1)
-    assert err == f"dubito: {TOKEN_VARIABLE}: expected that of Label Studio, got none\n"
+    assert err == f"dubito: {URL_VARIABLE}: expected the URL of Label Studio, got none\n"

@@ -1,48 +1,24 @@
-"""The commands about what a service keeps: labels, and jobs."""
+"""What the commands `dubito labels` do."""
 
 import argparse
 import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from dubito.client import Client
 from dubito.errors import DubitoError, InvalidInput
-from dubito.results import Job, KeptLabel
+from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
 LABELS_AT_ONCE = 1000  # that are kept all or none
-OF_JOBS = ("id", "kind", "state", "done", "model", "version", "rows", "created")
 
 
-def add_labels(commands: Commands, of_all: argparse.ArgumentParser) -> None:
-    def add(name: str, run: Callable[..., None], help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, parents=[of_all], help=help, description=help)
-        added.set_defaults(command=run)
-        added.add_argument("--model", metavar="NAME", help="may be left out where there is one")
-        return added
-
-    push = add("push", _push, "send labels: a CSV file with `id` and `label` (or `target`)")
-    help = "or JSON lines with the same and, of a row that is not kept, its `input`; - reads CSV"
-    push.add_argument("file", type=Path, metavar="FILE", help=help)
-    help = "labels may take the place of others"
-    push.add_argument("--replace", action="store_true", help=help)
-    listed = add("list", _list, "show the labels that are kept")
-    exported = add("export", _export, "print the labels that are kept as CSV")
-    for parser in (listed, exported):
-        help = "of the key of this name alone"
-        parser.add_argument("--annotator", metavar="KEY", help=help)
-    help = "delete labels; rows that were acquired wait for one again"
-    add("delete", _delete_labels, help).add_argument("ids", nargs="+", metavar="ID")
-
-
-def _push(client: Client, asked: argparse.Namespace) -> None:
+def push(client: Client, asked: argparse.Namespace) -> None:
     entries = list(_entries(asked.file))
     kept = {"accepted": 0, "known": 0, "replaced": 0}
     model, labels = asked.model, 0
@@ -102,7 +78,7 @@ def _number(path: Path, n: int, value: Any) -> float:
         raise InvalidInput(f"{path}: line {n}: target", "a number", repr(value)) from None
 
 
-def _list(client: Client, asked: argparse.Namespace) -> None:
+def show(client: Client, asked: argparse.Namespace) -> None:
     found = client.kept_labels(asked.model, annotator=asked.annotator)
     if asked.json:
         print(json.dumps({"labels": [asdict(label) for label in found]}))
@@ -114,7 +90,7 @@ def _list(client: Client, asked: argparse.Namespace) -> None:
     print(f"{len(found)} labels")
 
 
-def _export(client: Client, asked: argparse.Namespace) -> None:
+def export(client: Client, asked: argparse.Namespace) -> None:
     found = client.kept_labels(asked.model, annotator=asked.annotator)
     if asked.json:
         for label in found:
@@ -132,66 +108,9 @@ def _row_of(label: KeptLabel) -> dict[str, Any]:
     return {"id": label.id, **value, **of_key, "control": label.control}
 
 
-def _delete_labels(client: Client, asked: argparse.Namespace) -> None:
+def delete(client: Client, asked: argparse.Namespace) -> None:
     answer = client.delete_labels(asked.ids, model=asked.model)
     if asked.json:
         print(json.dumps(asdict(answer)))
     else:
         print(f"{answer.model}: {answer.deleted} of {len(asked.ids)} deleted, {answer.labels} left")
-
-
-def add_jobs(
-    commands: Commands,
-    of_all: argparse.ArgumentParser,
-    of_results: argparse.ArgumentParser,
-    show_result: Callable[[Client, Job, argparse.Namespace], None],
-) -> None:
-    """Add the commands about jobs.
-
-    Args:
-        of_results: its options, as of `predict`.
-        show_result: waits for the result of a job, and prints it.
-    """
-    helps = {
-        "list": "list the jobs that this key asked for",
-        "status": "say how far jobs are",
-        "cancel": "have jobs end",
-        "delete": "delete jobs that are over, with their results",
-        "result": "wait for a job's result, and show it",
-    }
-    parsers = {}
-    for name, does in helps.items():
-        parents = [of_all, of_results] if name == "result" else [of_all]
-        parsers[name] = commands.add_parser(name, parents=parents, help=does, description=does)
-        if name == "result":
-            parsers[name].add_argument("id", metavar="ID", help="of a job")
-        elif name != "list":
-            parsers[name].add_argument("ids", nargs="+", metavar="ID", help="of jobs")
-    parsers["list"].set_defaults(command=lambda client, asked: _show(client.jobs(), asked))
-    for name in ("status", "cancel", "delete"):
-        parsers[name].set_defaults(command=_each(name))
-    parsers["result"].set_defaults(
-        command=lambda client, asked: show_result(client, client.job(asked.id), asked)
-    )
-
-
-def _each(name: str) -> Callable[[Client, argparse.Namespace], None]:
-    def run(client: Client, asked: argparse.Namespace) -> None:
-        call = {"status": client.job, "cancel": client.cancel, "delete": client.delete}[name]
-        _show([call(job) for job in asked.ids], asked)
-
-    return run
-
-
-def _show(jobs: Sequence[Job], asked: argparse.Namespace) -> None:
-    if asked.json:
-        print(json.dumps({"jobs": [job.raw for job in jobs]}))
-        return
-    cells = [
-        (j.id, j.kind, j.state, f"{j.progress:.0%}", j.model, j.version, j.rows, j.created)
-        for j in jobs
-    ]
-    print_table(OF_JOBS, cells)
-    for job in jobs:
-        if job.error:
-            print(f"{job.id}: {job.error}")

@@ -1,158 +1,45 @@
-"""The commands that ask a service: predict a file, rank a pool, list the models."""
+"""What the commands do that call a service: predict a file, rank a pool, list models and jobs."""
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 
-from dubito import kept, studio
-from dubito.calls import Progress
-from dubito.client import URL, Client
-from dubito.command_names import COMMANDS, KEY_VARIABLE, URL_VARIABLE
+from dubito.client import Client
+from dubito.command import ACQUIRE_OPTIONS, PREDICT_OPTIONS
+from dubito.endpoints import Progress
 from dubito.errors import DubitoError
 from dubito.files import check_out, files_given, is_named, is_pool, rows_in, write
 from dubito.predictions import OF_ALL_ROWS, Predictions
 from dubito.results import Job, Model, Ranking
 from dubito.rows import RowsLike
-from dubito.studio import TOKEN_VARIABLE
-from dubito.studio import URL_VARIABLE as STUDIO_VARIABLE
 from dubito.terminal import format_cell, print_table, printable, progress_bar
 
 Result = TypeVar("Result")
-Command = Callable[[Client, argparse.Namespace], None]
-Options = Mapping[str, tuple[Callable[[str], object], str]]
-
-# Options of requests: type and meaning
-OF_BOTH: Options = {
-    "num_samples": (int, "posterior draws"),
-    "seed": (int, "replays the draws of that seed"),
-}
-OF_PREDICT: Options = {
-    "fpr": (float, "false-positive rate of the flag"),
-    "fdr": (float, "in its place: false discovery rate of all flags together"),
-    "coverage": (float, "of prediction sets and intervals"),
-    "confidence": (float, "with which the coverage is kept"),
-    "risk": (float, "largest share of wrong labels among those not abstained from"),
-}
-OF_ACQUIRE: Options = {
-    "acquisition": (str, "what to choose by: bald, batchbald, ... (default: by the task)"),
-    "race": (float, "chance at which a row may be left out, so that others take fewer draws"),
-    "beta": (float, "of power_bald: rows are taken by chance, weighted by BALD to this power"),
-    "control": (float, "share of the k rows that are set aside at random; needs --keep"),
-}
-FILES = (
-    "npy, npz, Parquet, CSV (.csv, .tsv) or zip; or JSON (.json, .jsonl); or images or texts, each "
-    "a row; - reads one from standard input"
-)
 CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
 OF_RANKING = (
     *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
     "unknown_categories",
 )
+JOB_HEADS = ("id", "kind", "state", "done", "model", "version", "rows", "created")
 REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command, and return its exit status: 0, or 1 with a line on standard error that says
-    what went wrong."""
-    asked = parser().parse_args(arguments)
-    try:
-        with Client(asked.url, key=os.environ.get(KEY_VARIABLE) or None) as client:
-            asked.command(client, asked)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone
-        return 1
-    except (DubitoError, OSError, UnicodeDecodeError, BadZipFile) as error:
-        print(f"dubito: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser("dubito")
-    commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    of_all = argparse.ArgumentParser(add_help=False)
-    url = os.environ.get(URL_VARIABLE) or URL
-    of_all.add_argument("--url", default=url, help="of the service (%(default)s)")
-    of_all.add_argument("--json", action="store_true", help="print JSON")
-    of_rows = argparse.ArgumentParser(add_help=False)
-    add = of_rows.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
-    add("--model", metavar="NAME[:VERSION]", help="a published model, and its version or alias")
-    help = "have a job do it; `predict` does so with CSV, Parquet, npz and zip"
-    add("--job", action="store_true", help=help)
-    help = "rows are numbers, as a model of columns encodes these"
-    add("--encoded", action="store_true", default=None, help=help)
-
-    def command(name: str, run: Command, *parents: argparse.ArgumentParser) -> Callable[..., Any]:
-        added = commands.add_parser(name, parents=[of_all, *parents], description=COMMANDS[name])
-        added.set_defaults(command=run)
-        return added.add_argument
-
-    of_answers = argparse.ArgumentParser(add_help=False)
-    add = of_answers.add_argument
-    add("--rows", type=_count, default=20, help="rows to show at most (%(default)s)")
-    add("--out", type=Path, metavar="FILE", help="write all there is, as .csv, .npz or .parquet")
-    of_predictions = argparse.ArgumentParser(add_help=False)
-    _add_options(of_predictions, {**OF_BOTH, **OF_PREDICT})
-    add = command("predict", _predict, of_rows, of_answers, of_predictions)
-    help = "say what made rows strange, of rows that go in requests"
-    add("--explain", action="store_true", help=help)
-    of_rankings = argparse.ArgumentParser(add_help=False)
-    of_rankings.add_argument("-k", type=int, default=10, help="how many (%(default)s)")
-    _add_options(of_rankings, {**OF_BOTH, **OF_ACQUIRE})
-    add = command("acquire", _acquire, of_rows, of_rankings)
-    help = "have the service keep them, by their ids"
-    add("--keep", action="store_true", default=None, help=help)
-    command("models", _models)
-
-    def group(name: str) -> Any:
-        added = commands.add_parser(name, description=COMMANDS[name])
-        return added.add_subparsers(required=True, metavar="COMMAND")
-
-    kept.add_labels(group("labels"), of_all)
-    kept.add_jobs(group("jobs"), of_all, of_answers, _show_result)
-    help = "make tasks of a project of Label Studio of the rows to label next"
-    parents = [of_all, of_rows, of_rankings]
-    push = group("studio").add_parser("push", parents=parents, help=help, description=help)
-    push.set_defaults(command=_push)
-    add = push.add_argument
-    add("--project", type=int, required=True, metavar="N", help="the project's number")
-    help = f"of Label Studio, by default {STUDIO_VARIABLE}; {TOKEN_VARIABLE} holds a token"
-    add("--studio", metavar="URL", help=help)
-    return whole
-
-
-def _add_options(parser: argparse.ArgumentParser, options: Options) -> None:
-    for option, (kind, meaning) in options.items():
-        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected 0, 1, 2, ..., got {text!r}")
-    return int(text)
-
-
-def _options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    of_all = {name: getattr(asked, name) for name in (*OF_BOTH, *names, "encoded")}
-    given = {name: value for name, value in of_all.items() if value is not None}
+def request_options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the options of a request that the command line gives."""
+    values = {name: getattr(asked, name) for name in (*names, "encoded")}
+    given = {name: value for name, value in values.items() if value is not None}
     if asked.model is not None:
         name, _, version = asked.model.partition(":")
         given |= {"model": name} | ({"version": version} if version else {})
     return given
 
 
-def _predict(client: Client, asked: argparse.Namespace) -> None:
-    options = _options(asked, OF_PREDICT)
+def predict(client: Client, asked: argparse.Namespace) -> None:
+    options = request_options(asked, PREDICT_OPTIONS)
     check_out(asked.out)
     not_read: Sequence[str] = ()
     with files_given(asked.files) as files, progress_bar("predicting") as progress:
@@ -171,8 +58,9 @@ def _predict(client: Client, asked: argparse.Namespace) -> None:
     _show_predictions(client, answer, asked, _names(answer, asked.files), not_read)
 
 
-def _show_result(client: Client, job: Job, asked: argparse.Namespace) -> None:
+def show_result(client: Client, asked: argparse.Namespace) -> None:
     """Wait for a job's result, and show it."""
+    job = client.job(asked.id)
     with progress_bar("waiting") as progress:
         if job.kind == "acquire":
             _show_ranking(client.ranking(job, on_progress=progress), asked)
@@ -248,8 +136,8 @@ def _unknown(counts: Mapping[str, int]) -> str:
     return f"rows whose category is missing or unknown to the model: {found}"
 
 
-def _acquire(client: Client, asked: argparse.Namespace) -> None:
-    options = _options(asked, OF_ACQUIRE) | ({"keep": True} if asked.keep else {})
+def acquire(client: Client, asked: argparse.Namespace) -> None:
+    options = request_options(asked, ACQUIRE_OPTIONS) | ({"keep": True} if asked.keep else {})
     with files_given(asked.files) as files, progress_bar("ranking") as progress:
         pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
         if not is_pool(files) and len(files) > 1:
@@ -260,10 +148,6 @@ def _acquire(client: Client, asked: argparse.Namespace) -> None:
         else:
             answer = client.acquire(pool, k=asked.k, **options)
     _show_ranking(answer, asked)
-
-
-def _push(client: Client, asked: argparse.Namespace) -> None:
-    studio.push(client, asked, _options(asked, OF_ACQUIRE))
 
 
 def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:
@@ -280,17 +164,17 @@ def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:
         print(_unknown(answer.unknown_categories))
 
 
-def _models(client: Client, asked: argparse.Namespace) -> None:
-    models = client.models()
+def models(client: Client, asked: argparse.Namespace) -> None:
+    listed = client.models()
     if asked.json:
-        print(json.dumps({"models": [model.raw for model in models]}))
+        print(json.dumps({"models": [model.raw for model in listed]}))
         return
     rows = [
         (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _of(m))
-        for m in models
+        for m in listed
     ]
     print_table(("model", "serving", "versions", "task", "method", "predicts"), rows)
-    for model in models:
+    for model in listed:
         for version, why in model.broken.items():
             print(f"{model.name} version {version} cannot be served: {why}")
 
@@ -339,3 +223,33 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
             name: None if isinstance(value, float) and not np.isfinite(value) else value
             for name, value in zip(lists, values, strict=True)
         }
+
+
+def list_jobs(client: Client, asked: argparse.Namespace) -> None:
+    _show_jobs(client.jobs(), asked)
+
+
+def status_jobs(client: Client, asked: argparse.Namespace) -> None:
+    _show_jobs([client.job(job) for job in asked.ids], asked)
+
+
+def cancel_jobs(client: Client, asked: argparse.Namespace) -> None:
+    _show_jobs([client.cancel(job) for job in asked.ids], asked)
+
+
+def delete_jobs(client: Client, asked: argparse.Namespace) -> None:
+    _show_jobs([client.delete(job) for job in asked.ids], asked)
+
+
+def _show_jobs(jobs: Sequence[Job], asked: argparse.Namespace) -> None:
+    if asked.json:
+        print(json.dumps({"jobs": [job.raw for job in jobs]}))
+        return
+    cells = [
+        (j.id, j.kind, j.state, f"{j.progress:.0%}", j.model, j.version, j.rows, j.created)
+        for j in jobs
+    ]
+    print_table(JOB_HEADS, cells)
+    for job in jobs:
+        if job.error:
+            print(f"{job.id}: {job.error}")

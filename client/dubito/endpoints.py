@@ -26,6 +26,7 @@ from dubito.results import (
     ranking_of,
     record,
 )
+from dubito.retries import Limits, Pause, Request, Steps, send
 from dubito.rows import (
     MEDIA_TYPES,
     NPZ,
@@ -41,7 +42,6 @@ from dubito.rows import (
     texts,
     with_deadline,
 )
-from dubito.sending import Limits, Pause, Request, Steps, send
 
 PART_ROWS = 1000
 LABELS_AT_ONCE = 10_000

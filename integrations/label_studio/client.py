@@ -1,0 +1,155 @@
+"""A client of Label Studio's API, and the settings that name it."""
+
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from model_store.errors import DubitoError, InvalidInput
+
+URL_VARIABLE = "DUBITO_LABEL_STUDIO_URL"
+TOKEN_VARIABLE = "DUBITO_LABEL_STUDIO_TOKEN"
+PAGE = 100  # tasks in a request
+TIMEOUT_S = 20.0
+FILES = "data/"  # uploads, and files of local storage
+MAX_FILE_BYTES = 32 << 20
+MAX_JSON_BYTES = 256 << 20
+
+
+class LabelStudioError(DubitoError):
+    pass
+
+
+class LabelStudio:
+    """A client of Label Studio's API at the one origin that the operator names.
+
+    It follows no redirects, and asks none of the proxies that the environment names: they could
+    reach what we cannot. The token is a personal access token, or a legacy one.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        import httpx
+
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and parts.hostname
+        if not is_http or parts.query or parts.fragment:
+            expected = "an http or https URL without query"
+            raise InvalidInput(URL_VARIABLE, expected, "another")
+        self._base = url.rstrip("/") + "/"
+        self._origin = _origin(self._base)
+        self._token = token
+        self._access: str | None = None
+        self._http = httpx.Client(
+            trust_env=False,
+            verify=ssl.create_default_context(),
+            timeout=TIMEOUT_S,
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    def fetch(self, url: str) -> bytes:
+        """Return a file of this origin, such as one that was uploaded to a project; `url` may be
+        relative to it."""
+        expected = "images as data URIs, or files of DUBITO_LABEL_STUDIO_URL below /data/"
+        try:
+            whole = urljoin(self._base, url)
+            path = urlsplit(whole).path
+        except ValueError:
+            raise InvalidInput("tasks", expected, "no URL") from None
+        is_below = path.startswith(urlsplit(self._base).path + FILES)
+        is_file = is_below and ".." not in path and "%" not in path
+        if _origin(whole) != self._origin or not is_file:  # not its API, which the token would open
+            raise InvalidInput("tasks", expected, "another URL")
+        try:
+            return self._ask("GET", whole, None, MAX_FILE_BYTES)
+        except LabelStudioError:  # which repeats what Label Studio says
+            expected = "images that Label Studio has"
+            raise InvalidInput("tasks", expected, "none, or no answer") from None
+
+    def tasks(self, project: int) -> Iterator[list[dict[str, Any]]]:
+        """Yield the tasks of a project, page by page."""
+        for page in count(1):
+            query = f"project={project}&page={page}&page_size={PAGE}&fields=all"
+            answer = self.json("GET", f"api/tasks/?{query}")
+            if answer["tasks"]:
+                yield answer["tasks"]
+            if not answer["tasks"] or page * PAGE >= answer["total"]:
+                return
+
+    def json(self, method: str, path: str, content: Any = None) -> Any:
+        url = urljoin(self._base, path.lstrip("/"))
+        answer = self._ask(method, url, content, MAX_JSON_BYTES)
+        try:
+            return json.loads(answer) if answer else None
+        except ValueError:
+            expected = f"JSON of {method} {path}"
+            raise LabelStudioError(f"Label Studio: expected {expected}, got another") from None
+
+    def _ask(self, method: str, url: str, content: Any, limit: int) -> bytes:
+        status, answer = self._send(method, url, content, limit, self._authorization())
+        if status == 401 and self._access is not None:  # it has expired
+            self._access = None
+            status, answer = self._send(method, url, content, limit, self._authorization())
+        if not 200 <= status < 300:
+            said = answer[:500].decode("utf-8", "replace")
+            path = urlsplit(url).path
+            raise LabelStudioError(f"Label Studio: {method} {path} was answered {status}: {said}")
+        if len(answer) > limit:
+            raise LabelStudioError(f"Label Studio: expected at most {limit} bytes, got more")
+        return answer
+
+    def _send(
+        self, method: str, url: str, content: Any, limit: int, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of an answer, which ends beyond the limit."""
+        import httpx
+
+        answer = b""
+        json_content = None if content is None else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            with self._http.stream(method, url, content=json_content, headers=headers) as response:
+                for part in response.iter_bytes():
+                    answer += part
+                    if len(answer) > limit:
+                        break
+                return response.status_code, answer
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
+
+    def _authorization(self) -> dict[str, str]:
+        """Return the header that the token needs; a personal access token is exchanged for one of
+        some minutes."""
+        if self._token is None:
+            return {}
+        if self._token.count(".") != 2:
+            return {"Authorization": f"Token {self._token}"}
+        if self._access is None:
+            url, refresh = urljoin(self._base, "api/token/refresh"), {"refresh": self._token}
+            status, answer = self._send("POST", url, refresh, MAX_FILE_BYTES, {})
+            try:
+                self._access = str(json.loads(answer)["access"])
+            except (ValueError, KeyError, TypeError):
+                raise LabelStudioError(f"Label Studio: the token is refused: {status}") from None
+        return {"Authorization": f"Bearer {self._access}"}
+
+
+def label_studio_from_environment(url: str | None = None) -> LabelStudio:
+    """Return a client of the Label Studio at `url`, or the one that the environment names."""
+    url = url or os.environ.get(URL_VARIABLE)
+    if not url:
+        raise InvalidInput(URL_VARIABLE, "the URL of Label Studio", "none")
+    return LabelStudio(url, os.environ.get(TOKEN_VARIABLE) or None)
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    if "@" in parts.netloc or "\\" in url:
+        return ("", "", 0)
+    try:
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return ("", "", 0)
+    return (parts.scheme, (parts.hostname or "").lower(), port)

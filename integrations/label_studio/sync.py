@@ -1,0 +1,136 @@
+"""`dubito label-studio sync`: bring a project of Label Studio and a model together.
+
+Webhooks come once, and get lost. So the command, once or again and again, requests all tasks, and
+
+* sends the newest annotation of each to the service, which knows those that it has;
+* gives tasks without a prediction of the version that is served one, and writes its uncertainty
+  into the task's data, by which the data manager sorts;
+* sets the version whose predictions the project goes by.
+"""
+
+import argparse
+import time
+from itertools import count
+from typing import Any
+from urllib.parse import quote
+
+from integrations.label_studio.client import (
+    LabelStudio,
+    LabelStudioError,
+    label_studio_from_environment,
+)
+from model_store.errors import DubitoError
+from service.auth.keys import read_key_file
+
+DOUBT = "dubito_doubt"  # of a task's data: 0 to 1
+PREDICTING_TIMEOUT_S = 120.0
+
+
+def run(options: argparse.Namespace) -> None:
+    file = options.key_file
+    key = None if file is None else read_key_file("--key-file", file).strip()
+    service = Backend(f"{options.service.rstrip('/')}/label-studio/{quote(options.model)}", key)
+    studio = label_studio_from_environment()
+    for poll in count(1):
+        try:
+            print(synchronise(studio, service, options.project), flush=True)
+        except DubitoError as error:
+            if not options.watch:
+                raise
+            print(f"error: {error}", flush=True)  # the next time may find it put right
+        if not options.watch:
+            return
+        try:
+            if poll == 1:
+                print(f"looking again every {options.interval_s:g} s", flush=True)
+            time.sleep(options.interval_s)
+        except KeyboardInterrupt:  # with nothing half done: a good end
+            return
+
+
+class Backend:
+    def __init__(self, url: str, key: str | None) -> None:
+        import httpx
+
+        headers = {} if key is None else {"X-API-Key": key}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=PREDICTING_TIMEOUT_S)
+
+    def ask(self, path: str, content: dict[str, Any]) -> Any:
+        """Send JSON to a path below the model's."""
+        import httpx
+
+        try:
+            answer = self._http.post(path, json=content)
+            if answer.is_success:
+                return answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise LabelStudioError(f"the service: {type(error).__name__}: {error}") from None
+        raise LabelStudioError(f"the service: {answer.text[:1000]}")
+
+
+def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
+    project = studio.json("GET", f"api/projects/{number}/")
+    config = {"label_config": project["label_config"]}
+    version = service.ask("setup", {"schema": project["label_config"]})["model_version"]
+    seen = labels = predicted = refused = pages = 0
+    why = ""
+    for tasks in studio.tasks(number):
+        for task in tasks:
+            annotation = _newest(task.get("annotations") or [])
+            if annotation is None:
+                continue
+            content = {"action": "ANNOTATION_UPDATED", "annotation": annotation, "task": task}
+            try:
+                of_project = {"project": {"id": number, **config}}
+                labels += service.ask("webhook", {**content, **of_project})["kept"]
+            except LabelStudioError as error:
+                refused, why = refused + 1, f" (last: {error})"
+        try:
+            predicted += _predict(studio, service, config, version, tasks)
+        except LabelStudioError as error:  # of a task that cannot be read: later pages go on
+            pages, why = pages + 1, f" (last: {error})"
+        seen += len(tasks)
+    # It refuses a version before there are predictions of it.
+    if seen and project.get("model_version") != version:
+        studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
+    told = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
+    told += f", {refused} labels refused" if refused else ""
+    return told + (f", {pages} pages of tasks not predicted" if pages else "") + why
+
+
+def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the annotation that was changed last, of those that were not skipped."""
+    made = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
+    return max(made, key=lambda one: (str(one.get("updated_at")), one["id"]), default=None)
+
+
+def _predict(
+    studio: LabelStudio,
+    service: Backend,
+    config: dict[str, Any],
+    version: str,
+    tasks: list[dict[str, Any]],
+) -> int:
+    """Give tasks a prediction of the version that have none, and have each task's data say the
+    doubt of its own; return how many there were.
+    """
+    scores: dict[int, float] = {}
+    missing = []
+    for task in tasks:
+        made = [p for p in task.get("predictions") or [] if p.get("model_version") == version]
+        if made and made[0]["score"] is not None:
+            scores[task["id"]] = made[0]["score"]
+        else:
+            missing.append(task)
+    if missing:
+        asked = [{"id": task["id"], "data": task["data"]} for task in missing]
+        results = service.ask("predict", {"tasks": asked, **config})["results"]
+        for task, result in zip(missing, results, strict=True):
+            studio.json("POST", "api/predictions/", {"task": task["id"], **result})
+            scores[task["id"]] = result["score"]
+    for task in tasks:
+        doubt = round(1.0 - scores[task["id"]], 6)
+        if task["data"].get(DOUBT) != doubt:
+            content = {"data": {**task["data"], DOUBT: doubt}}
+            studio.json("PATCH", f"api/tasks/{task['id']}/", content)
+    return len(missing)

@@ -1,0 +1,14 @@
+"""Run `dubito mlflow NAME[:VERSION] FOLDER`."""
+
+import argparse
+
+from integrations.mlflow.pyfunc import export
+from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.store import LATEST
+
+
+def run(options: argparse.Namespace) -> None:
+    store = store_of_environment(options.store)
+    name, _, version = options.version.partition(":")
+    export(store, name, store.resolve(name, version or LATEST), options.folder)
+    print(f"written: {options.folder}; mlflow models serve -m {options.folder}")

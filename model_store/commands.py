@@ -1,0 +1,83 @@
+"""The commands of `python -m model_store`, which are `dubito store ...` too: their options.
+
+`model_store/maintenance.py` has their functions. It is imported when a command runs, so that help
+and completion are fast.
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TypeAlias
+
+from model_store.errors import DubitoError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+ABOUT = "list, show, verify, sign and delete versions, and move their aliases"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `store` with its commands."""
+    add_store_commands(commands.add_parser("store", help=ABOUT, description=ABOUT))
+
+
+def add_store_commands(parser: argparse.ArgumentParser) -> None:
+    help = "a folder or s3://bucket/prefix, in place of DUBITO_STORE"
+    parser.add_argument("--store", metavar="PLACE", help=help)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "list", "list every model, its versions and aliases", "list_versions")
+    show = _add(commands, "show", "describe a version")
+    _add_version(show)
+    help = "check its signature against this public key"
+    show.add_argument("--key", type=Path, metavar="FILE", help=help)
+    verify = _add(commands, "verify", "check every file of every version against its manifest")
+    help = "and every signature against this public key"
+    verify.add_argument("--key", type=Path, metavar="FILE", help=help)
+    about = "point an alias at a version that can be served, or remove it; `latest` rolls back"
+    alias = _add(commands, "alias", about)
+    alias.add_argument("name")
+    alias.add_argument("alias")
+    alias.add_argument("version", nargs="?", help="a number or another alias")
+    alias.add_argument("--remove", action="store_true", help="remove the alias; its version stays")
+    help = "without trying whether it can be served"
+    alias.add_argument("--anyway", action="store_true", help=help)
+    about = "delete all versions except the newest N and those with an alias"
+    keep = _add(commands, "keep", about)
+    keep.add_argument("name")
+    keep.add_argument("newest", type=int)
+    delete = _add(commands, "delete", "delete a version, or a model with all of its versions")
+    help = "VERSION is a number; all if none is given"
+    delete.add_argument("version", metavar="NAME[:VERSION]", help=help)
+    help = "also versions with an alias; `latest` moves to another"
+    delete.add_argument("--force", action="store_true", help=help)
+    about = "make a private key to sign with, FILE, and its public one, FILE.pub"
+    keygen = _add(commands, "keygen", about)
+    keygen.add_argument("file", type=Path, metavar="FILE")
+    sign = _add(commands, "sign", "sign a version that is whole")
+    _add_version(sign)
+    sign.add_argument("--key", type=Path, metavar="FILE", required=True, help="the private key")
+
+
+def _add(
+    commands: Commands, name: str, about: str, function: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command that calls a function of `maintenance`, by default the one of its name."""
+    parser = commands.add_parser(name, help=about, description=about)
+    parser.set_defaults(run=partial(run, f"model_store.maintenance:{function or name}"))
+    return parser
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    help = "a number or an alias, by default latest"
+    parser.add_argument("version", metavar="NAME[:VERSION]", help=help)
+
+
+def run(function: str, options: argparse.Namespace) -> int:
+    """Run a command; return the exit code: 0 done, 1 a version is broken, 2 a wrong call."""
+    try:
+        return int(resolve_name(function)(options) or 0)
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

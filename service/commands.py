@@ -1,0 +1,130 @@
+"""The commands of `python -m service`, which `dubito` has too: their options.
+
+A command's module is imported when the command runs, so that help and completion are fast. To add
+a command, add its options here, and its function where it belongs. An integration adds its own.
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+
+from model_store.errors import DubitoError
+from model_store.processes import open_standard_files
+from service.integrations import Commands, installed_integrations
+
+SCOPES = "read, predict, acquire, label, metrics and admin"
+MAX_REJECTS = 0.01
+OUT = "a folder or a bucket's URL, empty or of this job"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of the service and of its integrations."""
+    serve = add_command(commands, "serve", "service.serve:serve", "serve the models of the store")
+    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    serve.add_argument("--port", type=int, metavar="N", help=help)
+    about = "predict a whole data set of Parquet files, without a service"
+    score = add_command(commands, "score", "service.batch.command:score", about)
+    _add_data_set(score)
+    score.add_argument("--out", metavar="DST", help=OUT, required=True)
+    _add_score_options(score)
+    about = "rank a whole data set of Parquet files, without a service"
+    rank = add_command(commands, "rank", "service.batch.command:rank", about)
+    _add_data_set(rank)
+    rank.add_argument("--out", metavar="DST", help=OUT)
+    _add_rank_options(rank)
+    _add_key(commands)
+    about = "write the state, jobs and labels, to standard output, as a tar file"
+    add_command(commands, "backup", "service.commands:backup", about)
+    about = "restore the state from a backup on standard input"
+    add_command(commands, "restore", "service.commands:restore", about)
+    for integration in installed_integrations().values():
+        integration.add_commands(commands)
+
+
+def add_command(
+    commands: Commands, name: str, function: str, about: str
+) -> argparse.ArgumentParser:
+    """Add a command that calls `function`, named as `module:function`, with its options."""
+    parser = commands.add_parser(name, help=about, description=about)
+    parser.set_defaults(run=partial(run, function))
+    return parser
+
+
+def run(function: str, options: argparse.Namespace) -> int:
+    """Run a command; return its exit code, 2 if an option or a setting is wrong."""
+    open_standard_files()
+    try:
+        return int(resolve_name(function)(options) or 0)
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def backup(_: argparse.Namespace) -> None:
+    from model_store.state.backup import back_up
+    from service.settings import read_settings
+
+    back_up(read_settings().state, sys.stdout.buffer)
+
+
+def restore(_: argparse.Namespace) -> None:
+    from model_store.state.backup import restore
+    from service.settings import read_settings
+
+    restore(read_settings().state, sys.stdin.buffer)
+
+
+def _add_key(commands: Commands) -> None:
+    about = "make a key for DUBITO_KEYS_FILE"
+    parser = add_command(commands, "key", "service.auth.keys:print_new_key", about)
+    parser.add_argument("name", metavar="NAME", help="what the log calls the key")
+    help = f"what it may do, with commas between: some of {SCOPES}"
+    parser.add_argument("--scopes", required=True, help=help)
+    help = "how long it is valid, such as 90d or 12h; else without end"
+    parser.add_argument("--expires", metavar="SPAN", help=help)
+
+
+def _add_data_set(parser: argparse.ArgumentParser) -> None:
+    """Add what `score` and `rank` share."""
+    parser.description = f"{parser.description}. Started again, it goes on: docs/data-sets.md."
+    add = parser.add_argument
+    help = "a .parquet file, a folder of them, or s3://, gs:// or az://bucket/prefix"
+    add("source", metavar="SRC", help=help)
+    add("--model", metavar="NAME", help="a published model; optional if there is only one")
+    add("--version", metavar="V", help="a number or an alias (latest)", default="latest")
+    help = "posterior draws; by default the model's own number"
+    add("--num-samples", metavar="N", help=help, type=int)
+    help = "of the draws; by default one that nobody can foresee, kept in DST"
+    add("--seed", metavar="S", help=help, type=int)
+    add("--priors", metavar="JSON", help="shares of all classes, an object keyed by class")
+    help = "processes, one thread each; by default one for each processor"
+    add("--workers", metavar="N", help=help, type=int)
+    help = "run on Ray: `local` starts it here, `auto` or host:port join a cluster"
+    add("--ray", metavar="ADDRESS", help=help)
+    help = "of all rows, that may be unreadable"
+    add("--max-rejects", metavar="SHARE", help=help, type=float, default=MAX_REJECTS)
+    help = "most rows of a part; by default 32768, fewer of wide rows"
+    add("--shard-rows", metavar="N", help=help, type=int)
+    add("--quiet", action="store_true", help="show no progress")
+
+
+def _add_score_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--fpr", metavar="P", help="false-positive rate of the flag (0.05)", type=float)
+    add("--fdr", metavar="P", help=argparse.SUPPRESS, type=float)
+    add("--coverage", metavar="P", help="of prediction sets and intervals (0.95)", type=float)
+    help = "with which coverage is kept; by default on average"
+    add("--confidence", metavar="P", help=help, type=float)
+    help = "abstain where a label is wrong with a larger probability"
+    add("--risk", metavar="P", help=help, type=float)
+
+
+def _add_rank_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-k", "--k", type=int, default=1000, metavar="N", help="how many rows to rank (1000)")
+    add("--acquisition", metavar="NAME", help="what to choose rows by, as /acquire has it (bald)")
+    help = "of power_bald: rows are taken by chance, BALD^B their weights (1)"
+    add("--beta", metavar="B", help=help, type=float)
+    add("--exclude", metavar="FILE", help="ids that are left out, one a line", type=Path)

@@ -1,0 +1,136 @@
+"""Start the service: settings, the supervisor or one process, uvicorn."""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from model_store.artifacts.place import VERIFY_KEY_VARIABLE, open_store
+from model_store.artifacts.signature import read_public_key
+from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
+from model_store.inference.preflight_process import PreflightProcess
+from model_store.processes import open_standard_files
+from service.auth.keys import OF_HEALTH, KeyRing
+from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
+from service.server.supervisor import WorkerPlace, supervise
+from service.settings import SWITCH_S, Settings, read_settings
+from service.telemetry.logs import configure
+from service.telemetry.tracing import check_tracing
+
+logger = logging.getLogger("dubito")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code, 0 stopped or 3 it cannot start.
+
+    Raises:
+        InvalidInput: if a setting is wrong.
+    """
+    if options.port is not None:
+        os.environ["DUBITO_PORT"] = str(options.port)
+    settings = read_settings()
+    check(settings)
+    configure(settings)
+    problem = cannot_listen(settings.host, settings.port)
+    if problem is not None:  # before models are loaded
+        print(f"error: {problem}", file=sys.stderr)
+        return 3
+    if isinstance(settings.store, Path) and not settings.store.exists():
+        logger.warning(
+            "DUBITO_STORE: the folder %s does not exist; waiting for it", settings.store.absolute()
+        )
+    if settings.page and settings.port != 0:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+        logger.info("the page for people: http://%s:%s/", host, settings.port)
+    return _serve(settings) if settings.workers == 1 else supervise(settings)
+
+
+def serve_as_worker(arguments: list[str]) -> int:
+    """Serve as one of several worker processes, which the supervisor starts."""
+    open_standard_files()
+    place = WorkerPlace.from_arguments(arguments)
+    try:
+        settings = read_settings()
+        check(settings, is_first=False)
+    except DubitoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    configure(settings)
+    return _serve(settings, place)
+
+
+def check(settings: Settings, is_first: bool = True) -> None:
+    """Raise InvalidInput for settings that a service, or its workers, could not start with."""
+    KeyRing(settings)
+    check_tracing(settings)
+    check_store(settings, is_first)
+    if settings.verify_key_file is not None:
+        read_public_key(settings.verify_key_file, VERIFY_KEY_VARIABLE)
+
+
+def check_store(settings: Settings, is_first: bool) -> None:
+    """Raise InvalidInput if the store is a file, or a bucket that refuses to be read.
+
+    A bucket is asked by the first process alone; one that cannot be reached may be later.
+    """
+    store = settings.store
+    if isinstance(store, Path):
+        if store.exists() and not store.is_dir():
+            raise InvalidInput("DUBITO_STORE", "a folder", str(store.absolute()))
+        return
+    bucket = open_store(store, cache=settings.cache, cache_bytes=settings.cache_bytes)
+    if is_first:
+        try:
+            bucket.names()
+        except StoreUnreachable as error:
+            if error.is_refused:
+                expected = "a bucket that can be read"
+                raise InvalidInput("DUBITO_STORE", expected, str(error)) from None
+
+
+def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
+    keep_heaps_whole()
+    sys.setswitchinterval(SWITCH_S)
+    # uvicorn raises it again when it has stopped in good order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if place is not None:
+        place.start_heartbeat()
+    store = settings.store
+    has_store = isinstance(store, str) or store.is_dir()
+    spare = PreflightProcess() if place is None and settings.trial_s > 0 and has_store else None
+    import uvicorn  # not needed by a supervisor, and heartbeats begin before it
+
+    from service.app import create_app
+    from service.server.budget import ByteBudget
+    from service.server.connections import Connections, HttpConnection
+    from service.shared_state import FolderBackend
+
+    budget = ByteBudget(settings.memory_budget_bytes)
+    of_health = OF_HEALTH | {"/metrics"}
+    connections = Connections(settings.deadline_s, settings.max_connections, budget, of_health)
+    allow_open_files(settings.max_connections)
+    folder = None if place is None else place.folder
+    backend = None if place is None else FolderBackend(str(place.worker), place.folder)
+    config = uvicorn.Config(
+        create_app(settings, backend, folder, spare),
+        host=settings.host,
+        port=settings.port,
+        http=partial(HttpConnection, connections),  # type: ignore[arg-type]
+        ws="none",
+        timeout_graceful_shutdown=settings.drain_s,
+        # longer than proxies keep idle connections, so that they close them and not we
+        timeout_keep_alive=75,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nothing here goes by a client's address
+        log_config=None,
+    )
+    server = uvicorn.Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run(None if place is None else [socket.socket(fileno=place.listener)])
+    return 0 if server.started else 3

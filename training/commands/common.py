@@ -1,0 +1,23 @@
+"""What the commands share: the store of the environment, and how figures are printed."""
+
+from typing import Any
+
+from model_store.artifacts.place import store_of_environment
+from model_store.artifacts.store import ModelStore
+
+
+def open_store(writes: bool = True) -> ModelStore:
+    store = store_of_environment()
+    if writes:
+        store.storage.check_writable()  # now, rather than when hours have gone by
+    return store
+
+
+def print_quality(quality: dict[str, Any]) -> None:
+    for key, value in quality.items():
+        print(f"  {key:32} {show_figure(value)}")
+
+
+def show_figure(value: float) -> str:
+    """Four decimals, but of an error of targets near 1e-9 four digits."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
