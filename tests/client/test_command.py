@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from dubito.asking import by_job
+from dubito.actions import by_job
 from PIL import Image
 
 from dubito import Client

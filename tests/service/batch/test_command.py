@@ -510,12 +510,7 @@ def test_every_kind_of_input_is_read(kinds_service, kinds, tmp_path, model):
         "--workers",
         "1",
     ]
-    assert (
-        command.run(
-            "score", [str(tmp_path / "rows.parquet"), *options], Settings(store=kinds), "test"
-        )
-        == 0
-    )
+    assert run_command(kinds, "score", tmp_path / "rows.parquet", *options) == 0
     asked = {"model": model, "inputs": inputs, "seed": 3}
     expected = client.post("/predict", json=asked, headers={"Accept": "application/x-npz"})
     assert expected.status_code == 200, expected.text
