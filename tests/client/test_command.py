@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from dubito.actions import by_job
 from PIL import Image
 
 from dubito import Client
+from dubito.actions import by_job
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
