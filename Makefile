@@ -45,8 +45,10 @@ check: install
 reproduce: install # the papers' tables and figures that are missing; DUBITO_DATA names the data
 	$(BIN)/python -m training reproduce
 
-bench: install
-	$(BIN)/python -m benchmarks
+bench: install # the short ones; `python -m benchmarks` lists all
+	$(BIN)/python -m benchmarks.kernel --rounds 3
+	$(BIN)/python -m benchmarks.predict --short
+	$(BIN)/python -m benchmarks.request_cost --rounds 3
 
 docs: # a site in build/site, with a search that needs no server
 	bash tests/real/environments.sh docs

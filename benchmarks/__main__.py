@@ -1,23 +1,22 @@
-"""The short form: the kernel, one row over HTTP and what detectors cost, on an untrained model of
-MNIST's size.
+"""List the benchmarks, each with the first line of its docstring.
 
-`python -m benchmarks` prints three tables in a few minutes; `docs/results/README.md` says how to
-run the long forms.
+`make bench` runs the short ones; `docs/results/README.md` describes all of them.
 """
 
-from argparse import Namespace
+import importlib
+import pkgutil
 
-from benchmarks import detector_cost, kernel, predict
-from benchmarks.common import NAME, store_of
+import benchmarks
 
-ROUNDS, CALLS = 3, 50
+SHARED = ("__main__", "common")
 
 
 def main() -> None:
-    with store_of(Namespace(store=None)) as store:
-        print(kernel.table(kernel.measure(store, NAME, ROUNDS), ROUNDS), flush=True)
-        print(predict.table(predict.measure(store, ROUNDS, CALLS)), flush=True)
-        print(detector_cost.measure(store, NAME))
+    for found in pkgutil.iter_modules(benchmarks.__path__):
+        if found.name not in SHARED:
+            module = importlib.import_module(f"benchmarks.{found.name}")
+            summary = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
+            print(f"python -m benchmarks.{found.name:12} {summary}")
 
 
 if __name__ == "__main__":

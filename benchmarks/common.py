@@ -4,7 +4,6 @@ untrained model of `recipes/mnist.toml`'s size to measure speed on, and a servic
 import argparse
 import http.client
 import os
-import re
 import socket
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from safetensors.torch import load as load_weights
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
-from training.data import Dataset, Rows, Splits, SplitSizes, load, split, split_sizes
+from training.data import Dataset, Rows, SplitSizes, load, split, split_sizes
 from training.fit import Fitted, publish, temper
 from training.model import BayesianModel, build, initialise
 from training.provenance import Provenance
@@ -36,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 NAME = "mnist"
 TRAINED_LOG_STD = -0.7
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def bare_parser(description: str | None, written: str) -> argparse.ArgumentParser:
@@ -48,13 +47,10 @@ def bare_parser(description: str | None, written: str) -> argparse.ArgumentParse
     return parser
 
 
-def parser_of(
-    description: str | None, written: str, name: str | None = "name"
-) -> argparse.ArgumentParser:
+def parser_of(description: str | None, written: str) -> argparse.ArgumentParser:
     """Return a parser with the published model that is measured, and `--store`."""
     parser = bare_parser(description, written)
-    if name is not None:
-        parser.add_argument(name)
+    parser.add_argument("name")
     default = Path(os.environ.get("DUBITO_STORE", "models"))
     parser.add_argument("--store", type=Path, default=default)
     return parser
@@ -115,20 +111,10 @@ class Service:
         assert answer.status in (200, 202), content[:300]
         return content
 
-    def memory(self) -> tuple[float, float]:
-        """Return resident and proportional memory, in MB."""
-        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        resident, proportional = (
-            re.search(rf"^{kind}:\s+(\d+) kB", text, re.M) for kind in ("Rss", "Pss")
-        )
-        assert resident is not None
-        assert proportional is not None
-        return int(resident[1]) * 1024 / 1e6, int(proportional[1]) * 1024 / 1e6
-
-    def processor_seconds(self, of_children: bool = False) -> float:
-        """Return the processor time used so far, on request also of children that have ended."""
+    def processor_seconds(self) -> float:
+        """Return the processor time used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11 : 15 if of_children else 13])) / TICKS_A_SECOND
+        return sum(map(int, fields[11:13])) / TICKS_PER_SECOND
 
 
 def free_port() -> int:
@@ -167,12 +153,6 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def add_splits(parser: argparse.ArgumentParser, splits: int = 200) -> None:
-    """Add how many random splits of rows are counted over, and their seed."""
-    parser.add_argument("--splits", type=int, default=splits)
-    parser.add_argument("--seed", type=int, default=0)
-
-
 def data_root() -> Path:
     return Path(os.environ.get("DUBITO_DATA", "data"))
 
@@ -182,14 +162,11 @@ def open_model(options: argparse.Namespace) -> Model:
     return Model.load(store.open(options.name, store.resolve(options.name), wanted=NEEDED))
 
 
-def splits_of(model: Model) -> Splits:
-    recipe = recipe_of(model.manifest, "name")
-    return split(load(recipe, data_root(), model.manifest.input.columns), split_sizes(recipe))
-
-
 def unseen_rows(model: Model) -> Rows:
     """Return all rows that a model was not fitted on and that did not choose its checkpoint."""
-    splits = splits_of(model)
+    recipe = recipe_of(model.manifest, "name")
+    data = load(recipe, data_root(), model.manifest.input.columns)
+    splits = split(data, split_sizes(recipe))
     parts = (splits.reference, splits.ranking, splits.test)
     return Rows(
         np.concatenate([rows.x for rows in parts]), np.concatenate([rows.y for rows in parts])

@@ -1,13 +1,11 @@
-"""Load on HTTP servers from a process of its own: open loop, at times fixed beforehand, or closed
-loop.
+"""Put load on an HTTP server of this machine, in an open or a closed loop.
 
-    python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson] [--connections 256]
-    [--seconds 10] python -m benchmarks.load PORT PATH BODY_FILE --connections 64     (closed loop:
-    each sends when it was answered)
+    python -m benchmarks.load PORT PATH BODY_FILE --rate 200 [--poisson]      (open loop)
+    python -m benchmarks.load PORT PATH BODY_FILE --connections 64            (closed loop)
 
-In open loop a request's latency runs from the time at which it was to be sent, whether or not a
-connection was free then: a server that stalls is charged for all who would have come meanwhile (no
-coordinated omission). In closed loop it runs from the time at which it was sent.
+An open loop sends at times that are fixed beforehand. A request's latency runs from its time, even
+if no connection is free then, so a stall counts for all requests that it delays (no coordinated
+omission). In a closed loop each connection sends as soon as it was answered.
 
 The client is one thread that waits for sockets with a resolution of microseconds (asyncio's is a
 millisecond) and reads no more of an answer than its status and its end. It speaks to the loopback
@@ -17,7 +15,6 @@ interface alone.
 import argparse
 import gc
 import json
-import random
 import re
 import select
 import socket
@@ -92,7 +89,7 @@ def post(path: str, body: bytes, headers: str = "Content-Type: application/json\
 
 
 def open_loop(
-    port: int | Sequence[int],
+    port: int,
     requests: Sequence[bytes],
     rate: float,
     seconds: float,
@@ -104,13 +101,9 @@ def open_loop(
     seed: int = 0,
 ) -> Load:
     """Send `rate` requests a second, whatever comes of them; one waits for a connection where all
-    are taken.
-
-    Of several ports, each with `connections`, the less busy of two chosen at random gets a request.
-    """
+    are taken."""
     times = arrival_times(rate, warm_up_s + seconds, poisson, seed)
-    ports = [port] if isinstance(port, int) else list(port)
-    return _Run(ports, requests, connections, timeout_s, seed).open(times, warm_up_s, seconds)
+    return _Run(port, requests, connections, timeout_s).open(times, warm_up_s, seconds)
 
 
 def closed_loop(
@@ -123,14 +116,13 @@ def closed_loop(
     timeout_s: float = 10.0,
 ) -> Load:
     """Keep one request under way on each connection."""
-    return _Run([port], requests, connections, timeout_s).closed(warm_up_s, seconds)
+    return _Run(port, requests, connections, timeout_s).closed(warm_up_s, seconds)
 
 
 class _Connection:
     """A kept-alive connection with at most one request under way."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.content = bytearray()
         self.length: int | None = None  # of the whole answer
@@ -166,20 +158,13 @@ class _Connection:
 
 class _Run:
     def __init__(
-        self,
-        ports: Sequence[int],
-        requests: Sequence[bytes],
-        connections: int,
-        timeout_s: float,
-        seed: int = 0,
+        self, port: int, requests: Sequence[bytes], connections: int, timeout_s: float
     ) -> None:
+        self.port = port
         self.requests = requests
         self.timeout_s = timeout_s
         self.epoll = select.epoll()
-        # By server; the last used is used next.
-        self.idle = [[_Connection(port) for _ in range(connections)] for port in ports]
-        self.idle_of = dict(zip(ports, self.idle, strict=True))
-        self.random = random.Random(seed)
+        self.idle = [_Connection() for _ in range(connections)]  # the last used is used next
         self.busy: dict[int, _Connection] = {}
         self.watched: dict[int, _Connection] = {}
         self.count = 0
@@ -194,8 +179,8 @@ class _Run:
                 now = time.perf_counter()
                 while due and due[0] <= now:
                     waiting.append(due.popleft())
-                while waiting and (idle := self.less_busy()):
-                    self.send(idle.pop(), waiting.popleft())
+                while waiting and self.idle:
+                    self.send(self.idle.pop(), waiting.popleft())
                 while waiting and waiting[0] + self.timeout_s < now:
                     self.ends.append((waiting.popleft(), now, TIMEOUT))
                 self.wait(max(0.0, due[0] - time.perf_counter()) if due else 0.1)
@@ -206,17 +191,11 @@ class _Run:
             begun = time.perf_counter()
             stop = begun + warm_up_s + seconds
             while (now := time.perf_counter()) < stop or self.busy:
-                while now < stop and self.idle[0]:
-                    if self.send(self.idle[0].pop(), now) == REFUSED:
+                while now < stop and self.idle:
+                    if self.send(self.idle.pop(), now) == REFUSED:
                         break
                 self.wait(max(0.0, min(0.1, stop - now)) if now < stop else 0.1)
         return self.load(begun + warm_up_s, seconds)
-
-    def less_busy(self) -> list[_Connection]:
-        """Return the idle connections of one of two servers chosen at random: of that with more."""
-        if len(self.idle) == 1:
-            return self.idle[0]
-        return max(self.random.sample(self.idle, 2), key=len)
 
     def send(self, connection: _Connection, due: float) -> str | None:
         request = self.requests[self.count % len(self.requests)]
@@ -239,7 +218,7 @@ class _Run:
         return None
 
     def connect(self, connection: _Connection) -> None:
-        opened = socket.create_connection((HOST, connection.port), timeout=self.timeout_s)
+        opened = socket.create_connection((HOST, self.port), timeout=self.timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.socket = opened
         self.watched[opened.fileno()] = connection
@@ -267,7 +246,7 @@ class _Run:
         connection.busy = False
         if how in (CLOSED, TIMEOUT):
             self.disconnect(connection)
-        self.idle_of[connection.port].append(connection)
+        self.idle.append(connection)
         return how
 
     def disconnect(self, connection: _Connection) -> None:

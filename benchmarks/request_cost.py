@@ -1,4 +1,4 @@
-"""What a request costs besides its row: the server's own processor time.
+"""Measure the server's processor time of a one-row request, and of a row in large requests.
 
     python -m benchmarks.request_cost [--store DIR] [--write]
 

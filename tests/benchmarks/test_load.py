@@ -190,22 +190,3 @@ def test_the_command_prints_a_summary(tmp_path, options):
             [*command, "--warm-up", "0", *options], capture_output=True, text=True, check=True
         )
     assert json.loads(done.stdout)["counts"].keys() == {"200"}
-
-
-def test_of_several_servers_the_less_busy_of_two_gets_a_request():
-    """One never answers within the time, so that most requests go to the other."""
-    counts = [0, 0]
-
-    def quick(number: int) -> bytes:
-        counts[0] = number + 1
-        return OK
-
-    def slow(number: int) -> bytes:
-        counts[1] = number + 1
-        time.sleep(0.4)
-        return OK
-
-    with server(quick) as first, server(slow) as second:
-        load = open_loop([first, second], [REQUEST], 100.0, 1.0, warm_up_s=0.0, connections=8)
-    assert load.counts == {"200": sum(counts)}
-    assert 0 < counts[1] < counts[0] / 3

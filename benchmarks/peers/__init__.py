@@ -1,1 +1,0 @@
-"""The same model and draws behind Dubito and behind what people serve models with today."""
