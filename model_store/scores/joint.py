@@ -1,25 +1,25 @@
-"""Joint scores: what the labels of several rows would teach together, and the greedy choice of a
-batch by them.
+"""Joint scores: the information in the labels of several rows, and the greedy choice of a batch.
 
-Axes: K draws, N rows, C classes, S configurations of the labels of rows already chosen. Information
-is in nats. A row's *gain* is what its label would teach in addition to those of the rows chosen
-before it. All gains here are those of a submodular function: a row never gains more, the more rows
-are chosen. So a gain that was computed once bounds all later ones, and only rows whose bound is
-larger than the best gain are computed again (Minoux 1978, "Accelerated greedy algorithms"): the
-choice is that of a greedy search which computes them all. Rows of little BALD cost nothing.
+Axes: K draws, N rows, C classes, S configurations of the labels of chosen rows. Information is in
+nats. A row's *gain* is what its label tells in addition to the labels of the rows chosen before it.
+The scores are submodular: a row's gain never grows while rows are chosen. So a gain that was
+computed once bounds all later ones, and only rows whose bound exceeds the best gain are computed
+again (Minoux 1978, "Accelerated greedy algorithms"). The choice is the same as in a greedy search
+that computes all gains.
 
-    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; alone it
-                  is BALD (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
-    MaxDet        1/2 log(1 + v / s^2)          with v the variance of the row that those of the
-                  chosen leave, and s^2 its noise: the greedy maximum of
-                  det(Cov + noise) / det(noise) (Chen, Zhang and Zhou 2018; Holzmüller et al. 2023,
-                  "Deep batch active learning for regression")
+    BatchBald     I(y_S, y_n; w) - I(y_S; w)    mutual information of labels and draws; for one row
+                  this is BALD (Kirsch, van Amersfoort and Gal 2019, "BatchBALD")
+    MaxDet        1/2 log(1 + v / s^2)          with v the row's variance given the chosen rows, and
+                  s^2 its noise: the greedy maximum of det(Cov + noise) / det(noise) (Chen, Zhang
+                  and Zhou 2018; Holzmüller et al. 2023, "Deep batch active learning for
+                  regression")
 
-Both are plug-in estimates of K draws, and K draws can tell no more than log K nats apart: from few
-draws they are too small, as BALD is, and the more rows are chosen the more so.
+Both are plug-in estimates from K draws, which can tell at most log K nats apart. With few draws
+they are too small, as BALD is, and more so for larger batches.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,21 +27,18 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from model_store.types import Pause, no_pause
 
-# of labels of the rows chosen, that are all counted; beyond it as many are sampled
-MOST_CONFIGURATIONS = 10_000
-JOINT_NUMBERS = 1_000_000  # configurations x draws, at most: 8 MB
-# of a configuration that is counted: all below it together change no gain by 1e-10 nats
-LEAST_MASS = 1e-16
+MAX_CONFIGURATIONS = 10_000  # that are all counted; beyond this number they are sampled
+MAX_JOINT_NUMBERS = 1_000_000  # configurations x draws: 8 MB
+# Probability below which a configuration is dropped: together they change no gain by 1e-10 nats
+MIN_MASS = 1e-16
 NUMBERS_AT_ONCE = 1 << 18  # computed in one step of some milliseconds
-FIRST_AT_ONCE = 8  # rows that are computed again at first, then twice as many each time
-DRAWS_ALIKE = (1, 3)  # most probable draws by which configurations are merged
-TIMES_FEWER = 3  # than all configurations are those merged, where that is worth it
-ROUNDING = 1e-9  # nats, of gains in float64
-# variance of a class label, so that draws that are all sure do not weigh without bound
-LEAST_NOISE = 0.01
+MIN_MERGED = 3  # configurations for each merged one, otherwise merging is not worth it
+MIN_STEP = 8  # rows in the first step of a search; each step has twice as many as the last
+ROUNDING = 1e-9  # nats, for gains in float64
+LEAST_NOISE = 0.01  # of a class label: draws that are all certain have a bounded weight
 LEAST_PROBABILITY = 1e-300  # so that 0 log 0 is 0
-LEAST_LABEL = 1e-37  # the same of a label's probability, in float32
-# of probabilities in float32: a product of three is still a normal number, all else are slow
+LEAST_LABEL = 1e-37  # the same in float32
+# Smaller probabilities become 0: products of three float32 numbers stay normal, and thus fast
 LEAST_KEPT = 1e-12
 
 Rows = Int64[np.ndarray, "n"]
@@ -50,14 +47,21 @@ Gains = Float64[np.ndarray, "n"]
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    gain: Float64[np.ndarray, "N"]  # of each alone
-    # what its label says of itself alone: the expected entropy, or the noise variance
-    own: Float64[np.ndarray, "N"]
-    said: Float32[np.ndarray, "N D"]  # what the draws say of it
+    gain: Float64[np.ndarray, "N"]  # of each row alone
+    own: Float64[np.ndarray, "N"]  # the expected entropy, or the noise variance
+    said: Float32[np.ndarray, "N D"]  # the draws' probabilities or centred means
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """An upper bound of gains by BLAS, which is fast but rounds differently on each machine."""
+
+    compute: Callable[[Rows], Gains]
+    step: int  # rows that take some milliseconds
 
 
 class JointScore(ABC):
-    """What rows gain in addition to those chosen so far: none at first."""
+    """The gains of rows given the rows chosen so far; none at first."""
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         self.candidates = candidates
@@ -71,33 +75,24 @@ class JointScore(ABC):
     @staticmethod
     @abstractmethod
     def numbers(num_draws: int, outputs: int) -> int:
-        """Return D, how many numbers are kept of a row."""
+        """Return D, the numbers kept for a row."""
 
     @classmethod
     @abstractmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        """Return about how many bytes a choice of k rows takes besides its candidates."""
-
-    @property
-    @abstractmethod
-    def levels(self) -> int:
-        """How many kinds of bounds there are, 1 or more: each is nearer to the gains, and more
-        work."""
-
-    @abstractmethod
-    def at_once(self, level: int) -> int:
-        """Return of how many rows bounds of a level take some milliseconds."""
+        """Return about how many bytes a choice of k rows takes in addition to its candidates."""
 
     @abstractmethod
     def gains(self, rows: Rows) -> Gains: ...
 
+    @property
     @abstractmethod
-    def bounds(self, rows: Rows, level: int) -> Gains:
-        """Return what some rows would gain now at most."""
+    def bounds(self) -> Sequence[Bound]:
+        """Upper bounds of the gains, the cheapest first."""
 
     @abstractmethod
     def choose(self, row: int) -> None:
-        """Add a row to those chosen; it may be one that is there already."""
+        """Add a row to the chosen ones, possibly for a second time."""
 
 
 class BatchBald(JointScore):
@@ -105,20 +100,20 @@ class BatchBald(JointScore):
 
     With m(s) the probability of a configuration s of chosen labels and W[s, k] that of draw k given
     s, a row gains sum_s m(s) H(y_n | s) - mean_k H(y_n | k), where p(c | s) = sum_k W[s, k] p_k(c)
-    is one product of matrices, in float64. Bounds are the same by BLAS in float32, plus what
-    rounding can make of it; and with far less work, that of configurations merged whose most
-    probable draws are the same, since entropy is concave (Jensen).
+    is one matrix product, in float64. Bounds use float32, plus the largest rounding error. Entropy
+    is concave, so configurations with the same most probable draw can be merged into a cheaper
+    bound (Jensen's inequality).
 
-    Configurations are counted while there are at most `MOST_CONFIGURATIONS`; then as many are
-    sampled, stratified by draw, and from there each is followed: under its own draw it gets a label
-    of every row chosen. The same samples, keyed by the seed, judge all rows, so what they are wrong
-    by is alike; that no row gains more later is then true but for sampling.
+    Up to `MAX_CONFIGURATIONS` configurations are all counted. Beyond that number as many are
+    sampled, stratified by draw, and later labels are drawn from each sample's own draw. All rows
+    are judged by the same samples, which the seed determines, so their errors are alike. Up to the
+    sampling error it stays true that no gain grows.
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         super().__init__(candidates, num_draws, seed)
-        self._most = max(1, min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws))
-        # of each sampled configuration; None: all are counted
+        self._max_configurations = max(1, min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws))
+        # Of each sampled configuration; None while all are counted
         self._draw_S: Int64[np.ndarray, "S"] | None = None
         self._rng = np.random.default_rng(seed)
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
@@ -138,20 +133,13 @@ class BatchBald(JointScore):
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
-        most = min(MOST_CONFIGURATIONS, JOINT_NUMBERS // num_draws + 1)
-        configurations = min(most, outputs ** min(k, 32))
+        limit = min(MAX_CONFIGURATIONS, MAX_JOINT_NUMBERS // num_draws + 1)
+        configurations = min(limit, outputs ** min(k, 32))
         return 6 * 8 * configurations * max(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     @property
     def is_exact(self) -> bool:
         return self._draw_S is None
-
-    @property
-    def levels(self) -> int:
-        return len(self._rough)
-
-    def at_once(self, level: int) -> int:
-        return max(1, NUMBERS_AT_ONCE // (self._classes * max(self._rough[level][0].shape)))
 
     @property
     def _classes(self) -> int:
@@ -160,15 +148,23 @@ class BatchBald(JointScore):
     def gains(self, rows: Rows) -> Gains:
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
 
-    def bounds(self, rows: Rows, level: int) -> Gains:
-        # Of sums over K terms, none negative, and of pairwise ones; an entropy moves by |1 + log p|
-        # times as much.
+    @property
+    def bounds(self) -> Sequence[Bound]:
+        return self._bounds
+
+    def _bound(
+        self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
+    ) -> Bound:
+        rough = _rough(weights_S_K), _rough(mass_S)
+        # Errors of a sum over K positive terms and of pairwise sums; an entropy changes by
+        # |1 + log p| times as much
         rounding = (
             float(np.finfo(np.float32).eps)
             * (self.num_draws / 2 + 32)
             * (1.0 + np.log(self._classes))
         )
-        return np.maximum(self._gains(rows, *self._rough[level]), 0.0) + rounding
+        step = max(1, NUMBERS_AT_ONCE // (self._classes * max(weights_S_K.shape)))
+        return Bound(lambda rows: np.maximum(self._gains(rows, *rough), 0.0) + rounding, step)
 
     def _gains(
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
@@ -188,8 +184,8 @@ class BatchBald(JointScore):
         probs_C_K = self.candidates.said[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
             mass_S_C = _products(self._weights_S_K, probs_C_K) * self._mass_S[:, None]
-            s, c = np.nonzero(mass_S_C > LEAST_MASS)
-            if len(s) <= self._most:
+            s, c = np.nonzero(mass_S_C > MIN_MASS)
+            if len(s) <= self._max_configurations:
                 self._set(self._weights_S_K[s] * probs_C_K[c], mass_S_C[s, c])
                 return
             self._draw_S, s = self._sample()
@@ -200,23 +196,22 @@ class BatchBald(JointScore):
     def _set(
         self, weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
     ) -> None:
-        """Set the configurations' probabilities, and those of draws given each, which need not add
-        up to 1 yet."""
+        """Set the configurations' probabilities, and (unnormalised) those of draws given each."""
         total_S_1 = weights_S_K.sum(axis=1, keepdims=True)
-        weights_S_K = weights_S_K / np.maximum(total_S_1, LEAST_PROBABILITY)
-        self._weights_S_K, self._mass_S = weights_S_K, mass_S
-        merged = [_merge(weights_S_K, mass_S, draws) for draws in DRAWS_ALIKE]
-        few = [level for level in merged if len(level[1]) * TIMES_FEWER <= len(mass_S)]
-        levels = (*few, (weights_S_K, mass_S))
-        self._rough = [(_rough(weights), _rough(mass)) for weights, mass in levels]
+        self._weights_S_K = weights_S_K / np.maximum(total_S_1, LEAST_PROBABILITY)
+        self._mass_S = mass_S
+        self._bounds = [self._bound(self._weights_S_K, mass_S)]
+        merged = _merge(self._weights_S_K, mass_S)
+        if len(merged[1]) * MIN_MERGED <= len(mass_S):
+            self._bounds.insert(0, self._bound(*merged))
 
     def _sample(self) -> tuple[Int64[np.ndarray, "T"], Int64[np.ndarray, "T"]]:
-        """Return samples of draws and configurations: as many of each draw, as they are spread
-        evenly over all."""
-        cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)  # draw by draw
-        places = (np.arange(self._most) + self._rng.random()) / self._most
-        found = np.searchsorted(cumulative, places * cumulative[-1], "right")
-        draw, s = np.divmod(np.minimum(found, len(cumulative) - 1), len(self._weights_S_K))
+        """Sample draws and configurations systematically, draw by draw."""
+        cumulative = np.cumsum((self._weights_S_K * self._mass_S[:, None]).T)
+        count = self._max_configurations
+        places = (np.arange(count) + self._rng.random()) / count
+        index = np.searchsorted(cumulative, places * cumulative[-1], "right")
+        draw, s = np.divmod(np.minimum(index, len(cumulative) - 1), len(self._weights_S_K))
         return draw, s
 
     def _labels(
@@ -233,9 +228,9 @@ class BatchBald(JointScore):
 class MaxDet(JointScore):
     """The determinant of the draws' covariance of rows, noise on its diagonal.
 
-    Rows are vectors of D numbers whose products are covariances over draws. For chosen rows with
-    vectors A and noise on a diagonal, V = L^-1 A with L the Cholesky factor of A A' + noise; a row
-    a then has |a|^2 - |V a|^2 left.
+    A row is a vector of D numbers; products of rows are covariances over draws. With A the chosen
+    rows and L the Cholesky factor of A A' + noise, V = L^-1 A, and a row a has the variance
+    |a|^2 - |V a|^2 given the chosen rows.
     """
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
@@ -246,23 +241,20 @@ class MaxDet(JointScore):
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
         return 2 * 8 * k * cls.numbers(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
-    @property
-    def levels(self) -> int:
-        return 1
-
-    def at_once(self, level: int) -> int:  # noqa: ARG002
-        return max(1, NUMBERS_AT_ONCE // (self.candidates.said.shape[1] + len(self._directions)))
-
     def gains(self, rows: Rows) -> Gains:
         vectors = self.candidates.said[rows].astype(np.float64)
         left = _left(vectors, _products(vectors, self._directions))
         return _information(left, self.candidates.own[rows])
 
-    def bounds(self, rows: Rows, level: int) -> Gains:  # noqa: ARG002
-        """Return the gains by BLAS, and add what their rounding may be."""
-        vectors = self.candidates.said[rows].astype(np.float64)
-        left = _left(vectors, vectors @ self._directions.T)
-        return _information(left, self.candidates.own[rows]) + ROUNDING
+    @property
+    def bounds(self) -> Sequence[Bound]:
+        def compute(rows: Rows) -> Gains:
+            vectors = self.candidates.said[rows].astype(np.float64)
+            left = _left(vectors, vectors @ self._directions.T)
+            return _information(left, self.candidates.own[rows]) + ROUNDING
+
+        numbers = self.candidates.said.shape[1] + len(self._directions)
+        return [Bound(compute, max(1, NUMBERS_AT_ONCE // numbers))]
 
     def choose(self, row: int) -> None:
         vector = self.candidates.said[row].astype(np.float64)
@@ -274,8 +266,7 @@ class MaxDet(JointScore):
 
 
 class ClassMaxDet(MaxDet):
-    """Of class probabilities: covariances are summed over classes, and noise is that of a label
-    under each draw."""
+    """For class probabilities: covariances are summed over classes, and the noise is a label's."""
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
@@ -289,13 +280,11 @@ class ClassMaxDet(MaxDet):
 
 
 class TargetMaxDet(MaxDet):
-    """Of a regression's means: 1/2 log det(I + Cov / noise) is their joint entropy, as far as noisy
-    labels tell."""
+    """For regression means: 1/2 log det(I + Cov / noise), their information from noisy labels."""
 
     @staticmethod
     def of(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
-        """Keep the draws' means less their mean, in standard deviations of the row's noise: no unit
-        overflows."""
+        """Centre the draws' means and scale them by the row's noise, so that no unit overflows."""
         mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
         least_N = LEAST_NOISE * mean_N_K.std(axis=-1) + LEAST_PROBABILITY
@@ -310,8 +299,7 @@ class TargetMaxDet(MaxDet):
 def _products(
     a: Float64[np.ndarray, "n k"], b: Float64[np.ndarray, "m k"]
 ) -> Float64[np.ndarray, "n m"]:
-    """Return a b'. BLAS rounds otherwise with another number of threads, and gains are replayed bit
-    for bit in processes that have other numbers."""
+    """Return a b' with the same bits for any number of threads, unlike BLAS."""
     return np.einsum("nk,mk->nm", a, b)
 
 
@@ -323,14 +311,12 @@ def _left(
 
 
 def _merge(
-    weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"], draws: int
+    weights_S_K: Float64[np.ndarray, "S K"], mass_S: Float64[np.ndarray, "S"]
 ) -> tuple[Float64[np.ndarray, "M K"], Float64[np.ndarray, "M"]]:
-    """Return configurations with those merged that have the same most probable draws, in order."""
-    draws = min(draws, weights_S_K.shape[1])
-    most_S_D = np.argsort(-weights_S_K, axis=1)[:, :draws]
-    order = np.lexsort(most_S_D.T)
-    sorted_S_D = most_S_D[order]
-    starts = np.flatnonzero(np.r_[True, (sorted_S_D[1:] != sorted_S_D[:-1]).any(axis=1)])
+    """Merge configurations that have the same most probable draw."""
+    draw_S = weights_S_K.argmax(axis=1)
+    order = np.argsort(draw_S, kind="stable")
+    starts = np.flatnonzero(np.diff(draw_S[order], prepend=-1))
     mass_M = np.add.reduceat(mass_S[order], starts)
     joint_M_K = np.add.reduceat((weights_S_K * mass_S[:, None])[order], starts)
     return joint_M_K / np.maximum(mass_M, LEAST_PROBABILITY)[:, None], mass_M
@@ -372,16 +358,16 @@ def greedy(
     k: int,
     pause: Pause = no_pause,
 ) -> list[tuple[int, float]]:
-    """Choose rows one by one, each the one that gains most then.
+    """Choose rows one by one, each with the largest gain given those before it.
 
     Args:
-        joint: none is chosen yet.
-        copies: how often each row may be chosen: again only when all others are.
+        joint: no row is chosen yet.
+        copies: how often each row may be chosen; again only after all others.
         order: of all rows, which decides ties.
         k: how many to choose, at most the sum of `copies`.
 
     Returns:
-        the rows in the order of choice, and what each gained.
+        the rows in the order of choice, and their gains.
     """
     bound, left = joint.candidates.gain.copy(), copies.copy()
     chosen: list[tuple[int, float]] = []
@@ -391,7 +377,7 @@ def greedy(
         if len(open_) == 0:
             open_ = order[(left > 0)[order]]
         first = int(open_[bound[open_].argmax()])
-        best = _largest(joint, bound, open_, pause) if chosen else first
+        best = _find_best(joint, bound, open_, pause) if chosen else first
         chosen.append((best, float(bound[best])))
         is_chosen[best] = True
         left[best] -= 1
@@ -401,27 +387,27 @@ def greedy(
     return chosen
 
 
-def _largest(joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Rows, pause: Pause) -> int:
-    """Return which of some rows gains most now, the first of several; the bounds of those computed
-    become smaller."""
+def _find_best(
+    joint: JointScore, bound: Float64[np.ndarray, "N"], open_: Rows, pause: Pause
+) -> int:
+    """Return the first of the open rows with the largest gain, and update `bound`."""
     places = np.argsort(-bound[open_], kind="stable")
-    best, most, start, size = -1, -np.inf, 0, FIRST_AT_ONCE
-    while start < len(places) and bound[open_[places[start]]] > most:
-        here = places[start : start + min(size, joint.at_once(0))]
-        start, size = start + len(here), 2 * size
-        for level in range(joint.levels):
-            here = here[bound[open_[here]] > most]
-            at_once = joint.at_once(level)
-            for i in range(0, len(here), at_once):
-                rows = open_[here[i : i + at_once]]
-                bound[rows] = np.minimum(bound[rows], joint.bounds(rows, level))
+    best, best_gain, start, size = -1, -np.inf, 0, MIN_STEP
+    while start < len(places) and bound[open_[places[start]]] > best_gain:
+        step = places[start : start + min(size, joint.bounds[0].step)]
+        start, size = start + len(step), 2 * size
+        for upper in joint.bounds:
+            step = step[bound[open_[step]] > best_gain]
+            for first in range(0, len(step), upper.step):
+                rows = open_[step[first : first + upper.step]]
+                bound[rows] = np.minimum(bound[rows], upper.compute(rows))
                 pause()
-        for place in here[np.argsort(-bound[open_[here]], kind="stable")].tolist():
+        for place in step[np.argsort(-bound[open_[step]], kind="stable")].tolist():
             row = int(open_[place])
-            if bound[row] <= most:
+            if bound[row] <= best_gain:
                 break
             (bound[row],) = joint.gains(np.array([row]))
-            if bound[row] > most or (bound[row] == most and place < best):
-                best, most = place, float(bound[row])
+            if bound[row] > best_gain or (bound[row] == best_gain and place < best):
+                best, best_gain = place, float(bound[row])
             pause()
     return int(open_[best])
