@@ -15,15 +15,19 @@ from training.fitting.early_stopping import find_moving
 from training.fitting.run import LEVELLED_OFF
 from training.recipe import Recipe
 
+RECIPES = (ROOT / "experiments" / "recipes", ROOT / "recipes")
 CHUNK_ROWS = 500
 SHARE_LEVEL = 0.2  # of the epochs, over which a validation curve is level
 FEWEST_EPOCHS_LEVEL = 3
 
 
 def recipe_with(base: str, seed: int, /, **changes: Any) -> Recipe:
-    """Return a recipe of the folder `recipes` with another seed and other keys: those of a section
-    replace the section's, but a posterior of another method is replaced as a whole."""
-    recipe = recipes.load(ROOT / "recipes" / f"{base}.toml")
+    """Return one of the repository's recipes with another seed and other keys.
+
+    Keys of a section are merged into it. The posterior of another method is replaced as a whole.
+    """
+    paths = [folder / f"{base}.toml" for folder in RECIPES]
+    recipe = recipes.load(next(path for path in paths if path.exists()))
     content: dict[str, Any] = recipe.model_dump(exclude_unset=True) | {"seed": seed}
     for key, value in changes.items():
         is_other = key == "posterior" and "method" in changes

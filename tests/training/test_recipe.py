@@ -62,7 +62,12 @@ def test_images_have_a_detector_of_their_own(recipe):
 
 
 def test_every_recipe_of_the_project_is_valid(request):
-    paths = sorted((request.config.rootpath / "recipes").glob("*.toml"))
+    root = request.config.rootpath
+    paths = [
+        path
+        for folder in ("recipes", "experiments/recipes")
+        for path in (root / folder).glob("*.toml")
+    ]
     assert [load(path).name for path in paths] == [path.stem for path in paths]
     assert paths
 
