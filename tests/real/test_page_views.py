@@ -4,7 +4,6 @@ the API says.
 Where Chromium, its driver or selenium are missing they are skipped.
 """
 
-import base64
 import csv
 import io
 import json
@@ -14,8 +13,6 @@ import time
 
 import httpx
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 from scipy import stats
 
@@ -29,7 +26,6 @@ from tests.support.browser import (
     WAIT_S,
     chromium,
     complaints,
-    give,
     opened,
     press,
     text_of,
@@ -238,33 +234,6 @@ def test_a_report_is_shown_with_its_intervals_and_its_plots(driver, service):
     assert complaints(driver) == []
 
 
-def test_what_a_version_is_good_at_comes_first_in_pictures_of_its_report(driver, service):
-    report = httpx.get(f"{service}/models/digits/versions/1/report").json()
-    opened(driver, f"{service}/#/models/digits/1")
-    until(driver, lambda: len(driver.find_elements("css selector", ".version .plots svg")) >= 3)
-    assert text_of(driver, ".version .says").startswith("Right on ")
-    assert f"of {report['test']['rows']} rows" in text_of(driver, ".version .says")
-    worst = min(report["test"]["by_class"], key=lambda one: one["recall"])
-    by_class = driver.find_element("css selector", ".version .plots svg")
-    assert f"{worst['name']} with" in by_class.get_attribute("aria-label")
-    script = "return document.querySelectorAll('.version .plots svg')[1].getAttribute('aria-label')"
-    last = driver.execute_script(script).replace("\xa0", " ").split("; ")[-1]
-    assert last.startswith("100 % answered: ")  # where it answers all
-    assert complaints(driver) == []
-
-
-def test_a_version_that_is_not_there_is_said_not_to_be_and_the_address_follows(driver, service):
-    opened(driver, f"{service}/#/models/digits/99")
-    said = until(driver, lambda: text_of(driver, "main .notice:last-child"))
-    assert said == "digits has no version 99 that can be shown: it has versions 1 to 3."
-    assert not driver.find_elements("css selector", ".version")
-    opened(driver, f"{service}/#/models/digits/latest")
-    until(driver, lambda: table_of(driver, "Quality of version 2"))
-    set_field(driver, "Version", "1")
-    until(driver, lambda: table_of(driver, "Quality of version 1"))
-    assert driver.current_url.endswith("#/models/digits/1")
-
-
 def test_a_version_is_rolled_back_to_and_promoted_by_an_administrator_s_key(service):
     with chromium() as driver:
         opened(driver, f"{service}/#/models")
@@ -434,40 +403,6 @@ def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_ag
         press(driver, "Try now")
 
 
-def test_a_view_that_cannot_be_fetched_says_so_and_comes_once_it_can(service):
-    def connect(is_there):
-        bytes_a_s = -1 if is_there else 0  # -1: as many as there are
-        limits = {"latency": 0, "downloadThroughput": bytes_a_s, "uploadThroughput": bytes_a_s}
-        driver.execute_cdp_cmd(
-            "Network.emulateNetworkConditions", {"offline": not is_there, **limits}
-        )
-
-    with chromium() as driver:
-        opened(driver, f"{service}/#/ask")
-        driver.execute_cdp_cmd("Network.enable", {})
-        connect(False)
-        driver.execute_script("location.hash = '#/models'")
-        until(driver, lambda: "cannot be reached" in text_of(driver, "main .notice.bad"))
-        connect(True)
-        press(driver, "Try again")
-        until(driver, lambda: text_of(driver, "main h1") == "Models")
-
-
-def test_a_key_without_the_scope_of_metrics_still_sees_the_drift(store, tmp_path):
-    file = tmp_path / "keys.toml"
-    file.write_text(f'[[keys]]\nname = "reader"\nkey = "{KEY}"\nscopes = ["read"]\n')
-    with serving(store, DUBITO_KEYS_FILE=str(file)) as (url, _), chromium() as driver:
-        driver.get(f"{url}/#/live")
-        until(
-            driver, lambda: [e for e in driver.find_elements("id", "key-given") if e.is_displayed()]
-        )
-        driver.find_element("id", "key-given").send_keys(KEY, "\ue007")
-        said = until(driver, lambda: text_of(driver, "main .notice.bad"))
-        assert "metrics" in said
-        assert "Requests, latency" in said
-        until(driver, lambda: "drift evidence" in text_of(driver, ".tiles"))
-
-
 def test_counters_never_count_backwards(driver, service):
     opened(driver, service)
 
@@ -497,35 +432,6 @@ def test_counters_never_count_backwards(driver, service):
     assert found["rises"] == [4, 2, 4, 11, 0]
     assert found["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
     assert found["gauge"] == [3]
-
-
-def test_of_a_large_prediction_set_the_most_probable_classes_are_named(driver, service):
-    opened(driver, service)
-    source = "({ setOf }, ...given) => setOf(...given).textContent"
-    classes = [f"c{i}" for i in range(50)]
-    row = {"probabilities": [i / 1225 for i in range(50)], "prediction_set": classes[5:]}
-    said = work(driver, "answer.js", source, row, {"coverage": 0.95, "confidence": None}, classes)
-    assert re.findall(r"c\d+", said) == classes[:29:-1]
-    assert said.endswith("or one of 25 others.")
-    row["prediction_set"] = ["c3", "c49"]
-    said = work(driver, "answer.js", source, row, {"coverage": 0.95, "confidence": None}, classes)
-    assert said.endswith("it is c3 or c49.")
-
-
-def test_labels_of_any_text_are_read(driver, service):
-    opened(driver, service)
-    text = 'n{a="quote \\" back \\\\ line \\n end",b="{}, x=\\"1\\""} 1.5e3\nbare NaN\nend{le="+Inf"} +Inf\n'
-    found = work(
-        driver,
-        "metrics.js",
-        "({ parsed }, text) => parsed(text).map((s) => [s.name, s.labels, String(s.value)])",
-        text,
-    )
-    assert found == [
-        ["n", {"a": 'quote " back \\ line \n end', "b": '{}, x="1"'}, "1500"],
-        ["bare", {}, "NaN"],
-        ["end", {"le": "+Inf"}, "Infinity"],
-    ]
 
 
 def test_quantiles_lie_in_the_bins_of_the_true_ones(driver, service):
@@ -615,60 +521,6 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     assert complaints(driver) == []
 
 
-def test_a_dropped_parquet_file_is_ranked_as_asked_and_the_ranking_waits_for_one(
-    driver, service, pool
-):
-    file = io.BytesIO()
-    parquet.write_table(pa.table({"id": [f"row {i}" for i in range(40)], "x": list(pool[1])}), file)
-    opened(driver, f"{service}/#/choose")
-    assert give(driver, "drop", ".drop", ("pool.parquet", "", file.getvalue()))
-    until(driver, lambda: "pool.parquet: 40 rows" in text_of(driver, ".drop"))
-    driver.execute_script("document.querySelector('details.options').open = true")
-    for label, value in (
-        ("Rows to label", "3"),
-        ("Seed", "7"),
-        ("Race", "0.05"),
-        ("Take a row", "entropy"),
-    ):
-        set_field(driver, label, value)
-    field(driver, "Other shares").click()
-    shares = driver.find_elements("css selector", ".shares input")
-    for i, share in enumerate(shares):
-        driver.execute_script("arguments[0].value = arguments[1]", share, "55" if i == 3 else "5")
-    press(driver, "Choose")
-    until(driver, lambda: "Label these 3 rows of 40" in text_of(driver, ".chosen h2"))
-    assert "a race" in text_of(driver, ".chosen")
-    classes = httpx.get(f"{service}/models/digits").json()["manifest"]["output"]["classes"]
-    priors = {name: 0.55 if i == 3 else 0.05 for i, name in enumerate(classes)}
-    asked = {
-        "pool": pool[1].tolist(),
-        "ids": [f"row {i}" for i in range(40)],
-        "k": 3,
-        "seed": 7,
-        "race": 0.05,
-    }
-    answer = httpx.post(
-        f"{service}/acquire", json={**asked, "acquisition": "entropy", "priors": priors}
-    ).json()
-    shown = text_of(driver, ".chosen-rows")
-    assert re.findall(r"row \d+", shown) == [row["id"] for row in answer["ranking"]]
-    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
-    for view, caption in (("models", "Versions"), ("choose", "")):
-        driver.execute_script(f"location.hash = '#/{view}'")
-        until(driver, lambda caption=caption: not caption or table_of(driver, caption))
-    until(driver, lambda: text_of(driver, ".chosen-rows") == shown)
-    assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
-    assert field(driver, "Seed").get_attribute("value") == "7"
-    assert field(driver, "Take a row").get_attribute("value") == "entropy"
-    driver.execute_script("document.querySelector('details.options').open = true")
-    assert driver.find_elements("css selector", ".shares input")[3].get_attribute("value") == "55"
-    set_field(driver, "Take a row", "batchbald")  # for which there is no race
-    assert not field(driver, "Race").is_displayed()
-    press(driver, "Choose")
-    until(driver, lambda: "By batchbald" in text_of(driver, ".chosen"))
-    assert complaints(driver) == []
-
-
 def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, pool):
     path, _ = pool
     opened(driver, f"{service}/#/choose")
@@ -708,35 +560,6 @@ def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, servi
     badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
     assert badges == ["set aside", "set aside"]
     assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
-
-
-def test_a_pool_at_the_service_is_ranked_by_a_job(driver, service, pool):
-    opened(driver, f"{service}/#/choose")
-    press(driver, "At the service")
-    field(driver, "File").send_keys("nothing.npz")
-    press(driver, "Choose")
-    assert "pool_file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
-    set_field(driver, "File", pool[0].name)
-    press(driver, "Choose")
-    until(driver, lambda: "Label these 10 rows of 40" in text_of(driver, ".chosen h2"), 60)
-    assert "lies at the service" in text_of(driver, ".chosen")
-    assert {row[1] for row in table_of(driver, "Rows to label")} <= {f"row, {i}" for i in range(40)}
-    press(driver, "Delete")
-
-
-def test_a_job_is_cancelled(driver, store, pool):
-    with serving(store, DUBITO_JOBS_AT_ONCE="0") as (url, _):  # which takes jobs and runs none
-        opened(driver, f"{url}/#/choose")
-        driver.find_element("id", "pool-files").send_keys(str(pool[0]))
-        driver.execute_script("document.querySelector('details.options').open = true")
-        set_field(driver, "Rank", "job")
-        press(driver, "Choose")
-        until(driver, lambda: [row[0] for row in table_of(driver, "Jobs") or []] == ["queued"])
-        press(driver, "Cancel")
-        until(driver, lambda: text_of(driver, ".chosen .notice") == "The job was cancelled.")
-        assert [row[0] for row in table_of(driver, "Jobs")] == ["cancelled"]
-        assert [job["state"] for job in httpx.get(f"{url}/jobs").json()["jobs"]] == ["cancelled"]
-    assert complaints(driver) == []
 
 
 def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, service, tmp_path):
@@ -803,7 +626,3 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
     seen("live")
     assert seen("ask") == ["digits"]
     assert text_of(driver, "main h1") == "Ask digits"
-
-
-def base64_of(content):
-    return base64.b64encode(content).decode()

@@ -90,16 +90,6 @@ def test_it_predicts_digits_and_replays_its_answers(url, digits_rows, model):
 
 
 @pytest.mark.parametrize("model", FITTED)
-def test_a_row_gets_the_same_answer_alone_and_in_a_batch(url, digits_rows, model):
-    together = predict(url, model=model, inputs=digits_rows[:30].tolist(), seed=5)["predictions"]
-    for n in (0, 7, 29):
-        alone = predict(url, model=model, inputs=digits_rows[n : n + 1].tolist(), seed=5)[
-            "predictions"
-        ]
-        assert alone == [together[n]]
-
-
-@pytest.mark.parametrize("model", FITTED)
 def test_a_pool_is_ranked_by_it(url, digits_rows, model):
     request = {"model": model, "pool": digits_rows[:50].tolist(), "k": 5, "seed": 3}
     answer = httpx.post(f"{url}/acquire", json=request, timeout=60).json()

@@ -225,48 +225,10 @@ def test_prediction_sets_grow_with_coverage(client, digits_rows):
     assert all(prediction["prediction_set"] == DIGITS for prediction in answers[-1])
 
 
-def test_a_seed_replays_to_the_same_bytes(client, digits_rows):
-    request = {"inputs": digits_rows[:5].tolist(), "seed": 2**53 - 1, "return_samples": True}
-    assert (
-        client.post("/predict", json=request).content
-        == client.post("/predict", json=request).content
-    )
-
-
-@pytest.mark.parametrize("num_samples", [1, 7, 20, 100, 150])
-def test_the_seed_of_an_unseeded_answer_replays_it_to_the_same_bytes(
-    client, digits_rows, num_samples
-):
-    request = {"inputs": digits_rows[:5].tolist(), "num_samples": num_samples}
-    fresh = client.post("/predict", json=request)
-    assert (
-        client.post("/predict", json={**request, "seed": fresh.json()["seed"]}).content
-        == fresh.content
-    )
-
-
 def test_unseeded_answers_have_draws_of_their_own(client, digits_rows):
     answers = [predict(client, digits_rows[:2].tolist(), num_samples=10) for _ in range(20)]
     assert len({answer["seed"] for answer in answers}) == 20
     assert len({answer["predictions"][0]["entropy"] for answer in answers}) == 20
-
-
-def test_the_first_draws_of_a_seed_are_a_prefix_of_more(client, digits_rows):
-    request = {"seed": 3, "return_samples": True}
-    few = predict(client, digits_rows[:4].tolist(), num_samples=10, **request)["predictions"]
-    many = predict(client, digits_rows[:4].tolist(), num_samples=20, **request)["predictions"]
-    for a, b in zip(few, many, strict=True):
-        assert a["samples"] == b["samples"][:10]
-
-
-@pytest.mark.parametrize("num_samples", [1, 10, 100])
-def test_a_row_does_not_see_the_rows_beside_it(client, digits_rows, num_samples):
-    together = predict(client, digits_rows.tolist(), seed=5, num_samples=num_samples)["predictions"]
-    for size in (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 64, 100, 127):
-        start = 359 - size - 3  # not the first rows: a row's place must not matter either
-        rows = digits_rows[start : start + size].tolist()
-        answer = predict(client, rows, seed=5, num_samples=num_samples)["predictions"]
-        assert answer == together[start : start + size], f"{size} rows"
 
 
 def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows):
@@ -276,46 +238,6 @@ def test_one_draw_has_no_standard_error_and_no_disagreement(client, digits_rows)
         assert prediction["bald_corrected"] is None
         assert prediction["mean_std"] == 0
         assert prediction["entropy"] == pytest.approx(prediction["expected_entropy"], abs=1e-12)
-
-
-def test_two_draws_have_no_standard_error_of_their_disagreement(client, digits_rows):
-    for prediction in predict(client, digits_rows[:5].tolist(), num_samples=2)["predictions"]:
-        errors = prediction["standard_error"]
-        assert list(errors) == list(SCORE_NAMES)
-        assert {name for name, error in errors.items() if error is None} == {"bald", "mean_std"}
-
-
-@pytest.mark.parametrize(("num_samples", "judged"), [(7, 5), (64, 50), (150, 100), (1000, 100)])
-def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(
-    client, digits_rows, num_samples, judged
-):
-    rows = digits_rows[:20].tolist()
-    wanted = predict(client, rows, seed=9, num_samples=num_samples, return_samples=True)[
-        "predictions"
-    ]
-    calibrated = predict(client, rows, seed=9, num_samples=judged)["predictions"]
-    for a, b in zip(wanted, calibrated, strict=True):
-        for name in ("p_value", "flag", "detectors"):
-            assert a[name] == b[name]
-        assert set(a["prediction_set"]) == {*b["prediction_set"], a["label"]}
-        assert a["num_samples"] == num_samples
-        assert a["probabilities"] == pytest.approx(np.mean(a["samples"], axis=0).tolist(), abs=1e-6)
-
-
-def test_samples_average_to_the_scores(client, digits_rows):
-    predictions = predict(client, digits_rows[:10].tolist(), num_samples=30, return_samples=True)[
-        "predictions"
-    ]
-    for prediction in predictions:
-        samples = np.array(prediction["samples"])
-        assert samples.shape == (30, 10)
-        assert samples.mean(axis=0) == pytest.approx(
-            np.array(prediction["probabilities"]), abs=1e-6
-        )
-        assert np.mean([entropy(p) for p in samples]) == pytest.approx(
-            prediction["expected_entropy"], abs=1e-5
-        )
-        assert samples.std(axis=0).mean() == pytest.approx(prediction["mean_std"], abs=1e-6)
 
 
 def test_the_service_answers_what_the_model_says_in_process(client, digits_rows, model):
@@ -380,48 +302,6 @@ def test_an_npy_body_of_any_layout_is_answered_as_json_is(client, digits_rows, s
         answer.content
         == client.post("/predict", json={"inputs": digits_rows[:4].tolist(), "seed": 7}).content
     )
-
-
-@pytest.mark.parametrize("num_samples", [1, 2, 64])
-def test_an_npz_answer_holds_what_the_json_answer_does(client, digits_rows, num_samples):
-    request = {
-        "inputs": digits_rows[:5].tolist(),
-        "seed": 7,
-        "num_samples": num_samples,
-        "return_samples": True,
-    }
-    answer = client.post("/predict", json=request).json()
-    arrays = npz(client.post("/predict", json=request, headers={"Accept": "application/x-npz"}))
-    predictions = answer["predictions"]
-    assert arrays.pop("classes").tolist() == DIGITS
-    for name in ("model", "version", "seed", "fpr", "coverage"):
-        assert arrays.pop(name).item() == answer[name]
-    of_disagreement = ("bald", "mean_std")
-    few = {1: (), 2: [name for name in SCORE_NAMES if name not in of_disagreement]}
-    for name in few.get(num_samples, SCORE_NAMES):
-        assert arrays.pop(f"standard_error.{name}").tolist() == [
-            p["standard_error"][name] for p in predictions
-        ]
-    for name in (*SCORE_NAMES, *COMBINED_DENSITIES):
-        for part in ("score", "p_value", "fired"):
-            column = [p["detectors"][name][part] for p in predictions]
-            assert arrays.pop(f"detectors.{name}.{part}").tolist() == column
-    sets = arrays.pop("prediction_set")
-    for inside, prediction in zip(sets, predictions, strict=True):
-        assert [DIGITS[i] for i in np.flatnonzero(inside)] == prediction["prediction_set"]
-    samples = arrays.pop("samples")
-    assert (
-        samples.tolist() == np.array([p["samples"] for p in predictions], dtype=np.float32).tolist()
-    )
-    for name, column in arrays.items():
-        assert column.tolist() == [p[name] for p in predictions], name
-    nested = {"standard_error", "detectors", "prediction_set", "samples"}
-    null = {
-        "abstain",
-        "category",
-        *(("bald_corrected",) if num_samples == 1 else ()),
-    }  # no risk is in force
-    assert set(arrays) == set(predictions[0]) - nested - null
 
 
 def test_rows_of_a_request_larger_than_one_chunk_are_answered_as_alone(client, digits_rows):

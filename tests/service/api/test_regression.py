@@ -1,7 +1,6 @@
 """Regression from the command to HTTP: known answers are recovered, and answers are as the contract
 says."""
 
-import io
 import math
 import shutil
 from itertools import pairwise
@@ -225,35 +224,12 @@ def test_the_answer_has_the_contract_s_fields(client, wavy):
             assert prediction["detectors"][name]["score"] == prediction[name]
 
 
-def test_fields_are_consistent_with_each_other_and_with_the_draws(client, wavy):
-    for p in predict(client, wavy["x_test"][:20], num_samples=30, return_samples=True):
-        mean, std = (
-            np.array([sample[name] for sample in p["samples"]]) for name in ("mean", "std")
-        )
-        assert len(mean) == 30
-        assert p["mean"] == pytest.approx(mean.mean(), rel=1e-6)
-        assert p["epistemic_std"] == pytest.approx(mean.std(ddof=1), rel=1e-4)
-        assert p["aleatoric_std"] == pytest.approx(math.sqrt(np.mean(std**2)), rel=1e-6)
-        assert p["std"] == pytest.approx(
-            math.hypot(p["aleatoric_std"], p["epistemic_std"]), rel=1e-12
-        )
-        low, high = p["interval"]
-        assert (low + high) / 2 == pytest.approx(p["mean"], rel=1e-12)
-
-
 def test_one_draw_says_nothing_of_disagreement(client, wavy):
     for p in predict(client, wavy["x_test"][:5], num_samples=1):
         assert p["epistemic_std"] is None
         assert p["standard_error"] == dict.fromkeys(MIXTURE_ERROR_NAMES)
         assert p["std"] == p["aleatoric_std"]
         assert p["detectors"]["epistemic_std"]["p_value"] == 1.0
-
-
-def test_two_draws_have_no_standard_error_of_their_disagreement(client, wavy):
-    for p in predict(client, wavy["x_test"][:5], num_samples=2):
-        errors = p["standard_error"]
-        assert list(errors) == list(MIXTURE_ERROR_NAMES)
-        assert {name for name, error in errors.items() if error is None} == {"std", "epistemic_std"}
 
 
 def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
@@ -263,76 +239,6 @@ def test_intervals_grow_with_coverage_until_they_have_no_bounds(client, wavy):
         assert np.all(column(smaller, "interval")[:, 1] < column(larger, "interval")[:, 1])
     for p in predict(client, wavy["x_test"][:3], coverage=0.991):  # 99 ranking rows
         assert p["interval"] == [None, None]
-
-
-def test_a_row_does_not_see_the_rows_beside_it(client, wavy):
-    rows = wavy["x_test"][:60]
-    for num_samples in (1, 7, 100):
-        together = predict(client, rows, seed=5, num_samples=num_samples)
-        for size in (1, 2, 3, 7, 31):
-            assert (
-                predict(client, rows[9 : 9 + size], seed=5, num_samples=num_samples)
-                == together[9 : 9 + size]
-            )
-
-
-@pytest.mark.parametrize("model", ["wavy", "linear"])
-@pytest.mark.parametrize("num_samples", [1, 64, 150])
-def test_the_seed_of_an_answer_replays_it_to_the_same_bytes(client, folder, model, num_samples):
-    with np.load(folder / f"{model}.npz") as arrays:
-        rows = arrays["x_test"][:4].tolist()
-    request = {"model": model, "inputs": rows, "num_samples": num_samples, "return_samples": True}
-    fresh = client.post("/predict", json=request)
-    assert (
-        client.post("/predict", json={**request, "seed": fresh.json()["seed"]}).content
-        == fresh.content
-    )
-
-
-def test_a_number_of_draws_that_was_not_calibrated_is_judged_by_the_first_ones(client, wavy):
-    rows = wavy["x_test"][:9]
-    more, calibrated = (predict(client, rows, seed=9, num_samples=n) for n in (150, 100))
-    for a, b in zip(more, calibrated, strict=True):
-        assert all(a[name] == b[name] for name in ("p_value", "flag", "detectors", "interval"))
-        assert a["mean"] != b["mean"]
-
-
-@pytest.mark.parametrize(("num_samples", "coverage"), [(1, 0.9), (64, 0.999)])
-def test_an_npz_answer_holds_what_the_json_answer_does(client, wavy, num_samples, coverage):
-    request = {
-        "model": "wavy",
-        "inputs": wavy["x_test"][:5].tolist(),
-        "seed": 7,
-        "num_samples": num_samples,
-        "return_samples": True,
-        "coverage": coverage,
-    }
-    answer = client.post("/predict", json=request).json()
-    packed = client.post("/predict", json=request, headers={"Accept": "application/x-npz"}).content
-    arrays = dict(np.load(io.BytesIO(packed), allow_pickle=False))
-    predictions = answer["predictions"]
-    for name in ("model", "version", "seed", "fpr", "coverage"):
-        assert arrays.pop(name).item() == answer[name]
-    bounds = [
-        [-np.inf, np.inf] if p["interval"] == [None, None] else p["interval"] for p in predictions
-    ]
-    assert arrays.pop("interval").tolist() == bounds
-    for name in ("mean", "std"):
-        column = [[np.float32(sample[name]) for sample in p["samples"]] for p in predictions]
-        assert arrays.pop(f"samples.{name}").tolist() == column
-    for name in list(arrays):
-        if name.startswith(("standard_error.", "detectors.")):
-            outer, *inner = name.split(".")
-            values = [p[outer] for p in predictions]
-            for key in inner:
-                values = [value[key] for value in values]
-            assert arrays.pop(name).tolist() == values, name
-    for name, values in arrays.items():
-        assert values.tolist() == [p[name] for p in predictions], name
-    null = {name for name, value in predictions[0].items() if value is None}
-    assert null == {"median", "category", *(["epistemic_std"] if num_samples == 1 else [])}
-    missing = {"standard_error", "detectors", "samples", "interval"} | null
-    assert set(arrays) == set(predictions[0]) - missing
 
 
 def test_a_risk_is_refused(client, wavy):

@@ -5,11 +5,8 @@ import io
 import json
 import time
 
-import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from tests.support.environment import working_in
@@ -169,12 +166,6 @@ def test_objects_are_answered_as_their_encoded_rows_are(client):
         client, [array_of(picture()).tolist()], model="pictures"
     )
     assert [p["label"] for p in answer.json()["predictions"][:2]] == ["young", "old"]
-
-
-def test_an_object_s_answer_does_not_depend_on_those_beside_it(client):
-    together = predict(client, PEOPLE * 5).json()["predictions"]
-    for n, person in enumerate(PEOPLE):
-        assert predict(client, [person]).json()["predictions"] == [together[n]]
 
 
 def test_a_pool_of_objects_is_ranked(client):
@@ -419,54 +410,3 @@ def test_a_body_that_is_no_form_is_refused(client, content_type, body, says):
 )
 def test_a_bad_field_of_a_form_is_refused_by_its_name(client, fields, says):
     assert_refused(upload(client, [picture()], **fields), says)
-
-
-# Whatever comes
-
-quietly = settings(
-    max_examples=100,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-cells = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-)
-values = (
-    cells | st.lists(cells, max_size=3) | st.dictionaries(st.text(max_size=3), cells, max_size=3)
-)
-
-
-def test_any_object_is_answered(client):
-    @quietly
-    @given(
-        changed=st.dictionaries(st.sampled_from([*PEOPLE[0], "x"]), values, max_size=3),
-        model=st.booleans(),
-    )
-    def answered(changed, model):
-        answer = predict(
-            client, [PEOPLE[0], PEOPLE[0] | changed], "people" if model else "pictures"
-        )
-        assert answer.status_code in (200, 422), answer.text
-
-    answered()
-
-
-def test_any_change_of_a_form_s_bytes_is_answered(client):
-    request = httpx.Request(
-        "POST", "http://x", files=[("inputs", ("x", picture()))], data={"model": "pictures"}
-    )
-    whole, headers = request.read(), {"Content-Type": request.headers["content-type"]}
-
-    @quietly
-    @given(place=st.integers(0, len(whole) - 1), cut=st.integers(0, 4), new=st.binary(max_size=4))
-    def answered(place, cut, new):
-        answer = client.post(
-            "/predict", content=whole[:place] + new + whole[place + cut :], headers=headers
-        )
-        assert answer.status_code in (200, 404, 413, 422), answer.text
-
-    answered()
