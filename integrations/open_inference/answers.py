@@ -3,7 +3,7 @@
 An answer has a tensor for each array, in JSON or after it as bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
 from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
-from model_store.scores.regression import MIXTURE_SCORE_NAMES
-from model_store.types import Pause
+from model_store.scores.regression import MIXTURE_SCORE_NAMES, MixtureScores
+from model_store.scores.tasks import DETECTED
+from model_store.types import Pause, Task
+from service.api.fields import CLASSES as FIELD_CLASSES
+from service.api.fields import DRAWS, Field
 from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
 
@@ -38,6 +41,24 @@ DESCRIBED = (
     *("bald_corrected", *MIXTURE_SCORE_NAMES, "interval", "median", "flag", "p_value"),
     *("num_samples", "category", "detectors", "abstain", "standard_error"),
 )
+# By field; the others are FP64
+DATATYPES = {
+    **dict.fromkeys(("label", "category"), BYTES),
+    **dict.fromkeys(("flag", "prediction_set", "abstain"), "BOOL"),
+    "num_samples": "INT64",
+    "samples": "FP32",
+}
+# Fields that only some models have
+IS_GIVEN: dict[str, Callable[[Manifest], bool]] = {
+    "median": lambda manifest: manifest.transform is not None,
+    "category": lambda manifest: manifest.categories is not None,
+    "abstain": lambda manifest: manifest.abstention is not None,
+    "explanation": lambda _: False,
+}
+ERROR_NAMES: dict[Task, tuple[str, ...]] = {
+    "classification": Scores.error_names,
+    "regression": MixtureScores.error_names,
+}
 Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
 
 
@@ -142,10 +163,32 @@ def model_outputs(manifest: Manifest) -> list[Described]:
     order = {name: place for place, name in enumerate(DESCRIBED)}
     fields = sorted(BY_TASK[manifest.task], key=lambda f: order.get(f.name, len(order)))
     return [
-        tensor(name, datatype, *shape)
+        output
         for field in fields
-        for name, datatype, shape in field.tensors(manifest)
+        if IS_GIVEN.get(field.name, lambda _: True)(manifest)
+        for output in _field_outputs(field, manifest)
     ]
+
+
+def _field_outputs(field: Field, manifest: Manifest) -> Iterator[Described]:
+    """Yield the tensors of a field: several for those that are keyed by name."""
+    lengths = {FIELD_CLASSES: len(manifest.classes or ()), DRAWS: -1}
+    shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in field.axes]
+    datatype = DATATYPES.get(field.name, "FP64")
+    match field.name, manifest.task:
+        case "standard_error", task:
+            for name in ERROR_NAMES[task]:
+                yield tensor(f"{field.name}.{name}", datatype)
+        case "detectors", task:
+            for name in (*DETECTED[task], *manifest.detectors.density):
+                yield tensor(f"{field.name}.{name}.score", "FP64")
+                yield tensor(f"{field.name}.{name}.fired", "BOOL")
+                yield tensor(f"{field.name}.{name}.p_value", "FP64")
+        case "samples", "regression":
+            yield tensor(f"{field.name}.mean", datatype, *shape)
+            yield tensor(f"{field.name}.std", datatype, *shape)
+        case _:
+            yield tensor(field.name, datatype, *shape)
 
 
 def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:

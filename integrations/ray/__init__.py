@@ -6,8 +6,8 @@ Ray itself is imported in this folder alone.
 from collections.abc import Generator
 from typing import Any
 
-from service.commands import Commands, add_command
-from service.integrations import Integration
+from service.commands import add_command
+from service.integrations import Commands, Integration
 
 
 def _add_commands(commands: Commands) -> None:

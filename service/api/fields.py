@@ -1,4 +1,4 @@
-"""A field of an answer, declared once: its forms in JSON, arrays, tensors and tables follow.
+"""A field of an answer, declared once: its forms in JSON, arrays and tables follow.
 
 `predictions.py` and `explanations.py` declare the fields. The OpenAPI document follows from them,
 and so do the tables in docs/api.md: `python -m service.api.reference` rewrites these.
@@ -7,16 +7,14 @@ and so do the tables in docs/api.md: `python -m service.api.reference` rewrites 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
-from model_store.artifacts.manifest import Manifest
 from model_store.types import Task
 
-Datatype = Literal["FP64", "FP32", "INT64", "BOOL", "BYTES"]  # of the Open Inference Protocol
 Values = np.ndarray | Mapping[str, Any] | None  # arrays with a row each, by name where several
 CLASSES, DRAWS = "classes", "draws"  # axes whose length the model or the request decides
 
@@ -34,22 +32,9 @@ class Field:
     json: Callable[[Any], list[Any] | None] | None = None  # where these are others in JSON
     unit: str = ""
     task: Task | None = None  # None: of both
-    datatype: Datatype | None = "FP64"  # None: it is no tensor
     axes: tuple[str | tuple[str, ...], ...] = ()  # but for the rows: names of their parts, or whose
-    parts: Callable[[Manifest], dict[str, Datatype]] | None = None  # where there are several arrays
-    is_given: Callable[[Manifest], bool] = lambda _: True  # whether a model has it at all
     is_optional: bool = False  # left out unless asked for
     place: int = 1  # among arrays; JSON goes by the order of declaration
-
-    def tensors(self, manifest: Manifest) -> Iterator[tuple[str, Datatype, list[int]]]:
-        """Yield each array that a model gives: name, datatype, shape of a row; -1 is any length."""
-        if self.datatype is None or not self.is_given(manifest):
-            return
-        lengths = {CLASSES: len(manifest.classes or ()), DRAWS: -1}
-        shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in self.axes]
-        parts = {"": self.datatype} if self.parts is None else self.parts(manifest)
-        for part, datatype in parts.items():
-            yield ".".join(filter(None, (self.name, part))), datatype, shape
 
 
 def of_task(fields: Iterable[Field], task: Task) -> list[Field]:

@@ -17,14 +17,11 @@ from model_store.conformal.mondrian import UNKNOWN, cautious
 from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.records import take as take_rows
-from model_store.scores.regression import MixtureScores
 from model_store.scores.tasks import DETECTED, AnyScores
-from model_store.types import Task
 from service.api.explanations import EXPLANATION, Explained, ExplanationAnswer
 from service.api.fields import (
     CLASSES,
     DRAWS,
-    Datatype,
     Field,
     Values,
     answer_model,
@@ -165,12 +162,6 @@ def _detector_objects(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _detector_parts(manifest: Manifest) -> dict[str, Datatype]:
-    names = (*DETECTED[manifest.task], *manifest.detectors.density)
-    parts: dict[str, Datatype] = {"score": "FP64", "fired": "BOOL", "p_value": "FP64"}
-    return {f"{name}.{part}": datatype for name in names for part, datatype in parts.items()}
-
-
 def _sets(results: Results) -> list[list[str]]:
     assert results.decision.prediction_set is not None
     classes = results.manifest.classes or ()
@@ -197,10 +188,6 @@ def _explanation_arrays(results: Results) -> dict[str, np.ndarray] | None:
     return None if explained is None else dict(arrays_by_name(EXPLANATION, explained))
 
 
-ERROR_NAMES: dict[Task, tuple[str, ...]] = {
-    "classification": Scores.error_names,
-    "regression": MixtureScores.error_names,
-}
 ClassField = partial(Field, task="classification")
 TargetField = partial(Field, task="regression", unit="units of the target")
 FIELDS = (
@@ -209,7 +196,6 @@ FIELDS = (
         str,
         "the most probable class",
         lambda results: np.array(results.manifest.classes)[results.scores.label],
-        datatype="BYTES",
         place=2,
     ),
     ClassField(
@@ -253,7 +239,6 @@ FIELDS = (
         "of the predictive distribution, if the target was "
         "[transformed](recipes.md#targets-with-heavy-tails-and-counts) for the fit; else `null`",
         attrgetter("scores.median"),
-        is_given=lambda manifest: manifest.transform is not None,
         place=2,
     ),
     Field(
@@ -261,7 +246,6 @@ FIELDS = (
         int,
         "how many draws the row used",
         attrgetter("scores.num_draws"),
-        datatype="INT64",
         place=0,
     ),
     ClassField(
@@ -313,7 +297,6 @@ FIELDS = (
         "draws. `null` where so few draws do not say",
         _standard_errors,
         unit="units of the score",
-        parts=lambda manifest: dict.fromkeys(ERROR_NAMES[manifest.task], "FP64"),
     ),
     Field(
         "flag",
@@ -321,7 +304,6 @@ FIELDS = (
         "whether the row is unlike the data: [`p_value <= fpr`](guarantees.md#rates-and-coverage), "
         "or what `fdr` decides",
         attrgetter("decision.flag"),
-        datatype="BOOL",
     ),
     Field(
         "p_value",
@@ -338,8 +320,6 @@ FIELDS = (
         "flag (fewer than 1 / `fpr` - 1 cannot flag it); `null` of other versions",
         _category_names,
         json=_categories,
-        datatype="BYTES",
-        is_given=lambda manifest: manifest.categories is not None,
     ),
     ClassField(
         "prediction_set",
@@ -347,7 +327,6 @@ FIELDS = (
         "the classes that the row may have, the label always among them",
         attrgetter("decision.prediction_set"),
         json=_sets,
-        datatype="BOOL",
         axes=(CLASSES,),
         place=2,
     ),
@@ -356,8 +335,6 @@ FIELDS = (
         bool | None,
         "`true`: do not use the label; `false`: answered; `null`: no `risk` applies",
         attrgetter("decision.abstain"),
-        datatype="BOOL",
-        is_given=lambda manifest: manifest.abstention is not None,
         place=2,
     ),
     TargetField(
@@ -376,14 +353,12 @@ FIELDS = (
         "whether it `fired`: `p_value <= fpr`",
         _detectors,
         json=_detector_objects,
-        parts=_detector_parts,
     ),
     ClassField(
         "samples",
         list[list[float]],
         "with `return_samples`: the class probabilities of each draw",
         _samples,
-        datatype="FP32",
         axes=(DRAWS, CLASSES),
         is_optional=True,
         place=3,
@@ -394,9 +369,7 @@ FIELDS = (
         '`{"mean": ..., "std": ...}` for each draw, with `return_samples`',
         _gaussian_arrays,
         json=_gaussians,
-        datatype="FP32",
         axes=(DRAWS,),
-        parts=lambda _: {"mean": "FP32", "std": "FP32"},
         is_optional=True,
         place=3,
     ),
@@ -406,7 +379,6 @@ FIELDS = (
         "with `explain`: [what made the row strange](#why-a-row-is-strange)",
         _explanation_arrays,
         json=lambda results: json_objects(EXPLANATION, results.explained, len(results)),
-        datatype=None,
         is_optional=True,
         place=3,
     ),
