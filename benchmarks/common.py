@@ -24,9 +24,10 @@ from safetensors.torch import load as load_weights
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from training import recipe as recipes
+from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows, SplitSizes, load, split, split_sizes
 from training.fit import Fitted, publish, temper
-from training.model import BayesianModel, build, initialise
+from training.model import build, initialise
 from training.provenance import Provenance
 from training.scoring import draw_counts
 from training.versions import recipe_of

@@ -28,7 +28,7 @@ from benchmarks.common import NAME, report, serve, size_parser, spread, store_of
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.inference.noise import standard_normal
-from training.model import BayesianModel
+from training.bayes.network import BayesianModel
 
 DRAWS = 100
 BURST = 50  # requests, fewer than the draw sets that the service keeps ready

@@ -74,6 +74,14 @@ def test_packages_import_one_way(package, may_import):
         assert not {module.partition(".")[0] for module in imported_modules(path)} & of_others, path
 
 
+def test_the_mathematics_know_neither_recipes_nor_the_store():
+    for path in (ROOT / "training" / "bayes").rglob("*.py"):
+        for name in imported_modules(path):
+            assert not name.startswith("model_store.artifacts"), path
+            if name.startswith("training."):
+                assert name.startswith(("training.bayes", "training.seeds")), path
+
+
 def room_of(module):
     """The first two names of a module."""
     return ".".join(module.split(".")[:2])

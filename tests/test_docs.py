@@ -107,7 +107,7 @@ def test_every_method_and_its_keys_are_in_the_guide(method):
         if line.startswith("| ") and f"`{method}`" in line.split(" | ")[0]
     ]
     assert len(rows) == 1
-    for key in METHODS[method].section.model_fields:
+    for key in METHODS[method].model_fields:
         assert f"`{key}`" in guide("methods"), key
     assert list((ROOT / "recipes").glob(f"*-{method}.toml")), "there is an example recipe"
 

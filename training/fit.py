@@ -18,6 +18,7 @@ from model_store.scores.tasks import AnyScores
 from model_store.scores.transforms import Transform
 from training import log
 from training import recipe as recipes
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.calibration.temperature import set_temperature
 from training.data import Dataset, Rows, Splits, split, split_sizes
@@ -29,7 +30,7 @@ from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, r
 from training.fitting.steps import check_augmentation, restoring_torch
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
-from training.model import BayesianModel, with_knots
+from training.model import with_knots
 from training.provenance import Provenance, TemperatureChoice, TransformChoice
 from training.publishing.publish import publish
 from training.recipe import Recipe

@@ -1,25 +1,278 @@
-"""All methods by name; each family of posteriors registers its own."""
+"""Methods: what a recipe's `method` stands for, a class for each.
+
+A method is the recipe's `[posterior]` section. It builds the network and the posterior over its
+theta, and has the defaults of training. `METHODS` has all of them by name.
+"""
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from jaxtyping import Num
+from pydantic import Field, field_validator
+from torch import Tensor, nn
 
-from training.bayes import dropout, gaussian, hypernetwork, members
+from model_store.errors import InvalidInput
+from training.bayes.dropout import MaskPosterior
+from training.bayes.flows import Composition, iaf, realnvp
+from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
+from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
 from training.bayes.laplace import LaplacePosterior, Structure
 from training.bayes.layers import Stochastic
-from training.bayes.posterior import METHODS, Method
-from training.networks.networks import DrawnNetwork
-from training.sections import Section
-
-__all__ = ["METHODS", "Method", "dropout", "gaussian", "hypernetwork", "members"]
+from training.bayes.matrix_normal import MatrixNormalPosterior
+from training.bayes.members import MemberPosterior
+from training.bayes.network import Network
+from training.bayes.posterior import Posterior
+from training.bayes.variational_hypernet import NoisePosterior
+from training.networks.batch_ensemble import BatchEnsemble
+from training.networks.networks import DrawnNetwork, MemberNetwork
+from training.networks.probes import output_layer
+from training.sections import Count, LogStd, Positive, Rate, Section
 
 PRIOR_CHOICES = ("auto", "marginal-likelihood", "held-out")
+MemberCount = Annotated[int, Field(ge=2, le=100)]
 
 
-class LaplaceSection(Section):
-    """`[posterior]` of laplace."""
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """What a method builds a network of."""
+
+    make: Callable[[], nn.Module]  # a fresh module
+    shape: tuple[int, ...]  # of a row
+    examples: Num[Tensor, "R ..."]  # rows that the module takes
+    layers: Sequence[str] | None = None  # patterns of the layers to draw; None for all
+    trained: Sequence[str] | None = None  # patterns of other layers to train; None for all
+    is_trained: bool = False  # the module's weights are where the posterior starts
+
+
+class Method(Section):
+    """A method's keys, its network and posterior, and how it is trained."""
+
+    name: ClassVar[str]
+    is_variational: ClassVar[bool] = False  # maximises a bound, to which it can converge
+    has_integers: ClassVar[bool] = False  # can be served in int8
+    groups_rows: ClassVar[bool] = False  # rows of a training step have draws by group
+    # raises the KL's weight in regression, or weights go to their prior before they fit
+    ramps_kl: ClassVar[bool] = False
+    alpha: ClassVar[float] = 0.0  # of the objective
+    samples: ClassVar[int] = 1  # draws of a training step
+
+    def network(self, blueprint: Blueprint) -> Network:
+        raise NotImplementedError
+
+    def posterior(self, network: Network, generator: torch.Generator) -> Posterior:
+        raise NotImplementedError
+
+    @property
+    def decay_prior_std(self) -> float | None:
+        """The prior's standard deviation for weights that are not drawn; None without a prior."""
+        return None
+
+
+class DrawnMethod(Method):
+    """Layers of one network are drawn."""
+
+    @property
+    def stochastic(self) -> Stochastic:
+        return Stochastic("weights")
+
+    def patterns(self, _: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
+        """Return the patterns of the names of the drawn layers; None for all."""
+        return blueprint.layers
+
+    def network(self, blueprint: Blueprint) -> DrawnNetwork:
+        module = blueprint.make()
+        stochastic = replace(self.stochastic, layers=self.patterns(module, blueprint))
+        shape, trained, examples = blueprint.shape, blueprint.trained, blueprint.examples
+        return DrawnNetwork(module, stochastic, shape, trained, examples, blueprint.is_trained)
+
+
+class RealNVP(DrawnMethod):
+    """A flow of couplings to the scales of weight-normalised layers (Krueger et al. 2017)."""
+
+    name = "bhn-realnvp"
+    is_variational = True
+    has_integers = True
+    groups_rows = True
+    samples = 2
+
+    couplings: Annotated[int, Field(ge=0)] = 4
+    hidden: Count = 200
+    initial_log_std: LogStd = -7.0
+    prior_std: Positive = 1.0
+
+    @property
+    def stochastic(self) -> Stochastic:
+        return Stochastic("scales")
+
+    def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
+        return self._flow_posterior(realnvp, network, generator)
+
+    def _flow_posterior(
+        self,
+        flow: Callable[..., Composition],
+        network: Network,
+        generator: torch.Generator,
+        noise_dimension: int | None = None,
+        follows_paths: bool = False,
+    ) -> HypernetworkPosterior:
+        dimension, lift = network.theta_dimension, None
+        if noise_dimension is not None:
+            lift = Subspace(noise_dimension, dimension, generator)
+            dimension = noise_dimension
+        settings = self.couplings, self.hidden, self.initial_log_std
+        transforms = flow(dimension, *settings, generator)
+        return HypernetworkPosterior(transforms, dimension, self.prior_std, lift, follows_paths)
+
+
+class IAF(RealNVP):
+    """A flow of autoregressive transforms to the scales, or to a subspace of them."""
+
+    name = "bhn-iaf"
+
+    noise_dimension: Count | None = None
+
+    def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
+        return self._flow_posterior(iaf, network, generator, self.noise_dimension)
+
+
+class WeightHypernetwork(IAF):
+    """A flow to all weights, of small networks."""
+
+    name = "bhn-weights"
+    has_integers = False
+    groups_rows = False
+    ramps_kl = True
+
+    flow: Literal["realnvp", "iaf"] = "realnvp"
+
+    @property
+    def stochastic(self) -> Stochastic:
+        return Stochastic("weights")
+
+    def posterior(self, network: Network, generator: torch.Generator) -> HypernetworkPosterior:
+        has_couplings = self.flow == "realnvp"  # of iaf, scores would need an inverse
+        flow = realnvp if has_couplings else iaf
+        return self._flow_posterior(flow, network, generator, self.noise_dimension, has_couplings)
+
+
+class VariationalHypernet(DrawnMethod):
+    """Layers that infer their posterior from their input."""
+
+    name = "variational-hypernet"
+    is_variational = True
+    samples = 2
+
+    hidden: Count = 50
+    mean: Literal["vector-scaling", "naive"] = "vector-scaling"
+    initial_log_std: Annotated[LogStd, Field(lt=0)] = -4.0  # below the prior's
+
+    @property
+    def stochastic(self) -> Stochastic:
+        return Stochastic(
+            "hypernet",
+            hidden=self.hidden,
+            vector_scaling=self.mean == "vector-scaling",
+            initial_log_std=self.initial_log_std,
+        )
+
+    def posterior(self, network: Network, _: torch.Generator) -> NoisePosterior:
+        return NoisePosterior(network.theta_dimension)
+
+
+class GaussianWeights(DrawnMethod):
+    """Gaussians over weights."""
+
+    is_variational = True
+    ramps_kl = True
+    samples = 2
+
+    initial_log_std: LogStd = -5.0
+
+
+class BayesByBackprop(GaussianWeights):
+    """Independent Gaussians over weights (Blundell et al. 2015)."""
+
+    name = "bbb-gaussian"
+
+    prior_std: Positive = 1.0
+
+    def posterior(self, network: Network, _: torch.Generator) -> GaussianPosterior:
+        prior = GaussianPrior(self.prior_std)
+        return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
+
+
+class BayesByBackpropMixture(GaussianWeights):
+    """Independent Gaussians, under a prior that is a mixture of two."""
+
+    name = "bbb-mixture"
+
+    pi: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    std_1: Positive = 1.0
+    std_2: Positive = 0.0025
+
+    def posterior(self, network: Network, _: torch.Generator) -> GaussianPosterior:
+        prior = ScaleMixturePrior(self.pi, self.std_1, self.std_2)
+        return GaussianPosterior(network.theta_dimension, self.initial_log_std, prior)
+
+
+class MatrixNormal(GaussianWeights):
+    """Matrix-variate Gaussians over the weights of each layer (Louizos and Welling 2016)."""
+
+    name = "mvn"
+
+    prior_std: Positive = 1.0
+
+    def posterior(self, network: Network, _: torch.Generator) -> MatrixNormalPosterior:
+        assert isinstance(network, DrawnNetwork)
+        return MatrixNormalPosterior(network.slots, self.initial_log_std, self.prior_std)
+
+
+class Dropout(DrawnMethod):
+    """Masks over units (Gal and Ghahramani 2016)."""
+
+    name = "dropout"
+    groups_rows = True
+    is_served_with_masks: ClassVar[bool] = True
+
+    rate: Rate = 0.5
+    input_rate: Rate = 0.0
+    prior_std: Positive | None = None
+
+    @property
+    def stochastic(self) -> Stochastic:
+        return Stochastic("masks", rate=self.rate, input_rate=self.input_rate)
+
+    def posterior(self, network: Network, _: torch.Generator) -> MaskPosterior:
+        assert isinstance(network, DrawnNetwork)
+        return MaskPosterior(network.slots, self.is_served_with_masks)
+
+    @property
+    def decay_prior_std(self) -> float | None:
+        return self.prior_std
+
+
+class AlphaDropout(Dropout):
+    """Dropout, fitted by an alpha-divergence (Li and Gal 2017)."""
+
+    name = "dropout-alpha"
+    alpha = 0.5
+    samples = 10
+
+
+class PlainDropout(Dropout):
+    """Dropout in training alone."""
+
+    name = "mle-dropout"
+    is_served_with_masks = False
+
+
+class Laplace(DrawnMethod):
+    """A Gaussian around the trained weights of the last layer (Daxberger et al. 2021)."""
+
+    name = "laplace"
 
     structure: Structure = "kronecker"
     prior_std: float | Literal["auto", "marginal-likelihood", "held-out"] = "auto"
@@ -32,17 +285,113 @@ class LaplaceSection(Section):
             return value
         raise ValueError("a number above 0, 'auto', 'marginal-likelihood' or 'held-out'")
 
+    def patterns(self, module: nn.Module, blueprint: Blueprint) -> Sequence[str] | None:
+        if blueprint.layers is not None:
+            expected = f"none for method {self.name}, which draws the last layer"
+            raise InvalidInput("network.bayesian", expected, "some")
+        return None if isinstance(module, nn.Linear) else [output_layer(module, blueprint.examples)]
 
-def laplace(section: LaplaceSection, network: DrawnNetwork, _: torch.Generator) -> LaplacePosterior:
-    prior_std = None if isinstance(section.prior_std, str) else section.prior_std
-    (slot,) = network.slots
-    return LaplacePosterior(slot, section.structure, prior_std)
+    def posterior(self, network: Network, _: torch.Generator) -> LaplacePosterior:
+        assert isinstance(network, DrawnNetwork)
+        (slot,) = network.slots
+        prior_std = None if isinstance(self.prior_std, str) else self.prior_std
+        return LaplacePosterior(slot, self.structure, prior_std)
 
 
-METHODS["laplace"] = Method(
-    LaplaceSection,
-    laplace,
-    lambda _: Stochastic("weights"),
-    draws_last_layer=True,
-    is_fitted_after=True,
-)
+class MaximumLikelihood(Method):
+    """One network: a point estimate, at whose weights other methods can start."""
+
+    name = "mle"
+
+    prior_std: Positive | None = None
+
+    def network(self, blueprint: Blueprint) -> Network:
+        return self._members(blueprint, 1)
+
+    def posterior(self, _: Network, __: torch.Generator) -> MemberPosterior:
+        return MemberPosterior(1)
+
+    def _members(
+        self, blueprint: Blueprint, count: int, anchor_std: float | None = None
+    ) -> MemberNetwork:
+        self._check_draws_no_layer(blueprint)
+        modules = [blueprint.make() for _ in range(count)]
+        shape, trained, examples = blueprint.shape, blueprint.trained, blueprint.examples
+        return MemberNetwork(modules, shape, trained, examples, anchor_std)
+
+    def _check_draws_no_layer(self, blueprint: Blueprint) -> None:
+        if blueprint.layers is not None:
+            expected = f"none for method {self.name}, which draws no layer"
+            raise InvalidInput("network.bayesian", expected, "some")
+
+    def _check_starts_apart(self, blueprint: Blueprint) -> None:
+        if blueprint.is_trained or blueprint.trained:
+            expected = f"no trained layers with {self.name}, whose members start apart"
+            raise InvalidInput("network", expected, "some")
+
+    @property
+    def decay_prior_std(self) -> float | None:
+        return self.prior_std
+
+
+class Ensemble(MaximumLikelihood):
+    """Networks that start apart (Lakshminarayanan et al. 2017)."""
+
+    name = "ensemble"
+
+    members: MemberCount = 5
+
+    def network(self, blueprint: Blueprint) -> Network:
+        return self._members(blueprint, self.members)
+
+    def posterior(self, _: Network, __: torch.Generator) -> MemberPosterior:
+        return MemberPosterior(self.members)
+
+
+class AnchoredEnsemble(Ensemble):
+    """Networks that decay towards draws of their prior (Pearce et al. 2020)."""
+
+    name = "anchored-ensemble"
+
+    members: MemberCount = 10
+    prior_std: Positive = 1.0
+
+    def network(self, blueprint: Blueprint) -> Network:
+        self._check_starts_apart(blueprint)
+        return self._members(blueprint, self.members, anchor_std=self.prior_std)
+
+
+class BatchEnsembleMethod(Ensemble):
+    """Members that share most weights (Wen et al. 2020)."""
+
+    name = "batch-ensemble"
+
+    members: MemberCount = 16
+
+    def network(self, blueprint: Blueprint) -> Network:
+        self._check_draws_no_layer(blueprint)
+        self._check_starts_apart(blueprint)
+        module, shape = blueprint.make(), blueprint.shape
+        return BatchEnsemble(module, self.members, shape, blueprint.examples)
+
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        RealNVP,
+        IAF,
+        WeightHypernetwork,
+        VariationalHypernet,
+        BayesByBackprop,
+        BayesByBackpropMixture,
+        MatrixNormal,
+        Dropout,
+        AlphaDropout,
+        PlainDropout,
+        Laplace,
+        MaximumLikelihood,
+        Ensemble,
+        AnchoredEnsemble,
+        BatchEnsembleMethod,
+    )
+}

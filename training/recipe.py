@@ -22,7 +22,7 @@ from model_store.sources.cells import is_date_format
 from model_store.types import Task
 from training.detectors import KINDS
 from training.folders import data_root
-from training.methods import METHODS, Method
+from training.methods import METHODS, Laplace, Method
 from training.networks.architectures import ARCHITECTURES, mlp
 from training.sections import Count, Positive, Section
 
@@ -323,7 +323,7 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
     data: DataSection
     network: NetworkSection
-    posterior: SerializeAsAny[Section]
+    posterior: SerializeAsAny[Method]
     training: TrainingSection = TrainingSection()
     likelihood: LikelihoodSection | None = None
     augmentation: AugmentationSection | None = None
@@ -335,9 +335,9 @@ class Recipe(Section):
     def _takes_its_methods_posterior(cls, content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get("posterior", {}), dict):
             kind = METHODS.get(str(content.get("method")))
-            section = Section()  # of an unknown method, nothing more is said
+            section = Method()  # an unknown method is reported by its own field
             if kind is not None:
-                section = kind.section.model_validate(content.get("posterior", {}))
+                section = kind.model_validate(content.get("posterior", {}))
             return {**content, "posterior": section}
         return content
 
@@ -356,7 +356,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _stops_early_without_a_bound(self) -> "Recipe":
-        if self.training.early_stopping and (self.is_variational or self.inference.is_fitted_after):
+        if self.training.early_stopping and (
+            self.is_variational or isinstance(self.posterior, Laplace)
+        ):
             expected = "training.early_stopping = false, since this posterior converges to a bound"
             raise ValueError(f"with method {self.method} {expected}")
         return self
@@ -379,18 +381,14 @@ class Recipe(Section):
         return (self.likelihood or LikelihoodSection()).noise
 
     @property
-    def inference(self) -> Method:
-        return METHODS[self.method]
-
-    @property
     def is_variational(self) -> bool:
         """Whether what is fitted is a posterior that approximates the true one, and so has a bound
         to converge."""
-        return self.inference.is_variational
+        return self.posterior.is_variational
 
     @property
     def alpha(self) -> float:
-        return self.inference.alpha if self.training.alpha is None else self.training.alpha
+        return self.posterior.alpha if self.training.alpha is None else self.training.alpha
 
     @property
     def choose(self) -> Literal["elbo", "likelihood", "last"]:
@@ -399,11 +397,11 @@ class Recipe(Section):
     @property
     def row_groups(self) -> int:
         """Groups that the rows of a training step are divided into, each with draws of its own."""
-        return self.training.row_groups if self.inference.groups_rows else 1
+        return self.training.row_groups if self.posterior.groups_rows else 1
 
     @property
     def samples(self) -> int:
-        return self.inference.samples if self.training.samples is None else self.training.samples
+        return self.posterior.samples if self.training.samples is None else self.training.samples
 
     def digest(self) -> str:
         """Return a SHA-256 of the recipe, whatever the layout of its file.
@@ -489,7 +487,7 @@ def override(
 def validate(content: dict[str, Any], origin: str) -> Recipe:
     method = METHODS.get(str(content.get("method")))
     if method is not None:
-        _validate(method.section, content.get("posterior", {}), f"{origin}: posterior.")
+        _validate(method, content.get("posterior", {}), f"{origin}: posterior.")
     recipe = _validate(Recipe, content, f"{origin}: ")
     for field, expected, got in _contradictions(recipe):
         raise InvalidInput(f"{origin}: {field}", expected, got)
@@ -499,11 +497,11 @@ def validate(content: dict[str, Any], origin: str) -> Recipe:
 def _contradictions(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     data, serving = recipe.data, recipe.serving
     if serving.precision == "int8":
-        if not recipe.inference.has_integers:
+        if not recipe.posterior.has_integers:
             yield "serving.precision", f"float32 for method {recipe.method}", "'int8'"
         if recipe.task == "regression":
             yield "serving.precision", "float32 for task regression", "'int8'"
-    if recipe.training.epochs == 0 and not recipe.inference.is_fitted_after:
+    if recipe.training.epochs == 0 and not isinstance(recipe.posterior, Laplace):
         yield "training.epochs", f"1 or more for method {recipe.method}", "0"
     if recipe.task == "regression":
         if data.class_weights is not None:
@@ -556,7 +554,7 @@ def _validate(kind: type[S], content: Any, prefix: str) -> S:
             raise InvalidInput(field, "a value", "nothing") from None
         if first["type"] == "extra_forbidden":
             known = ""
-            if kind in [method.section for method in METHODS.values()]:
+            if kind in METHODS.values():
                 known = f" (there are {', '.join(kind.model_fields)})"
             raise InvalidInput(field, f"no such key{known}", repr(first["input"])[:200]) from None
         expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")

@@ -19,7 +19,7 @@ from training.recipe import Recipe, override
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.model import BayesianModel
+    from training.bayes.network import BayesianModel
 
 WEIGHTS = "weights.safetensors"
 

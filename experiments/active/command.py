@@ -19,7 +19,7 @@ from training import log
 from training import recipe as recipes
 from training.data import Dataset, load
 from training.folders import data_root, hold, runs_folder
-from training.methods import LaplaceSection
+from training.methods import Laplace
 from training.recipe import Recipe
 
 FOLDER = "active"  # among the runs
@@ -80,7 +80,7 @@ def _data(loaded: list[Recipe]) -> dict[str, Dataset]:
     for recipe in loaded:
         if recipe.name in data:
             raise InvalidInput("name", "a recipe of another name", f"{recipe.name!r} twice")
-        if isinstance(recipe.posterior, LaplaceSection):
+        if isinstance(recipe.posterior, Laplace):
             expected = (
                 "a method that is fitted by steps: laplace takes validation rows, whose labels "
                 "count too"

@@ -13,6 +13,7 @@ from jaxtyping import Float, Float32, Int64, Num
 from torch import Tensor
 
 from training.bayes.likelihoods import Categorical
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.data import Dataset
 from training.data.rows import class_weights
@@ -30,7 +31,7 @@ from training.fitting.steps import (
     kl_ramp,
     kl_weight,
 )
-from training.model import BayesianModel, build, initialise, with_knots
+from training.model import build, initialise, with_knots
 from training.recipe import Recipe
 from training.seeds import ActiveStream, Stream, generator, hash_key
 

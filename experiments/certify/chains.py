@@ -26,8 +26,8 @@ from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answer
 from experiments.measures import measured_of
 from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
+from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
-from training.model import BayesianModel
 from training.recipe import Recipe
 
 SETS = {"boston": "uci/bostonHousing", "wine": "uci/wine-quality-red"}

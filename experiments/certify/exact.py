@@ -20,9 +20,10 @@ from experiments.cells import Column, Measured, Target
 from experiments.pages import draw_columns
 from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
+from training.bayes.network import BayesianModel
 from training.data import Rows, Splits
 from training.fitting.run import Run, run_provenance
-from training.model import BayesianModel, build
+from training.model import build
 from training.recipe import Recipe
 
 UNITS = 4

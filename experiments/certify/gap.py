@@ -21,9 +21,9 @@ from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answer
 from experiments.measures import measured_of
 from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
+from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import Fitted, fit
-from training.model import BayesianModel
 from training.recipe import Recipe
 
 ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400

@@ -10,8 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from training.bayes.gaussian import GaussianPosterior
+from training.bayes.network import BayesianModel
 from training.fit import Fitted
-from training.model import BayesianModel
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 

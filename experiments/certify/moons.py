@@ -28,9 +28,9 @@ from experiments.certify.gap import (
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
 from training import recipe as recipes
+from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import fit
-from training.model import BayesianModel
 from training.recipe import Recipe
 
 ROWS, NOISE_STD = 100, 0.15

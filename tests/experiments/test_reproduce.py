@@ -367,7 +367,7 @@ def test_a_table_s_fit_that_may_settle_has_the_documented_defaults():
         assert (recipe.method, recipe.seed) == (method, 3)
         if data != settled.IMAGES:
             assert recipe.training == TrainingSection(batch_rows=settled.BATCH_ROWS)
-            assert recipe.posterior == METHODS[method].section()
+            assert recipe.posterior == METHODS[method]()
             assert recipe.data.split == 3
         longer = settled.recipe_of(data, method, 3, epochs=7)
         training = recipe.training.model_copy(update={"epochs": 7})

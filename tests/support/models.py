@@ -12,9 +12,10 @@ from training.bayes.flows import Composition
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Stochastic
 from training.bayes.likelihoods import Categorical
+from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows, load, split, split_sizes
 from training.fit import Fitted, publish, temper
-from training.model import BayesianModel, build, initialise
+from training.model import build, initialise
 from training.networks.architectures import mlp
 from training.networks.networks import DrawnNetwork
 from training.provenance import Provenance

@@ -1,16 +1,14 @@
 """Dropout: Bernoulli masks, one number a unit."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import NormalDist
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from training.bayes.layers import Slot, Stochastic
-from training.bayes.posterior import METHODS, Method, Posterior
-from training.sections import Positive, Rate, Section
+from training.bayes.layers import Slot
+from training.bayes.posterior import Posterior
 
 
 class MaskPosterior(Posterior):
@@ -44,25 +42,3 @@ class MaskPosterior(Posterior):
 
     def _masks(self, eps: Float[Tensor, "K D"]) -> Float[Tensor, "K D"]:
         return (eps < self.threshold).to(eps.dtype) / self.keep
-
-
-class DropoutSection(Section):
-    """`[posterior]` of dropout, dropout-alpha and mle-dropout."""
-
-    rate: Rate = 0.5
-    input_rate: Rate = 0.0
-    prior_std: Positive | None = None
-
-
-DROPOUT = Method(
-    DropoutSection,
-    lambda _, network, __: MaskPosterior(network.slots),
-    lambda section: Stochastic("masks", rate=section.rate, input_rate=section.input_rate),
-    decays=True,
-    groups_rows=True,
-)
-METHODS["dropout"] = DROPOUT
-METHODS["dropout-alpha"] = replace(DROPOUT, alpha=0.5, samples=10)
-METHODS["mle-dropout"] = replace(
-    DROPOUT, posterior=lambda _, network, __: MaskPosterior(network.slots, is_served=False)
-)

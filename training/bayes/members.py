@@ -1,16 +1,12 @@
 """Fitted networks as draws: ensembles, and a single network."""
 
-from dataclasses import replace
-from typing import Annotated
-
 import torch
-from jaxtyping import Float
-from pydantic import Field
-from torch import Tensor
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX
-from training.bayes.posterior import METHODS, Method, Posterior
-from training.sections import Positive, Section
+from training.bayes.layers import matmul
+from training.bayes.posterior import Posterior
 
 
 class MemberPosterior(Posterior):
@@ -34,41 +30,33 @@ class MemberPosterior(Posterior):
         return torch.zeros(1)
 
 
-class PointSection(Section):
-    """`[posterior]` of mle."""
+class MemberLinear(nn.Module):
+    """A linear layer with an adapter for each of M members: member m computes ((x * r_m) W) * s_m +
+    b_m (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5).
 
-    prior_std: Positive | None = None
+    W is shared by all members, but each has its own in the layer of the outputs. The members are
+    told apart by the first layer's r_m, random signs; all other r_m and s_m start at 1 (Gorishniy,
+    Kotelnikov and Babenko 2024, "TabM", section 3.3).
+    """
 
+    def __init__(self, layer: nn.Linear, members: int, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        inputs, outputs = layer.in_features, layer.out_features
+        shape = (members, 1, inputs)
+        signs = 2.0 * torch.randint(0, 2, shape) - 1.0 if is_first else torch.ones(shape)
+        bound = inputs**-0.5
+        own = (members,) if is_last else ()
+        self.copies = members if is_last else 1  # of the weight
+        self.weight = nn.Parameter(torch.empty(*own, inputs, outputs).uniform_(-bound, bound))
+        self.before = nn.Parameter(signs)
+        self.after = nn.Parameter(torch.ones(members, 1, outputs))
+        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
-class EnsembleSection(PointSection):
-    """`[posterior]` of ensemble."""
-
-    members: Annotated[int, Field(ge=2, le=100)] = 5
-
-
-class AnchoredSection(EnsembleSection):
-    """`[posterior]` of anchored-ensemble."""
-
-    members: Annotated[int, Field(ge=2, le=100)] = 10
-    prior_std: Positive = 1.0
-
-
-class BatchEnsembleSection(EnsembleSection):
-    """`[posterior]` of batch-ensemble."""
-
-    members: Annotated[int, Field(ge=2, le=100)] = 16
-
-
-METHODS["mle"] = Method(
-    PointSection,
-    lambda section, _, __: MemberPosterior(getattr(section, "members", 1)),
-    decays=True,
-    is_point=True,
-)
-METHODS["ensemble"] = replace(METHODS["mle"], section=EnsembleSection, is_point=False)
-METHODS["anchored-ensemble"] = replace(
-    METHODS["ensemble"], section=AnchoredSection, is_anchored=True
-)
-METHODS["batch-ensemble"] = replace(
-    METHODS["ensemble"], section=BatchEnsembleSection, shares_weights=True
-)
+    def forward(
+        self, h: Float[Tensor, "*K N I"], draws: Int64[Tensor, "K"]
+    ) -> Float[Tensor, "K N O"]:
+        before, after, bias = (
+            of.index_select(0, draws) for of in (self.before, self.after, self.bias)
+        )
+        weight = self.weight if self.weight.ndim == 2 else self.weight.index_select(0, draws)
+        return matmul(h * before, weight) * after + bias

@@ -1,17 +1,14 @@
-"""What every method gives: its name in recipes, its `[posterior]` section, and its posterior."""
+"""A posterior: theta as a function of noise, and its divergence from the prior."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from model_store.inference.noise import DRAW_INDEX, NOISE_ALGORITHM
-from training.bayes.layers import Stochastic, pairs
-from training.sections import Section
+from training.bayes.layers import pairs
 from training.seeds import hash_key
 
 CPU = torch.device("cpu")
@@ -70,34 +67,6 @@ class LocationScale(Protocol):
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """What a recipe's `method` stands for.
-
-    `posterior` makes it of the section, the network and a generator; `stochastic` says what of a
-    network is drawn, given the section. Without it whole networks are, `section.members` of them.
-    """
-
-    section: type[Section]
-    posterior: Callable[[Any, Any, torch.Generator], Posterior]
-    stochastic: Callable[[Any], Stochastic] | None = None
-    is_variational: bool = False  # so that there is a bound that training converges to
-    has_integers: bool = False  # whether products can be computed in integers
-    groups_rows: bool = False  # whether rows of a training step have draws by group
-    decays: bool = False  # whether weights that are not drawn have a prior, section.prior_std
-    draws_last_layer: bool = False  # and no other
-    is_fitted_after: bool = False  # to weights that may be trained already
-    ramps_kl: bool = False  # of a regression: else weights go to their prior before they fit
-    shares_weights: bool = False  # between members
-    is_anchored: bool = False  # members decay towards draws of their prior
-    is_point: bool = False  # a plain network, at whose weights other methods may begin
-    alpha: float = 0.0  # of the objective, and draws of a training step, by default
-    samples: int = 1
-
-
-METHODS: dict[str, Method] = {}
 
 
 def step_noise(

@@ -23,9 +23,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from training.bayes.likelihoods import Likelihood
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.data import Rows
-from training.model import BayesianModel
 from training.provenance import TemperatureChoice
 from training.seeds import Stream
 

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from training.evaluation.figures import Ends
 from training.evaluation.report import RegressionMeasures, Report
-from training.methods import METHODS
+from training.methods import AnchoredEnsemble, MaximumLikelihood
 
 MEASURES = {
     "auroc": "AUROC",
@@ -61,7 +61,7 @@ def render(template: str, **values: Any) -> str:
 
 def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
     """Return the page of a report, with its plots (PNG, by file name)."""
-    method, test = METHODS[report.method], report.test
+    test = report.test
     return render(
         "report.html",
         report=report,
@@ -69,7 +69,7 @@ def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
         is_regression=isinstance(test, RegressionMeasures),
         figures={name: v for name, v in test.content().items() if isinstance(v, float)},
         attacks={name: attack.measures for name, attack in report.attacks.items()},
-        has_gaps=not (method.is_anchored or method.is_point),
+        has_gaps=report.method not in (AnchoredEnsemble.name, MaximumLikelihood.name),
         base_rates=sorted({percent(entry.base_rate) for entry in report.outliers.values()}),
         measures=MEASURES,
         plots={

@@ -25,10 +25,10 @@ from model_store.inference.noise import noise
 from model_store.inference.runtime import LARGEST_RESULT, OUTPUTS, TERMS, WEIGHTS_PER_DRAW, Runtime
 from training.bayes.layers import WeightLayer, matmul
 from training.bayes.likelihoods import Gaussian, Likelihood
+from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.export.kept_graphs import export_program, strip_notes
 from training.export.served import ServedNetwork, served_network
-from training.model import BayesianModel, Network
 from training.networks.networks import MemberNetwork
 from training.networks.probes import layer_of_operator, reads_values
 
@@ -164,7 +164,11 @@ def _why_not_exported(error: Exception, network: Network, x: Tensor) -> tuple[st
         if unknown is not None:
             operator = unknown[1].rpartition(".")[2]
             # what became of the user's module: its layers have the names that they had
-            module = network.members[0] if isinstance(network, MemberNetwork) else network.module
+            module = (
+                network.members[0]
+                if isinstance(network, MemberNetwork)
+                else network.get_submodule("module")
+            )
             where = layer_of_operator(module, lambda: network(x, theta), operator)
             of = "" if where is None else f" ({where})"
             expected = "operators that ONNX has, or others in their place"

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from training.bayes.flows import WeightNormLinear
 from training.bayes.layers import ScaledLayer
 from training.bayes.likelihoods import Likelihood
+from training.bayes.network import BayesianModel, Network
 from training.data import Rows
 from training.detectors import KINDS, Space, names_for
 from training.detectors.neighbours import Neighbours
 from training.detectors.spectrum import CHUNK_NUMBERS, LARGEST, Mahalanobis, Residual, Spectrum
-from training.model import BayesianModel, Network
 from training.recipe import DENSITY_NAMES, Recipe
 from training.seeds import Stream, hash_key
 

@@ -16,10 +16,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from training.bayes.layers import HyperLayer
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import FactorialGaussian, LocationScale, log_normal, standard_noise
+from training.bayes.variational_hypernet import HyperLayer
 from training.fitting.steps import seed_layers
-from training.model import BayesianModel
 from training.seeds import Stream, hash_key
 
 ROWS = 10_000  # training rows, at most, that the bound is measured on

@@ -22,10 +22,10 @@ from training.bayes.laplace import (
 )
 from training.bayes.layers import WeightLayer
 from training.bayes.likelihoods import SPEED, Gaussian
+from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.fitting.early_stopping import is_as_good
-from training.methods import LaplaceSection
-from training.model import CHUNK_ROWS, BayesianModel
+from training.methods import Laplace
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import watch
 from training.recipe import Recipe
@@ -40,7 +40,7 @@ LOST_NATS = 0.01
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
     """Check that a recipe of laplace either trains its network or has a trained one."""
-    if not recipe.inference.is_fitted_after or epochs_told(recipe, parent) != 0:
+    if not isinstance(recipe.posterior, Laplace) or epochs_told(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
         expected = (
@@ -57,7 +57,7 @@ def epochs_told(recipe: Recipe, parent: Parent | None) -> int | None:
     """Return the fit's number of epochs: 0 for laplace with a trained network, None if the fit
     decides."""
     is_trained = recipe.network.is_trained or parent is not None
-    is_done = recipe.inference.is_fitted_after and is_trained
+    is_done = isinstance(recipe.posterior, Laplace) and is_trained
     return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
 
 
@@ -77,20 +77,21 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
     assert isinstance(network, DrawnNetwork)
     assert isinstance(posterior, LaplacePosterior)
     (layer,) = network.layers_of(WeightLayer)
-    hessians = CURVATURES[posterior.structure](*posterior.shape, x.device)
+    inputs, outputs = posterior.shape
+    hessians = CURVATURES[posterior.structure](inputs, outputs, x.device)
     theta = posterior.centre()[None, None]
-    inputs: list[Tensor] = []
+    taken: list[Tensor] = []
     log_likelihood = square_error = 0.0
     was_training = model.training
     model.eval()
-    with watch({"": layer}, lambda _, h: inputs.append(h)):
+    with watch({"": layer}, lambda _, h: taken.append(h)):
         for rows, targets in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
             # p - p^2 and log p of a certain network are lost in float32
-            outputs = network(rows.float(), theta)[0][0].double()
-            h = inputs.pop().reshape(len(rows), -1)
+            values = network(rows.float(), theta)[0][0].double()
+            h = taken.pop().reshape(len(rows), -1)
             a = torch.cat([h, h.new_ones(len(h), 1)], dim=1) if layer.has_bias else h
-            hessians.add(a, output_hessian(likelihood, outputs, targets))
-            served = likelihood(outputs[None])
+            hessians.add(a, output_hessian(likelihood, values, targets))
+            served = likelihood(values[None])
             log_likelihood += likelihood.weighted_log_likelihood(served, targets).sum().item()
             if isinstance(likelihood, Gaussian):
                 square_error += likelihood.errors(served[0], targets).sum().item()
@@ -100,7 +101,7 @@ def curvature(model: BayesianModel, x: Tensor, y: Tensor) -> CurvatureFacts:
 
 def fit_laplace(
     model: BayesianModel,
-    section: LaplaceSection,
+    section: Laplace,
     train: tuple[Tensor, Tensor],
     validation: tuple[Tensor, Tensor],
     seed: int,

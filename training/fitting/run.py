@@ -23,6 +23,7 @@ from torch import Tensor
 
 from model_store.errors import DubitoError, InvalidInput
 from training.bayes.likelihoods import Categorical
+from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
 from training.data import Rows, Splits
 from training.export.graphs import CHECKED_ROWS, check_exports
@@ -54,8 +55,8 @@ from training.fitting.steps import (
     kl_weight,
 )
 from training.fitting.warm_start import begin_at, carry_over
-from training.methods import LaplaceSection
-from training.model import CHUNK_ROWS, BayesianModel, build, initialise
+from training.methods import Laplace
+from training.model import build, initialise
 from training.progress import Bar
 from training.provenance import Provenance
 from training.recipe import Recipe
@@ -295,11 +296,11 @@ class Run:
             self._save()
         else:
             load_module(self.model, self.best, "best")
-        if isinstance(self.recipe.posterior, LaplaceSection):
+        if isinstance(self.recipe.posterior, Laplace):
             self._fit_laplace(self.recipe.posterior)
         return self.model
 
-    def _fit_laplace(self, section: LaplaceSection) -> None:
+    def _fit_laplace(self, section: Laplace) -> None:
         """Find the posterior, and warn if validation rows are less likely under its draws than they
         were at its centre, beyond chance."""
         before = self._validate()
@@ -406,7 +407,7 @@ class Run:
         """Return the noise of draws in validation: of laplace one that is not used, before it has a
         spread."""
         posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
-        is_a_point = self.recipe.inference.is_fitted_after and self.laplace is None
+        is_a_point = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
         draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
         return noise(posterior, draws, *key, device=self.device)

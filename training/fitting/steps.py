@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from training.bayes.network import BayesianModel
 from training.bayes.objectives import alpha_objective, geometric_weight
 from training.bayes.posterior import step_noise
 from training.fitting.capture import Captured
-from training.model import BayesianModel
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
@@ -180,7 +180,7 @@ def kl_ramp(recipe: Recipe, epoch_steps: int) -> float:
     told = recipe.training.kl_ramp_epochs
     if told is not None:
         return told
-    if not (recipe.inference.ramps_kl and recipe.task == "regression"):
+    if not (recipe.posterior.ramps_kl and recipe.task == "regression"):
         return 0.0
     epochs = recipe.training.epochs or recipe.training.max_epochs
     return min(RAMP_STEPS / epoch_steps, RAMP_SHARE * epochs)

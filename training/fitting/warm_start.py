@@ -24,9 +24,11 @@ from torch import Tensor
 from model_store.errors import InvalidInput
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.layers import Slot
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import standard_noise
 from training.data import Dataset
-from training.model import BayesianModel, initialise
+from training.methods import DrawnMethod, Laplace
+from training.model import initialise
 from training.networks.networks import DrawnNetwork
 from training.recipe import Recipe
 from training.versions import Parent
@@ -42,7 +44,8 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
     of_parent = f"as of {parent.label}"
     had_transform, wanted = parent.manifest.transform, recipe.data.target_transform
     kind = "none" if had_transform is None else had_transform.kind
-    changes_method = old.inference.is_point and recipe.inference.stochastic is not None
+    is_point, is_drawn = old.method == "mle", isinstance(recipe.posterior, DrawnMethod)
+    changes_method = is_point and is_drawn
     may_differ = {"bayesian", "trained"} if changes_method else None
     had_network, has_network = (
         section.model_dump(exclude_none=True, exclude=may_differ)
@@ -67,7 +70,7 @@ def check_compatible(recipe: Recipe, data: Dataset, parent: Parent) -> None:
         return
     had_posterior, has_posterior = old.posterior.model_dump(), recipe.posterior.model_dump()
     # one that is fitted after the network is found again at the end
-    for field in () if recipe.inference.is_fitted_after else has_posterior.keys() - FREE:
+    for field in () if isinstance(recipe.posterior, Laplace) else has_posterior.keys() - FREE:
         if had_posterior.get(field) != has_posterior[field]:
             expected = f"{had_posterior.get(field)}, {of_parent}"
             raise InvalidInput(f"posterior.{field}", expected, f"{has_posterior[field]}")

@@ -3,49 +3,18 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int64, Num
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
-from training.bayes.layers import matmul
-from training.networks.networks import ELEMENTWISE, Standardised, noise_rows
+from training.bayes.members import MemberLinear
+from training.bayes.network import Network
+from training.networks.networks import ELEMENTWISE, noise_rows
 from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import DROPOUTS
 
 
-class MemberLinear(nn.Module):
-    """A linear layer with an adapter for each of M members: member m computes ((x * r_m) W) * s_m +
-    b_m (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5).
-
-    W is shared by all members, but each has its own in the layer of the outputs. The members are
-    told apart by the first layer's r_m, random signs; all other r_m and s_m start at 1 (Gorishniy,
-    Kotelnikov and Babenko 2024, "TabM", section 3.3).
-    """
-
-    def __init__(self, layer: nn.Linear, members: int, is_first: bool, is_last: bool) -> None:
-        super().__init__()
-        inputs, outputs = layer.in_features, layer.out_features
-        shape = (members, 1, inputs)
-        signs = 2.0 * torch.randint(0, 2, shape) - 1.0 if is_first else torch.ones(shape)
-        bound = inputs**-0.5
-        own = (members,) if is_last else ()
-        self.copies = members if is_last else 1  # of the weight
-        self.weight = nn.Parameter(torch.empty(*own, inputs, outputs).uniform_(-bound, bound))
-        self.before = nn.Parameter(signs)
-        self.after = nn.Parameter(torch.ones(members, 1, outputs))
-        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
-
-    def forward(
-        self, h: Float[Tensor, "*K N I"], draws: Int64[Tensor, "K"]
-    ) -> Float[Tensor, "K N O"]:
-        before, after, bias = (
-            of.index_select(0, draws) for of in (self.before, self.after, self.bias)
-        )
-        weight = self.weight if self.weight.ndim == 2 else self.weight.index_select(0, draws)
-        return matmul(h * before, weight) * after + bias
-
-
-class BatchEnsemble(Standardised):
+class BatchEnsemble(Network):
     """A chain of Linear layers and nonlinearities as M members; theta is the number of one."""
 
     def __init__(

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from model_store.errors import InvalidInput
 from training.bayes.layers import (
+    DRAWABLE,
+    Drawable,
     FeatureLayer,
-    HyperLayer,
     MaskLayer,
     Pass,
     Position,
@@ -26,6 +27,8 @@ from training.bayes.layers import (
     WeightLayer,
 )
 from training.bayes.layers import initial_weights as weights_of
+from training.bayes.network import Network
+from training.bayes.variational_hypernet import HyperLayer
 from training.networks.piecewise import PiecewiseLinear
 from training.networks.probes import (
     DROPOUTS,
@@ -41,9 +44,7 @@ from training.networks.probes import (
     watch,
 )
 from training.networks.selection import (
-    DRAWABLE,
     NOT_DRAWN,
-    Drawable,
     drawn_layers,
     freeze,
     layers_by_name,
@@ -80,59 +81,7 @@ Layer = TypeVar("Layer", ScaledLayer, WeightLayer)
 torch.backends.mha.set_fastpath_enabled(False)  # one operator, unknown to ONNX
 
 
-class Standardised(nn.Module):
-    """A network of rows of a shape, less `mean` and divided by `std`: a number each, or one a
-    channel.
-
-    One that `takes_ids` gets them as they are, as int64.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
-        self.takes_ids = takes_ids
-        self.frozen: list[nn.Module] = []  # layers that a fit does not change, nor their statistics
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("std", torch.ones(()))
-
-    def forward(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
-        """Return the outputs of each draw and row, and features: what is known of a row before any
-        draw."""
-        outputs, features, _ = self.run(x, theta)
-        return outputs, features
-
-    def run(
-        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
-    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
-        """Return outputs, features, and the KL of layers whose posterior depends on their input,
-        if any."""
-        raise NotImplementedError
-
-    def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
-        if self.takes_ids:
-            return x.unflatten(1, self.shape).long()
-        return (x.unflatten(1, self.shape) - self.mean) / self.std
-
-    @torch.no_grad()
-    def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
-        """Bring rows like those of a batch to mean 0 and deviation 1, over all their numbers."""
-        self.mean.copy_(x.mean())
-        self.std.copy_(x.std().clamp(min=1e-12))
-
-    def train(self, mode: bool = True) -> "Standardised":
-        """Set the mode, in which frozen layers stay as they are served."""
-        super().train(mode)
-        for layer in self.frozen:
-            layer.training = False
-        return self
-
-
-class DrawnNetwork(Standardised):
+class DrawnNetwork(Network):
     """A module whose drawn layers read theta; `slots` says which part is whose."""
 
     def __init__(
@@ -268,6 +217,10 @@ class DrawnNetwork(Standardised):
             buffer.copy_(statistics[name])
         return torch.cat([start[slot.name] for slot in self.slots])
 
+    @property
+    def draws_one_by_one(self) -> bool:
+        return not self.is_paired
+
     def layers_of(self, kind: type[Layer]) -> list[Layer]:
         """Return the drawn layers of a kind, in theta's order."""
         layers = [layer for layer in self.modules() if isinstance(layer, kind)]
@@ -394,7 +347,7 @@ class DrawnNetwork(Standardised):
         return outputs if outputs.shape[:2] == (TRIAL_DRAWS, TRIAL_ROWS) else None
 
 
-class MemberNetwork(Standardised):
+class MemberNetwork(Network):
     """Several fitted modules; theta is the number of one. With one member it is a plain network."""
 
     def __init__(

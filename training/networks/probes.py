@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_store.errors import InvalidInput, one_line
+from training.bayes.layers import DRAWABLE
 from training.bayes.likelihoods import Likelihood
 from training.networks.selection import (
-    DRAWABLE,
     NOT_DRAWN,
     is_named,
     layers_by_name,

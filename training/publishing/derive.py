@@ -29,7 +29,7 @@ from training.evaluation import figures
 from training.export.graphs import runtime_of, temper_graph
 from training.fit import Fitted, temper
 from training.fitting.plots import legend_above, write_figure
-from training.model import likelihood
+from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
 from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
@@ -202,7 +202,7 @@ def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, Tem
     pay (`training.calibration.temperature`)."""
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     recipe = recipe_of(manifest, "model")
-    of = likelihood(recipe, len(manifest.classes or ()))
+    of = get_likelihood(recipe, len(manifest.classes or ()))
     wanted = recipe.training.validation_draws
     draws = min(wanted, manifest.noise.max_draws or wanted)
     rows = rows.take(np.arange(min(len(rows), most_rows(of, draws))))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from model_store.errors import InvalidInput
 from training.bayes.gaussian import GaussianPosterior
 from training.bayes.layers import WeightLayer
-from training.model import BayesianModel
+from training.bayes.network import BayesianModel
 from training.networks.networks import DrawnNetwork
 
 

@@ -47,7 +47,7 @@ from training import log
 from training.calibration.calibrate import CategoriesWanted, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
-from training.methods import METHODS, Method
+from training.methods import METHODS, Laplace, Method
 from training.provenance import Provenance
 from training.publishing.quality import Measurable, Measured, MeasuredRows
 from training.scoring import rows_per_draw_set
@@ -215,7 +215,7 @@ def fit_warnings(provenance: Provenance) -> Iterator[str]:
         )
 
 
-def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterator[str]:
+def _agreement(found: Measured, method: type[Method], max_draws: int | None) -> Iterator[str]:
     """Say it of draws that agree about test rows and about noise, so that the model never
     doubts."""
     shares = found.disagreement, found.disagreement_on_noise
@@ -224,8 +224,8 @@ def _agreement(found: Measured, method: Method, max_draws: int | None) -> Iterat
     change = "members that are trained for longer"
     if method.is_variational:
         change = "more epochs, or a larger posterior.initial_log_std to start from,"
-    elif method.is_fitted_after:
-        change = "a larger posterior.prior_std, or more drawn layers (network.bayesian),"
+    elif method is Laplace:
+        change = "a larger posterior.prior_std"
     elif method.groups_rows:
         change = "a larger posterior.rate"
     of_rows, of_noise = (f"{100 * share:.2g} %" for share in shares)

@@ -19,11 +19,11 @@ from training.bayes.flows import iaf, realnvp
 from training.bayes.gaussian import (
     GaussianPosterior,
     GaussianPrior,
-    MatrixNormalPosterior,
     ScaleMixturePrior,
 )
 from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
 from training.bayes.layers import Slot, Stochastic
+from training.bayes.matrix_normal import MatrixNormalPosterior
 from training.bayes.posterior import standard_noise
 from training.networks.networks import DrawnNetwork, MemberNetwork
 

@@ -9,6 +9,7 @@ from tests.support.models import scale_model
 from training.bayes.flows import realnvp
 from training.bayes.likelihoods import Categorical
 from training.bayes.members import MemberPosterior
+from training.bayes.network import BayesianModel
 from training.evaluation.attacks import (
     AttackDraws,
     Attacked,
@@ -19,7 +20,6 @@ from training.evaluation.attacks import (
     towards,
 )
 from training.export.served import served_network
-from training.model import BayesianModel
 from training.networks.networks import MemberNetwork
 
 MINIMUM, MAXIMUM = -2.0, 6.0

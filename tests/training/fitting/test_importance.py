@@ -8,9 +8,9 @@ import torch
 from scipy.stats import genpareto
 
 from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
-from training.bayes.members import PointSection
 from training.fitting import convergence
 from training.fitting.convergence import log_ratios, pareto_k, pareto_shape
+from training.methods import MaximumLikelihood
 from training.model import build
 
 DRAWS = 4000
@@ -90,7 +90,7 @@ def test_methods_with_a_density_have_ratios(problem, method):
 def test_without_a_density_or_with_too_many_rows_there_are_none(problem, monkeypatch):
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     without = build(
-        recipe("mvn", -3.0).model_copy(update={"method": "mle", "posterior": PointSection()}),
+        recipe("mvn", -3.0).model_copy(update={"method": "mle", "posterior": MaximumLikelihood()}),
         (5,),
         0,
     )

@@ -27,7 +27,7 @@ from training.data import Rows, Splits
 from training.fitting.checkpoint import read_checkpoint, write_checkpoint
 from training.fitting.run import Run
 from training.fitting.steps import clip_gradient
-from training.methods import LaplaceSection
+from training.methods import Laplace
 from training.recipe import load
 
 
@@ -415,7 +415,7 @@ def test_a_laplace_posterior_that_says_less_than_its_centre_is_told_with_what_el
         steps=1,
         parent=None,
     )
-    Run._fit_laplace(run, LaplaceSection(prior_std=prior_std))
+    Run._fit_laplace(run, Laplace(prior_std=prior_std))
     says = run.laplace["says"]
     assert says.startswith("found")
     told = "its draws say less than the trained network alone: validation accuracy 0.5, which was 1"

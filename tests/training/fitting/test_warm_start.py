@@ -19,7 +19,7 @@ from training.bayes.posterior import noise
 from training.data import Dataset, Rows, Splits, load, with_classes_of
 from training.fitting.run import Run
 from training.fitting.warm_start import carry_over, check_compatible
-from training.methods import METHODS
+from training.methods import METHODS, DrawnMethod
 from training.model import build, initialise
 from training.versions import Parent, open_parent
 
@@ -304,7 +304,9 @@ def of_mle(parent):
     return dataclasses.replace(parent, recipe=settings, weights=weights)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if METHODS[method].stochastic])
+@pytest.mark.parametrize(
+    "method", [name for name, method in METHODS.items() if issubclass(method, DrawnMethod)]
+)
 def test_other_methods_begin_where_they_compute_what_a_version_of_mle_does(
     of_mle, tmp_path, method
 ):

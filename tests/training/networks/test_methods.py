@@ -14,7 +14,7 @@ from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
 from training.fitting.laplace import fit_laplace
-from training.methods import METHODS, LaplaceSection
+from training.methods import METHODS, Laplace
 from training.model import build, initialise
 
 ROWS, SHAPE, CLASSES = 20, (6, 6), 4
@@ -130,7 +130,7 @@ class Case:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         self.draws = self.model.posterior.max_draws or 6
         self.gradients = self.gradients_of_a_step()
-        if isinstance(self.recipe.posterior, LaplaceSection):
+        if isinstance(self.recipe.posterior, Laplace):
             rows = (self.x, self.y)
             fit_laplace(self.model, self.recipe.posterior, rows, rows, 0, 6)
         self.model.eval()

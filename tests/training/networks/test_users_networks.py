@@ -22,10 +22,11 @@ from training.bayes.layers import (
     patches,
 )
 from training.bayes.likelihoods import Categorical
+from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
 from training.export import graphs
 from training.export.graphs import check_exports
-from training.model import BayesianModel, build
+from training.model import build
 from training.networks.architectures import from_factory, gal_cnn, papers_cnn
 from training.networks.networks import DrawnNetwork, MemberNetwork
 from training.recipe import Recipe

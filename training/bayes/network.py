@@ -1,0 +1,154 @@
+"""A primary network as a function of an input and theta, and a Bayesian model of one."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from training.bayes.likelihoods import Likelihood
+from training.bayes.posterior import FactorialGaussian, Posterior
+
+# rows x draws of a prediction at a time; of the papers' CNN one activation of them takes 134 MB
+CHUNK_ROWS = 512
+
+
+class Network(nn.Module):
+    """outputs[k, n] = f((x[n] - mean) / std, theta[k]).
+
+    Mean and deviation are one number each, or one for each channel. If rows are ids (`takes_ids`),
+    the network takes them unchanged, as int64.
+    """
+
+    mean: Tensor
+    std: Tensor
+    theta_dimension: int
+    is_paired: bool  # rows can have draws of their own
+
+    def __init__(self, shape: Sequence[int], takes_ids: bool = False) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.takes_ids = takes_ids
+        self.frozen: list[nn.Module] = []  # layers that a fit does not change, nor their statistics
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+
+    @property
+    def draws_one_by_one(self) -> bool:
+        """Whether predictions take one draw at a time: torch then convolves with drawn weights."""
+        return False
+
+    def forward(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"]]:
+        """Return the outputs of each draw and row, and the features of a row, which no draw
+        changes."""
+        outputs, features, _ = self.run(x, theta)
+        return outputs, features
+
+    def run(
+        self, x: Float[Tensor, "N I"], theta: Float[Tensor, "K P D"]
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "N H"], Tensor | None]:
+        """Return outputs, features, and the KL of layers whose posterior depends on their input, if
+        there are any."""
+        raise NotImplementedError
+
+    def sample_locally(
+        self,
+        x: Float[Tensor, "N I"],
+        mean: Float[Tensor, "D"],
+        std: Float[Tensor, "D"],
+        num_draws: int,
+    ) -> Float[Tensor, "K N C"]:
+        """Return outputs under independent normal weights, whose layers draw values row by row."""
+        raise NotImplementedError
+
+    def embed(self, x: Float[Tensor, "N I"], theta: Float[Tensor, "1 1 D"]) -> Float[Tensor, "N H"]:
+        """Return the input of the last layer with weights, under one draw."""
+        raise NotImplementedError
+
+    def initialise(
+        self, x: Float[Tensor, "N I"], standardise: bool = True
+    ) -> Float[Tensor, "D"] | None:
+        """Set the standardisation from a batch, and return theta's start, if it has one."""
+        raise NotImplementedError
+
+    def weight_decay(self, prior_std: float) -> Float[Tensor, ""]:
+        """Return -log N(W; 0, prior_std^2) of the weights that are not drawn, up to a constant."""
+        raise NotImplementedError
+
+    def scale(self, x: Float[Tensor, "N I"]) -> Num[Tensor, "N ..."]:
+        if self.takes_ids:
+            return x.unflatten(1, self.shape).long()
+        return (x.unflatten(1, self.shape) - self.mean) / self.std
+
+    @torch.no_grad()
+    def fit_scale(self, x: Float[Tensor, "N I"]) -> None:
+        """Set mean and deviation to those of all numbers of a batch."""
+        self.mean.copy_(x.mean())
+        self.std.copy_(x.std().clamp(min=1e-12))
+
+    def train(self, mode: bool = True) -> "Network":
+        """Set the mode; frozen layers stay as they are served."""
+        super().train(mode)
+        for layer in self.frozen:
+            layer.training = False
+        return self
+
+
+class BayesianModel(nn.Module):
+    """outputs[k, n] = f(x[n], theta(eps[k])), and p(y[n] | outputs[k, n])."""
+
+    def __init__(
+        self,
+        network: Network,
+        posterior: Posterior,
+        likelihood: Likelihood,
+        decay_prior_std: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.posterior = posterior
+        self.likelihood = likelihood
+        self.decay_prior_std = decay_prior_std  # of weights that are not drawn
+
+    def sample(
+        self, x: Float[Tensor, "N I"], eps: Float[Tensor, "S E"], groups: int = 1
+    ) -> tuple[Float[Tensor, "K N C"], Float[Tensor, "K"]]:
+        """Return what is served of each draw and row, for training, and each draw's KL in nats.
+
+        With G `groups` of successive rows there are S = K G draws. The first G of them are the
+        first draws of the groups.
+        """
+        if isinstance(self.posterior, FactorialGaussian):
+            kl = self.posterior.divergence(eps)
+            outputs = self.network.sample_locally(x, *self.posterior.moments(), len(eps))
+        else:
+            theta, kl = self.posterior.sample(eps)
+            theta = theta.unflatten(0, (-1, groups))
+            kl = kl.unflatten(0, (-1, groups)).mean(1)
+            if groups > 1:
+                theta = theta.index_select(
+                    1, torch.arange(len(x), device=x.device) * groups // len(x)
+                )
+            outputs, _, network_kl = self.network.run(x, theta)
+            kl = kl if network_kl is None else kl + network_kl
+        if self.decay_prior_std is not None:
+            kl = kl + self.network.weight_decay(self.decay_prior_std)
+        return self.likelihood(outputs), kl
+
+    @torch.no_grad()
+    def predict(
+        self, x: Num[Tensor, "N I"], eps: Float[Tensor, "K E"], chunk_rows: int = CHUNK_ROWS
+    ) -> Float[Tensor, "K N C"]:
+        theta = self.posterior(eps)[:, None]
+        parts = theta.split(1 if self.network.draws_one_by_one else len(theta))
+        served = [self.serve(x, part, max(1, chunk_rows // len(part))) for part in parts]
+        return torch.cat(served)
+
+    def serve(
+        self, x: Num[Tensor, "N I"], theta: Float[Tensor, "K P D"], rows: int
+    ) -> Float[Tensor, "K N C"]:
+        """Return what is served under draws of theta, `rows` at a time."""
+        parts = [self.likelihood(self.network(part.float(), theta)[0]) for part in x.split(rows)]
+        return torch.cat(parts, dim=1)

@@ -1,0 +1,105 @@
+"""Variational hypernetworks: layers that make their own posterior of their input."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.bayes.layers import Position, Stochastic, matmul, randn_in_pairs
+from training.bayes.posterior import Posterior
+
+
+class HyperLayer(nn.Module):
+    """A variational hypernetwork's layer: q(W | h) = MVN(M, diag(a), diag(b)), all from an
+    inference network of h.
+
+    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M +
+    A^1/2 E B^1/2, where E is the layer's part of theta, standard normal, and the same for all rows.
+    M is diag(d) V, with d from the inference network and V a parameter (vector scaling, equation
+    4), or comes from it whole (naive). No row's W is ever made for the noise: h A^1/2 E B^1/2 = ((h
+    sqrt(a)) E) sqrt(b). In training the value is drawn itself (local reparametrisation), from N(h
+    M, (sum_i h_i^2 a_i) b). The prior is MVN(0, I, I).
+    """
+
+    def __init__(
+        self,
+        layer: nn.Linear,
+        place: Position,
+        stochastic: Stochastic,
+        is_trained: bool,
+    ) -> None:
+        super().__init__()
+        inputs, outputs = layer.in_features, layer.out_features
+        hidden, vector_scaling = stochastic.hidden, stochastic.vector_scaling
+        self.sizes = [inputs if vector_scaling else inputs * outputs, inputs, outputs]
+        self.trunk = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, sum(self.sizes))
+        self.base = nn.Parameter(layer.weight.detach().T.clone()) if vector_scaling else None
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
+        self.place = place
+        with torch.no_grad():
+            self.head.weight.mul_(0.1)
+            mean, row, column = self.head.bias.split(self.sizes)
+            mean.copy_(torch.ones(inputs) if vector_scaling else layer.weight.T.flatten())
+            # of a and b, variances: with both the same, a weight has this log std
+            raw = -math.log(math.expm1(-stochastic.initial_log_std))
+            row.fill_(raw)
+            column.fill_(raw)
+            if is_trained:  # the mean of the weights is the layer's own for every row
+                self.head.weight[: self.sizes[0]] = 0.0
+
+    def of_rows(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what M is made of, log a and log b of each row."""
+        mean, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
+        # at most 1, the prior's: without a bound they grow with h, and overflow far from the data
+        log_a, log_b = (-functional.softplus(-of) for of in raw)
+        return mean, log_a, log_b
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's value of a batch; in training, also add the rows' mean KL to the
+        pass."""
+        self.place.arrive(h)
+        mean, log_a, log_b = self.of_rows(h)
+        a, b = log_a.exp(), log_b.exp()
+        if self.base is None:
+            matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
+            product = matmul(h[:, None], matrix)[:, 0]
+            square = mean.square().sum(-1)
+        else:
+            product = matmul(h * mean, self.base)
+            square = mean.square() @ self.base.square().sum(1)
+        product = product if self.bias is None else product + self.bias
+        if self.training:
+            inputs, outputs = self.sizes[1:]
+            kl = a.sum(-1) * b.sum(-1) + square - inputs * outputs
+            kl = kl - outputs * log_a.sum(-1) - inputs * log_b.sum(-1)
+            kl = 0.5 * self.place.by_draw(kl).mean(-1)
+            current = self.place.current
+            current.kl = kl if current.kl is None else current.kl + kl
+            std = ((h.square() * a).sum(-1, keepdim=True) * b + 1e-12).sqrt()
+            product = self.place.repeated(product)
+            return product + self.place.repeated(std) * randn_in_pairs(product)
+        noise = matmul(self.place.by_draw(h * a.sqrt()), self.place.weight())
+        return self.place.batch(self.place.by_draw(product) + noise * self.place.by_draw(b.sqrt()))
+
+
+class NoisePosterior(Posterior):
+    """theta = eps, the E of every layer's M + A^1/2 E B^1/2: M, A, B and the KL come from the
+    network's layers, which in training draw values in its place."""
+
+    trains_without_noise = True
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.noise_dimension = self.theta_dimension = dimension
+
+    def forward(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
+        return eps * 1.0  # a graph needs an operator between its input and its output
+
+    def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
+        return eps.new_zeros(()).expand(len(eps), self.theta_dimension), eps.new_zeros(len(eps))
+
+    def centre(self) -> Float[Tensor, "D"]:
+        return torch.zeros(self.theta_dimension)
