@@ -130,7 +130,7 @@ def serve(store: Path, **settings: str) -> Iterator[Service]:
     """Run the service in a process of its own, with no other settings than these."""
     port = free_port()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DUBITO_")}
-    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_NOTICE_S": "0"}
+    given = {"DUBITO_STORE": str(store), "DUBITO_PORT": str(port), "DUBITO_SHUTDOWN_GRACE_S": "0"}
     begun = time.perf_counter()
     command = [sys.executable, "-m", "service"]
     environment = kept | given | settings

@@ -108,12 +108,12 @@ class OutOfMemory(DubitoError, MemoryError):
     """The model takes more memory for these rows than allowed."""
 
     status, code = 503, "out_of_memory"
-    remedy = "send another number of rows, or raise `DUBITO_TRIAL_BYTES`"
+    remedy = "send another number of rows"
 
     def __init__(self) -> None:
         super().__init__(
-            "the model: expected graphs that predict within their memory limit "
-            "(DUBITO_TRIAL_BYTES), got one that needs more for this number of rows"
+            "the model: expected graphs that predict within their memory limit, got one that needs "
+            "more for this number of rows"
         )
 
 

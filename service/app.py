@@ -20,7 +20,7 @@ from integrations.open_inference import routes as open_inference
 from model_store.errors import DubitoError
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import bound_memory
-from service import VERSION
+from service import VERSION, limits
 from service.api import (
     acquire,
     admin,
@@ -70,8 +70,8 @@ def create_app(
     Other processes that serve share state by `backend`, and find the outcomes of each other's
     preflights in a folder. `spare` is a process for the first preflight, started ahead.
     """
-    if settings.trial_s > 0:
-        bound_memory(settings.trial_bytes)
+    if settings.preflight_timeout_s > 0:
+        bound_memory(limits.PREFLIGHT_BYTES)
     key_ring = KeyRing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
     tracing = tracing_of(settings)
@@ -80,7 +80,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # before versions are tried, which may take long
-        end_with_notice(context.ending, settings.notice_s)
+        end_with_notice(context.ending, settings.shutdown_grace_s)
         await context.threads.loads(context.watcher.start)
         key_ring.start()
         context.shared_state.start()

@@ -15,6 +15,7 @@ from model_store.errors import StateUnusable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.state.database import Database
 from model_store.state.labels import has_state, labelled_ids
+from service import limits
 from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
@@ -63,10 +64,10 @@ class Context:
             backend, actions, self.metrics_page, self.models.bring_drift
         )
         self.metrics = Metrics()
-        self.metrics.max_queued_row_draws.set(settings.max_queued_row_draws)
+        self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)
         self.runner = JobRunner(settings, lambda: self.state, self.metrics)
         self.metrics.registry.register(LoadedCollector(self.watcher))
-        self.admission = Admission(settings, idle)
+        self.admission = Admission(idle)
         self.engine = Engine(self.admission, self.metrics)
         self.threads = Threads(settings.deadline_s)
         self.file_preflights = FilePreflights(self.ending)

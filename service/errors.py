@@ -33,7 +33,7 @@ class Unauthorized(RequestError, FieldError):
 
 class Forbidden(RequestError, FieldError):
     """The key lacks the scope that `detail` names, or another site's page sent the request (421: it
-    came by a name that `DUBITO_HOSTS` does not have)."""
+    came by a name that `DUBITO_ALLOWED_HOSTS` does not have)."""
 
     status, code, remedy = 403, "forbidden", "use a key with that scope"
 

@@ -102,7 +102,7 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         place.start_heartbeat()
     store = settings.store
     has_store = isinstance(store, str) or store.is_dir()
-    spare = PreflightProcess() if place is None and settings.trial_s > 0 and has_store else None
+    spare = PreflightProcess() if place is None and settings.preflight_timeout_s > 0 and has_store else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
@@ -122,7 +122,7 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         port=settings.port,
         http=partial(HttpConnection, connections),  # type: ignore[arg-type]
         ws="none",
-        timeout_graceful_shutdown=settings.drain_s,
+        timeout_graceful_shutdown=settings.shutdown_timeout_s,
         # longer than proxies keep idle connections, so that they close them and not we
         timeout_keep_alive=75,
         access_log=False,

@@ -10,7 +10,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
 from model_store.errors import InvalidInput
-from model_store.inference.preflight_process import WORKING_BYTES
 from model_store.processes import processors
 from service.integrations import integration_variables
 
@@ -54,12 +53,12 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """port to listen on; 0 takes any"""
 
-    hosts: str | None = None
+    allowed_hosts: str | None = None
     """names with dots, and commas between, by which a service without keys may be asked for; `*`:
     any. Unset: none where it listens on loopback alone, otherwise any. Addresses and names without
     dots need not be here"""
 
-    origins: str | None = None
+    allowed_origins: str | None = None
     """origins such as `https://app.example.com`, and commas between, whose pages may ask from a
     browser (CORS); `*`: any. Unset: none but the service's own page"""
 
@@ -86,16 +85,9 @@ class Settings(BaseSettings):
     max_model_bytes: int = Field(1 << 30, ge=1)
     """most memory for models, in bytes, of each process; the least recently used go first"""
 
-    trial_s: float = Field(30.0, ge=0, le=86_400)
+    preflight_timeout_s: float = Field(30.0, ge=0, le=86_400)
     """seconds in which a new version must be loaded and predict in a process of its own, before it
     is served; 0: versions are served without a preflight, for stores that one trusts"""
-
-    trial_bytes: int = Field(WORKING_BYTES, ge=1 << 20)
-    """most memory of that process, in bytes, besides what it begins with and six times the files;
-    and of graphs while they predict, in each process that serves"""
-
-    ready_draw_sets: int = Field(64, ge=0)
-    """fresh draw sets kept ready for each version with an alias, of 64 MB at most"""
 
     max_samples: int = Field(1000, ge=1)
     """largest num_samples of a request"""
@@ -109,9 +101,6 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 << 20, ge=1024)
     """largest request body, in bytes"""
 
-    max_json_bytes: int = Field(16 << 20, ge=1024)
-    """largest JSON body, in bytes: it takes much longer to read than an array"""
-
     memory_budget_bytes: int = Field(512 << 20, ge=1 << 20)
     """most memory of each process for requests, in bytes: bodies that are read, what is made of
     them and answers that are not read yet; what does not fit is answered 429. A lone client gets
@@ -122,36 +111,13 @@ class Settings(BaseSettings):
     the one that has kept the service waiting longest is ended, or the new one answered 503 unless
     it asks for health or metrics"""
 
-    max_image_pixels: int = Field(100_000_000, ge=1)
-    """most pixels of one request's image files together"""
-
-    max_row_draws: int = Field(20_000_000, ge=1)
-    """most rows x draws of one request"""
-
-    max_queued_row_draws: int = Field(200_000, ge=1)
-    """rows x draws that a burst may have waiting or in work before further requests are answered
-    429; a large request or pool counts with the 6,400 that are computed at once"""
-
-    overload_row_draws: int = Field(6_400, ge=1)
-    """the same from the first such answer until none was needed for a second, but for tries of
-    more: under lasting overload those who are let in are answered soon"""
-
     deadline_s: float = Field(60.0, gt=0, le=86_400)
     """seconds after which a request that has not come whole is answered 408, and one that has no
     answer yet 504"""
 
-    max_answer_numbers: int = Field(5_000_000, ge=1)
-    """most numbers that return_samples, or the maps of explain, may add to an answer"""
-
-    max_explained_rows: int = Field(100, ge=1)
-    """most rows of a /predict request with `explain`"""
-
     jobs_at_once: int = Field(1, ge=0, le=64)
     """jobs that run at a time, on all processes with the same state folder; 0: this service takes
     jobs and runs none"""
-
-    job_turn_s: float = Field(60.0, gt=0, le=86_400)
-    """seconds that a job runs before it gives way to one of another client that waits"""
 
     max_jobs: int = Field(100, ge=1)
     """most jobs that may be queued; a client that has its share or less of them may queue more"""
@@ -160,48 +126,34 @@ class Settings(BaseSettings):
     """most bytes on disk of the files of one key's jobs, or of all where there are no keys: what
     came, until a job is over, and results; beyond it a job is answered 507, or fails"""
 
-    max_job_row_draws: int = Field(10_000_000_000, ge=1)
-    """most rows x draws of one job"""
-
-    job_kept_s: float = Field(604_800.0, gt=0)
+    job_retention_s: float = Field(604_800.0, gt=0)
     """seconds that a job and its result are kept once it has ended: a week"""
 
-    drain_s: int = Field(20, ge=1)
+    shutdown_timeout_s: int = Field(20, ge=1)
     """seconds that requests in flight get to end when the service has stopped listening"""
 
     log: Literal["text", "json"] = "text"
     """form of the log: `text` for people, `json` with a line for each request"""
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """least level that is logged: `debug`, `info`, `warning` or `error`"""
-
     otlp_endpoint: str | None = None
-    """base URL of an OpenTelemetry collector that spans of requests are sent to, over HTTP"""
-
-    trace_share: float = Field(1.0, ge=0, le=1)
-    """share of requests whose spans are sent, of those without a traced caller"""
+    """base URL of an OpenTelemetry collector that gets spans of requests over HTTP;
+    `OTEL_TRACES_SAMPLER` and its `_ARG` choose a share of them"""
 
     api_keys: SecretStr | None = None
     """keys, with commas between, one of which every request must have"""
 
-    api_keys_file: Path | None = None
-    """file to read `DUBITO_API_KEYS` from instead"""
-
     admin_key: SecretStr | None = None
     """key of the administrative routes; without it there are none"""
 
-    admin_key_file: Path | None = None
-    """file to read `DUBITO_ADMIN_KEY` from instead"""
-
     keys_file: Path | None = None
-    """TOML file of keys with names, scopes and expiries, in place of the four settings above; what
+    """TOML file of keys with names, scopes and expiries, instead of the two settings above; what
     changes in it is seen without a restart"""
 
     verify_key_file: Path | None = None
     """public Ed25519 key, a PEM file; with it versions that its private key has not signed are
     broken"""
 
-    notice_s: float = Field(1.0, ge=0, le=3600)
+    shutdown_grace_s: float = Field(1.0, ge=0, le=3600)
     """seconds after SIGTERM in which the service still listens, but says it is not ready"""
 
     @field_validator("store", mode="before")
@@ -215,14 +167,16 @@ class Settings(BaseSettings):
         return None if value == "" else value
 
     def known_hosts(self) -> frozenset[str] | None:
-        """Return the names of `hosts`; None for any."""
-        if self.hosts is None:
+        """Return the names of `allowed_hosts`; None for any."""
+        if self.allowed_hosts is None:
             return frozenset() if self.host.startswith(LOOPBACK) else None
-        names = frozenset(name.strip().lower() for name in self.hosts.split(","))
+        names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
         return None if "*" in names else names
 
     def known_origins(self) -> frozenset[str]:
-        return frozenset(one.strip().lower() for one in (self.origins or "").split(",") if one)
+        return frozenset(
+            one.strip().lower() for one in (self.allowed_origins or "").split(",") if one
+        )
 
     def store_options(self) -> dict[str, Any]:
         """Return the arguments of `open_store` as another process is told them."""

@@ -65,8 +65,11 @@ def test_secrets_come_from_the_environment_or_files():
 
 def test_containers_are_killed_only_after_the_drain():
     grace = re.fullmatch(r"(\d+)s", SERVICES["service"]["stop_grace_period"])
-    notice = Settings.model_fields["notice_s"].default
-    assert int(grace[1]) >= notice + SERVICES["service"]["environment"]["DUBITO_DRAIN_S"] + 5
+    notice = Settings.model_fields["shutdown_grace_s"].default
+    assert (
+        int(grace[1])
+        >= notice + SERVICES["service"]["environment"]["DUBITO_SHUTDOWN_TIMEOUT_S"] + 5
+    )
 
 
 def test_every_setting_reaches_the_service():

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from integrations.open_inference import routes as open_inference
+from service import limits
 from service.app import create_app
 from service.settings import Settings
 from tests.support.environment import ROOT
@@ -120,7 +121,8 @@ def test_no_manifest_holds_a_secret():
 def test_a_pod_has_valid_settings_and_room_for_them(name, app):
     values, pod, container = settings(name), PODS[name]["spec"], container_of(PODS[name])
     limits = container["resources"]["limits"]
-    assert pod["terminationGracePeriodSeconds"] > values.notice_s + values.drain_s
+    shutdown_s = values.shutdown_grace_s + values.shutdown_timeout_s
+    assert pod["terminationGracePeriodSeconds"] > shutdown_s
     assert values.port == container["ports"][0]["containerPort"]
     assert values.max_model_bytes < quantity(limits["memory"])
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -133,7 +135,9 @@ def test_a_pod_has_valid_settings_and_room_for_them(name, app):
         assert values.cache_bytes < quantity(volumes["cache"]["emptyDir"]["sizeLimit"])
         readiness = container["readinessProbe"]
         noticed_s = readiness["periodSeconds"] * readiness["failureThreshold"]
-        assert noticed_s < values.notice_s  # the balancer stops sending before the pod stops
+        assert (
+            noticed_s < values.shutdown_grace_s
+        )  # the balancer stops sending before the pod stops
 
 
 def test_only_the_pod_with_state_has_a_place_for_jobs_and_labels():
@@ -195,8 +199,8 @@ def test_the_autoscaler_uses_a_metric_that_exists_at_a_length_that_a_queue_reach
     assert f"\n# TYPE {name} gauge\n" in app.state.context.metrics_page().decode()
     (rule,) = ADAPTER["rules"]["custom"]
     assert rule["seriesQuery"].startswith(f"{name}{{")
-    # Under lasting overload up to `overload_row_draws` wait; a longer target is never reached.
-    assert quantity(metric["target"]["averageValue"]) <= settings("replica").overload_row_draws / 4
+    # Under lasting overload up to OVERLOAD_ROW_DRAWS wait; a longer target is never reached.
+    assert quantity(metric["target"]["averageValue"]) <= limits.OVERLOAD_ROW_DRAWS / 4
 
 
 def find_backend(path):

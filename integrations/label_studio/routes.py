@@ -33,6 +33,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.prediction import check_computed
 from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
+from service import limits
 from service.api.answers import (
     StudioHealthAnswer,
     StudioPredictAnswer,
@@ -96,7 +97,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     tasks first."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
-    content = await _read(context, call, settings.max_json_bytes)
+    content = await _read(context, call, limits.MAX_JSON_BYTES)
     served = await context.find_model(call, Envelope(model=name))
     manifest = served.model.manifest
     config = label_config(content.get("label_config"), manifest)
@@ -156,7 +157,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
 
 
 async def _read(context: Context, call: Call, limit: int) -> dict[str, Any]:
-    body = await read_body(call, limit, limit)
+    body = await read_body(call, limit)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return await context.threads.state(partial(parse_json, body))
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, kind_of
-from service import VERSION
+from service import VERSION, limits
 from service.api.health import refuse_unready
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.media_types import JSON
@@ -101,7 +101,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
         return await _read_csv(context, call)
     if media_type != JSON:
         raise Unsupported("Content-Type", f"{JSON} or {CSV}", came(call.request))
-    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
+    body = await read_body(call, limits.MAX_JSON_BYTES)
     work = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)
     envelope, form, given = await run_reading(context, call, size, work)
@@ -118,7 +118,7 @@ async def _read(context: Context, call: Call) -> ToPredict:
 
 async def _read_csv(context: Context, call: Call) -> ToPredict:
     settings = context.settings
-    body = await read_body(call, settings.max_json_bytes, settings.max_json_bytes)
+    body = await read_body(call, limits.MAX_JSON_BYTES)
     envelope = envelope_of_params({})
     served = await context.find_model(call, envelope)
     pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")

@@ -24,7 +24,7 @@ from integrations.open_inference.requests import (
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
-from service import VERSION
+from service import VERSION, limits
 from service.api.health import refuse_unready
 from service.api.media_types import JSON
 from service.api.options import envelope_of
@@ -102,7 +102,7 @@ async def get_model_ready(request: Request, name: str, version: str = LATEST) ->
 async def post_index(request: Request) -> Response:
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
-    body = await read_body(call, MAX_INDEX_BYTES, MAX_INDEX_BYTES)
+    body = await read_body(call, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
     only_ready = content.get("ready", False)
     if content.keys() - {"ready"} or type(only_ready) is not bool:
@@ -135,7 +135,7 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
     """
     coding = header(call.request, b"content-encoding", "identity").strip().lower()
     if coding == "identity":
-        return await read_body(call, limit, limit)
+        return await read_body(call, limit)
     if coding not in WINDOWS:
         raise Unsupported("Content-Encoding", f"none, {' or '.join(WINDOWS)}", "another")
     wrong = InvalidInput(
@@ -171,11 +171,9 @@ async def _read(
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
     is_json = HEADER_LENGTH not in request.headers
-    body = await read_inflated(
-        call, settings.max_json_bytes if is_json else settings.max_body_bytes
-    )
+    body = await read_inflated(call, limits.MAX_JSON_BYTES if is_json else settings.max_body_bytes)
     length = header_length(request.headers, body)
-    work = partial(read_infer, body, length, settings.max_json_bytes, call)
+    work = partial(read_infer, body, length, limits.MAX_JSON_BYTES, call)
     size = len(body) if length is None else length
     infer = await run_reading(context, call, size, work)
     del body, work

@@ -155,7 +155,7 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
         raise InvalidInput("args.workers", expected, f"{settings.workers}")
     limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
         "max_ongoing_requests": settings.max_connections,
-        "graceful_shutdown_timeout_s": settings.drain_s,
+        "graceful_shutdown_timeout_s": settings.shutdown_timeout_s,
     }
     return Replica.options(**limits, **options).bind(given)  # type: ignore[attr-defined]
 

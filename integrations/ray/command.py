@@ -120,7 +120,7 @@ def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path
         # after the 5 s of its default, Ray gives up a proxy that starts on a busy machine
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
-            max(LEAST_NOTICE_S, settings.notice_s)
+            max(LEAST_NOTICE_S, settings.shutdown_grace_s)
         ),
     }
     if is_here:  # all of Ray listens on loopback

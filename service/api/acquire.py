@@ -60,7 +60,7 @@ async def post_acquire(request: Request) -> Response:
     settings = context.settings
     call = context.begin(request, has_rows=True)
     answer_type(request, JSON)
-    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes)
     most = settings.max_pool_rows
     envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most)
     served = await context.find_model(call, envelope)

@@ -24,6 +24,7 @@ from model_store.sources.row_file import RowFile
 from model_store.state.answers import Repeatable, Repeated
 from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from service import limits
 from service.api.acquire import find_names, select_rows
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
@@ -167,7 +168,7 @@ async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field:
     """Check a request for a job as far as can be done without computing, and queue it."""
     context, owner = context_of(request), owner_of(request.scope)
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
-    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
     call.deadline = call.begun + settings.deadline_s
     try:
@@ -202,9 +203,9 @@ async def _queue(
     del inline  # which may be many times as large as the numbers
     num_samples = num_samples_of(envelope, served, settings)
     work = count_rows(rows) * num_samples
-    if work > settings.max_job_row_draws:
-        most = settings.max_job_row_draws
-        raise TooLarge("rows x num_samples", f"at most {most} of a job", str(work))
+    if work > limits.MAX_JOB_ROW_DRAWS:
+        expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
+        raise TooLarge("rows x num_samples", expected, str(work))
     names = await find_names(context, call, envelope, rows)
     client = owner or str(call.client)
 
@@ -345,7 +346,9 @@ def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
         "created": moment(job.created),
         "begun": moment(job.begun),
         "ended": moment(job.ended),
-        "expires": None if job.ended is None else moment(job.ended + context.settings.job_kept_s),
+        "expires": None
+        if job.ended is None
+        else moment(job.ended + context.settings.job_retention_s),
         "error": job.outcome if job.state == "failed" else None,
         "result": f"{prefix}/jobs/{job.id}/result" if is_done else None,
     }

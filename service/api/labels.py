@@ -26,6 +26,7 @@ from model_store.state.labels import (
     row_format,
 )
 from model_store.state.live import FEWEST, live_figures
+from service import limits
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, json_body, query_of
@@ -68,7 +69,7 @@ async def post_labels(request: Request) -> Response:
     context = context_of(request)
     call = context.begin(request)
     refuse_but_json(request)
-    body = await _body(context, call)
+    body = await _body(call)
     try:
         asked = await repeatable(context, call, body)
         answer = orjson.dumps(await _keep(context, call, body, asked))
@@ -93,9 +94,8 @@ async def _keep(
     return await context.threads.state(work)
 
 
-async def _body(context: Context, call: Call) -> bytes | bytearray:
-    most = min(MAX_BODY_BYTES, context.settings.max_json_bytes)
-    body = await read_body(call, MAX_BODY_BYTES, most)
+async def _body(call: Call) -> bytes | bytearray:
+    body = await read_body(call, MAX_BODY_BYTES)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return body
 
@@ -136,7 +136,7 @@ async def post_labels_delete(request: Request) -> Response:
     context = context_of(request)
     call = context.begin(request)
     refuse_but_json(request)
-    body = await _body(context, call)
+    body = await _body(call)
 
     def deleted() -> dict[str, Any]:
         asked = validate(LabelsDeletion, parse_json(body))
@@ -176,7 +176,7 @@ def keep_labels(
             if entry.id in seen:
                 raise InvalidInput(f"labels.{n}.id", "another than those before it", "one of them")
             seen.add(entry.id)
-            row = _row(context, served, entry, n, call, encoded)
+            row = _row(served, entry, n, call, encoded)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
         except InvalidInput as error:
             wrong.append(error)
@@ -214,12 +214,10 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(
-    context: Context, served: Served, entry: LabelEntry, n: int, call: Call, encoded: bool
-) -> Any:
+def _row(served: Served, entry: LabelEntry, n: int, call: Call, encoded: bool) -> Any:
     if entry.input is None:
         return None
-    model, most_pixels = served.model, context.settings.max_image_pixels
+    model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS
     call.reservation.reserve(4 * model.row_size, "labels")
     spec, encoder = model.manifest.input, model.text_encoder
     spec = spec.encoded if encoded else spec

@@ -19,6 +19,7 @@ from model_store.conformal.sets import confident_rank, largest_coverage
 from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
+from service import limits
 from service.api.schemas import Envelope, PredictRequest, leave_few_unknown
 from service.errors import TooLarge
 from service.settings import Settings
@@ -83,14 +84,14 @@ def num_samples_of(envelope: Envelope, served: Named, settings: Settings) -> int
 
 
 def refuse_large_answers(
-    envelope: PredictRequest, rows: int, num_samples: int, served: Named, settings: Settings
+    envelope: PredictRequest, rows: int, num_samples: int, served: Named
 ) -> None:
-    model, most = served.model, settings.max_answer_numbers
+    model, most = served.model, limits.MAX_ANSWER_NUMBERS
     numbers = rows * num_samples * model.manifest.output_size
     if envelope.return_samples and numbers > most:
         raise TooLarge("return_samples", f"at most {most} numbers to return", str(numbers))
     if envelope.explain:
-        most_rows, numbers = settings.max_explained_rows, rows * model.row_size
+        most_rows, numbers = limits.MAX_EXPLAINED_ROWS, rows * model.row_size
         if rows > most_rows:
             raise TooLarge("explain", f"at most {most_rows} rows to explain", str(rows))
         if numbers > most:

@@ -48,7 +48,7 @@ async def post_preview(request: Request) -> Response:
     context = context_of(request)
     settings = context.settings
     call = context.begin(request)
-    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
         raise Unsupported("Content-Type", f"one of {', '.join(ENDINGS)}", came(request))

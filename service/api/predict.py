@@ -107,7 +107,7 @@ async def post_predict(request: Request) -> Response:
     context = context_of(request)
     settings, call = context.settings, context.begin(request, has_rows=True)
     media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
-    body = await read_body(call, settings.max_body_bytes, settings.max_json_bytes)
+    body = await read_body(call, settings.max_body_bytes)
     most = settings.max_rows
     envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
     asked = ToPredict(call, envelope, await context.find_model(call, envelope), rows)
@@ -146,7 +146,7 @@ async def predict(
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples)
     groups = groups_of(envelope, num_rows, served)
-    refuse_large_answers(envelope, num_rows, num_samples, served, settings)
+    refuse_large_answers(envelope, num_rows, num_samples, served)
     more = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
     with context.admission.admitted(

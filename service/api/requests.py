@@ -23,6 +23,7 @@ from model_store.sources.columns import OddCells, odd_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
+from service import limits
 from service.api.json_blocks import JsonRows, not_json, take_apart
 from service.api.media_types import JSON
 from service.api.options import validate
@@ -133,9 +134,8 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
 
 
-async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearray:
-    """Read a request's body of at most `limit` bytes, or `json_limit` of JSON, which takes longer
-    to read.
+async def read_body(call: Call, limit: int) -> bytes | bytearray:
+    """Read a request's body of up to `limit` bytes, or the limit of JSON if that is smaller.
 
     Raises:
         TooLarge: before more than that is kept.
@@ -146,7 +146,7 @@ async def read_body(call: Call, limit: int, json_limit: int) -> bytes | bytearra
     if header(request, b"content-encoding", "identity") != "identity":
         raise Unsupported("Content-Encoding", "none", "an encoded body")
     if request_media_type(request) == JSON:
-        limit = min(limit, json_limit)
+        limit = min(limit, limits.MAX_JSON_BYTES)
     too_large = TooLarge("body", f"at most {limit} bytes", "more")
     if int(header(request, b"content-length", "0")) > limit:
         raise too_large
@@ -265,7 +265,7 @@ async def row_numbers(
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
     """Return a request's rows as numbers; files, objects and many numbers take a thread."""
-    model, most_pixels = served.model, context.settings.max_image_pixels
+    model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS
     size, encoder = 4 * count_rows(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
         call.reservation.reserve(size, rows.field)

@@ -62,7 +62,9 @@ def _refuse_other_pages(
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name = host.rpartition(":")[0] or host
     if hosts is not None and _OF_NO_PAGE.fullmatch(name) is None and name not in hosts:
-        raise WrongHost("Host", "an address, a name without dots or one of DUBITO_HOSTS", "another")
+        raise WrongHost(
+            "Host", "an address, a name without dots or one of DUBITO_ALLOWED_HOSTS", "another"
+        )
     if scope["method"] in READING:
         return
     if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:

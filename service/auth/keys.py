@@ -53,7 +53,7 @@ logger = logging.getLogger("dubito")
 
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
 OWNER = "dubito.owner"  # in a request's scope: the digest of its valid key
-LISTS = ("api_keys", "api_keys_file", "admin_key", "admin_key_file")  # in place of the file
+LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
 NOT_SHOWN = "something else, which is not shown"
@@ -149,9 +149,9 @@ def owner_of(scope: AsgiScope) -> str:
 
 
 def list_keys(settings: Settings) -> Keys:
-    """Read the keys from the settings, or the files of lists that they name."""
-    api = _read_digests("API_KEYS", settings.api_keys, settings.api_keys_file)
-    admin = _read_digests("ADMIN_KEY", settings.admin_key, settings.admin_key_file)
+    """Read the keys from the settings."""
+    api = _read_digests("API_KEYS", settings.api_keys)
+    admin = _read_digests("ADMIN_KEY", settings.admin_key)
     if len(admin) > 1:
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "one key", f"{len(admin)}")
     if set(api) & set(admin):
@@ -161,33 +161,25 @@ def list_keys(settings: Settings) -> Keys:
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
 
 
-def _read_digests(name: str, given: SecretStr | None, file: Path | None) -> list[bytes]:
-    variable = PREFIX + name
-    if given is not None and file is not None:
-        raise InvalidInput(f"{variable}_FILE", f"none with {variable}", "both")
-    if given is not None:
-        text = given.get_secret_value()
-    elif file is not None:
-        variable = f"{variable}_FILE"
-        text = read_key_file(variable, file)
-    else:
+def _read_digests(name: str, secret: SecretStr | None) -> list[bytes]:
+    if secret is None:
         return []
-    keys = [key.strip() for key in re.split(r"[,\n]", text.strip())]
+    keys = [key.strip() for key in secret.get_secret_value().split(",")]
     if not all(KEY_PATTERN.fullmatch(key) for key in keys):
-        expected = f"keys of {WHAT_KEYS_ARE}, with commas or new lines between"
-        raise InvalidInput(variable, expected, NOT_SHOWN)
+        expected = f"keys of {WHAT_KEYS_ARE}, separated by commas"
+        raise InvalidInput(PREFIX + name, expected, NOT_SHOWN)
     return [sha256(key.encode()).digest() for key in keys]
 
 
-def read_key_file(variable: str, file: Path) -> str:
+def read_key_file(file: Path) -> str:
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         why = error.strerror or "an error"
-        raise InvalidInput(variable, "a file that can be read", why) from None
+        raise InvalidInput(FILE_VARIABLE, "a file that can be read", why) from None
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidInput(variable, f"at most {MAX_FILE_BYTES} bytes", "more")
+        raise InvalidInput(FILE_VARIABLE, f"at most {MAX_FILE_BYTES} bytes", "more")
     return content.decode("utf-8", "replace")
 
 
@@ -256,7 +248,7 @@ class KeyRing:
             for name in LISTS:
                 if getattr(settings, name) is not None:
                     raise InvalidInput(FILE_VARIABLE, f"none with {PREFIX}{name.upper()}", "both")
-            self._text = read_key_file(FILE_VARIABLE, self._file)
+            self._text = read_key_file(self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
         self._problem: str | None = None  # in the log
@@ -280,7 +272,7 @@ class KeyRing:
         """Read the file's keys if they have changed; those before stay while it is unusable."""
         assert self._file is not None
         try:
-            text = read_key_file(FILE_VARIABLE, self._file)
+            text = read_key_file(self._file)
             if text == self._text and self._problem is None:
                 return
             keys = parse_keys(text)

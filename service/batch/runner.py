@@ -21,6 +21,7 @@ from model_store.processes import describe_exit, start_module, write_line
 from model_store.state.database import Database
 from model_store.state.jobs import Job, Jobs
 from model_store.state.labels import has_state
+from service import limits
 from service.batch.job_process import PUT_BACK, count_answered
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -96,7 +97,7 @@ class JobRunner:
                 self._finish(jobs, running)
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
-            jobs.forget_old(self.settings.job_kept_s)
+            jobs.forget_old(self.settings.job_retention_s)
         jobs.clear_ended()
         queued, at_work = jobs.counts()
         if at_work > len(self._running):
@@ -138,7 +139,7 @@ class JobRunner:
     def _let_others_run(self, jobs: Jobs) -> None:
         """Have jobs that have run for long give way to those of other clients whose turn it is;
         they save their work and go on from there later."""
-        long_ago = time.monotonic() - self.settings.job_turn_s
+        long_ago = time.monotonic() - limits.JOB_TURN_S
         for running in self._running:
             is_due = not running.gives_way and running.begun < long_ago
             if is_due and jobs.is_due_to_give_way(running.job.id):

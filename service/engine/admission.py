@@ -15,9 +15,9 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from service import limits
 from service.errors import Overloaded, TooLarge
 from service.server.shares import is_within_share
-from service.settings import Settings
 
 REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
 LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
@@ -30,8 +30,7 @@ LATEST = 0.1  # weight of the latest micro-batch in the rate
 class Admission:
     """Counts the work that waits or runs, and refuses too much of it. For the event loop alone."""
 
-    def __init__(self, settings: Settings, idle: threading.Event) -> None:
-        self.settings = settings
+    def __init__(self, idle: threading.Event) -> None:
         self.row_draws = 0  # waiting or in work
         self.in_work = 0  # requests
         self._of_clients: Counter[Hashable] = Counter()  # rows x draws
@@ -39,7 +38,7 @@ class Admission:
         self._sizes: Counter[tuple[int, int]] = Counter()
         self.idle = idle  # set while no request is waiting or in work
         self.idle.set()
-        self._limit = settings.max_queued_row_draws
+        self._limit = limits.MAX_QUEUED_ROW_DRAWS
         self._overloaded_until = -math.inf
         self._next_try = self._patience = math.inf
         self._tried = 0  # the limit of the next try
@@ -59,8 +58,8 @@ class Admission:
 
         Before its draws a row takes as long as `encoding` more draws. Its body has `length` bytes.
 
-        A burst may fill the queue up to `max_queued_row_draws`. From when it is full until nobody
-        has been refused for `LASTING_S`, work beyond `overload_row_draws` is refused, so that those
+        A burst may fill the queue up to `MAX_QUEUED_ROW_DRAWS`. From when it is full until nobody
+        has been refused for `LASTING_S`, work beyond `OVERLOAD_ROW_DRAWS` is refused, so that those
         who are let in are answered soon. Clients who come again at once would keep that up for
         ever, so now and then, ever more rarely, ever more is let in: if that is too much as well,
         the try ends with the first refusal.
@@ -70,9 +69,9 @@ class Admission:
             Overloaded: if too much is waiting already, and the client and the request have their
                 share; a lone request is always let in.
         """
-        if rows * draws > self.settings.max_row_draws:
+        if rows * draws > limits.MAX_ROW_DRAWS:
             raise TooLarge(
-                "rows x num_samples", f"at most {self.settings.max_row_draws}", str(rows * draws)
+                "rows x num_samples", f"at most {limits.MAX_ROW_DRAWS}", str(rows * draws)
             )
         a_row = draws + encoding
         work = min(rows * a_row, max(at_once, a_row))
@@ -125,7 +124,7 @@ class Admission:
         )
 
     def _most(self, now: float) -> int:
-        burst = self.settings.max_queued_row_draws
+        burst = limits.MAX_QUEUED_ROW_DRAWS
         if now >= self._overloaded_until:
             self._limit = burst
         elif now >= self._next_try:
@@ -135,7 +134,7 @@ class Admission:
 
     def _overload(self, now: float) -> None:
         """Note a refusal: an overload begins or goes on, or a try was one too many."""
-        least = min(self.settings.overload_row_draws, self.settings.max_queued_row_draws)
+        least = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
         if now >= self._overloaded_until:
             self._patience, self._tried = FIRST_TRY_S, 2 * least
         elif self._limit > least:

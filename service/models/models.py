@@ -25,6 +25,7 @@ from model_store.inference.encoder import encoder_bytes
 from model_store.inference.model import CALIBRATION_FILE, NEEDED, TOKENIZER_COPIES, Model
 from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
+from service import limits
 from service.errors import InUse, NotReady, TooLargeToLoad
 from service.models.drift import Drift, Evidence, Watched, row_digests
 from service.models.preflights import Preflights
@@ -238,7 +239,7 @@ class Models:
                 self._raise_if_broken(key)
                 served = self._open(self._checked_manifest(name, version))
             if for_alias and served.reservoir.depth == 0:
-                served.reservoir = Reservoir(served.model, self.settings.ready_draw_sets, self.idle)
+                served.reservoir = Reservoir(served.model, limits.READY_DRAW_SETS, self.idle)
             with self._lock:
                 self._broken.pop(key, None)
                 self._loaded[key] = served
@@ -361,7 +362,7 @@ class Models:
         others = sizes[CALIBRATION_FILE] + sizes.get(TRAINING_ROWS, 0)
         tokenizer = TOKENIZER_COPIES * sizes.get(TOKENIZER, 0)
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
-        ready = min(self.settings.ready_draw_sets * draw_set, READY_BYTES)
+        ready = min(limits.READY_DRAW_SETS * draw_set, READY_BYTES)
         return 2 * (sampler + network) + terms + others + tokenizer + ready
 
     # What there is

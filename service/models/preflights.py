@@ -20,6 +20,7 @@ from model_store.artifacts.place import open_store
 from model_store.errors import StoreUnreachable
 from model_store.inference.preflight_process import Failure, PreflightProcess
 from model_store.processes import LOOK_S, GivenUp
+from service import limits
 from service.errors import NotReady
 from service.settings import Settings
 
@@ -64,7 +65,7 @@ class Preflights:
             begun, future = self._known.get(manifest.digest, (0.0, None))
             if future is not None and time.monotonic() - begun <= _lasts_s(future):
                 return future
-            if self.settings.trial_s > 0:
+            if self.settings.preflight_timeout_s > 0:
                 future = self._pool.submit(self._run, manifest)
                 self._wanted += 1
             else:
@@ -152,7 +153,11 @@ class Preflights:
         try:
             with closing(self.store.storage.lease(manifest)) as lease:
                 failure = process.run(
-                    lease.root, *version, settings.trial_s, settings.trial_bytes, self._ending
+                    lease.root,
+                    *version,
+                    settings.preflight_timeout_s,
+                    limits.PREFLIGHT_BYTES,
+                    self._ending,
                 )
         except BaseException:
             process.close()

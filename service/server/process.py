@@ -92,8 +92,10 @@ def trim_memory() -> Iterator[None]:
     thread.join()
 
 
-def end_with_notice(ending: threading.Event, notice_s: float) -> None:
-    """Have SIGTERM set `ending`, and end the process only after `notice_s`; a second one at once.
+def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
+    """Let SIGTERM set `ending` and end the process after `shutdown_grace_s`.
+
+    A second SIGTERM ends it at once.
 
     Call it in the event loop, in the main thread; elsewhere, as in a test's client, signals stay as
     they are.
@@ -104,7 +106,7 @@ def end_with_notice(ending: threading.Event, notice_s: float) -> None:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        wait_s = 0.0 if ending.is_set() else notice_s
+        wait_s = 0.0 if ending.is_set() else shutdown_grace_s
         ending.set()
         if callable(stop):
             loop.call_soon_threadsafe(loop.call_later, wait_s, stop, number, None)

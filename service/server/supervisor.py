@@ -125,7 +125,7 @@ def supervise(settings: Settings) -> int:
         for worker in workers:
             worker.process.terminate()
         listener.close()  # what comes after the workers' notice is refused, not left waiting
-        _wait(workers, settings.notice_s + settings.drain_s + KILL_S)
+        _wait(workers, settings.shutdown_grace_s + settings.shutdown_timeout_s + KILL_S)
     return 0
 
 

@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     for name in REPEAT_CLIENTS:
         logging.getLogger(name).disabled = True
@@ -54,7 +54,7 @@ def request_log(settings: Settings) -> RequestLog | None:
     It takes the record, route, status (None where the client disconnected) and seconds. It bypasses
     `logging`, which takes four times as long.
     """
-    if settings.log != "json" or settings.log_level in ("warning", "error"):
+    if settings.log != "json":
         return None
     descriptor = sys.stderr.fileno()
 

@@ -51,18 +51,16 @@ def check_tracing(settings: Settings) -> None:
 
 
 class Tracing:
-    def __init__(self, endpoint: str, share: float) -> None:
+    def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(share)),
             resource=Resource.create({"service.name": "dubito"}),
             shutdown_on_exit=False,
         )
@@ -131,4 +129,4 @@ def tracing_of(settings: Settings) -> Tracing | None:
     check_tracing(settings)
     if settings.otlp_endpoint is None:
         return None
-    return Tracing(settings.otlp_endpoint, settings.trace_share)
+    return Tracing(settings.otlp_endpoint)

@@ -700,10 +700,11 @@ def test_what_the_connection_refuses_has_the_protocol_s_form_too(url):
 def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
     settings = {
         "DUBITO_MAX_BODY_BYTES": "200000",
-        "DUBITO_MAX_JSON_BYTES": "100000",
         "DUBITO_MAX_ROWS": "100",
     }
-    with client_of(kinds, DUBITO_MEMORY_BUDGET_BYTES=str(2 << 20), **settings) as client:
+    limits = {"MAX_JSON_BYTES": 100_000}
+    settings["DUBITO_MEMORY_BUDGET_BYTES"] = str(2 << 20)
+    with client_of(kinds, limits=limits, **settings) as client:
         bomb, headers = gzip.compress(bytes(300 << 20)), {"Content-Encoding": "gzip"}
         text = refusal(
             client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413

@@ -149,7 +149,7 @@ def test_everything_of_a_cluster_here_listens_on_loopback(digits_store, tmp_path
 def test_what_a_replica_cannot_take_is_refused_with_429_and_when_to_come_again(
     digits_store, tmp_path, options
 ):
-    settings = {"DUBITO_MAX_QUEUED_ROW_DRAWS": "100", "DUBITO_OVERLOAD_ROW_DRAWS": "100"}
+    settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(2 << 20)}
     with cluster(digits_store, tmp_path, options, **settings) as (url, _):
         with Load(url, {"1": [({"inputs": [[0.0] * 64] * 500}, b"")]}, threads=12) as load:
             wait_until(lambda: load.said["429"] > 20 and load.said["200"] > 5)

@@ -31,7 +31,7 @@ KINDS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 @pytest.fixture(scope="module")
 def service(digits_store):
-    settings = {"DUBITO_PREFIX": "/doubt", "DUBITO_JOBS_AT_ONCE": "0", "DUBITO_HOSTS": "*"}
+    settings = {"DUBITO_PREFIX": "/doubt", "DUBITO_JOBS_AT_ONCE": "0", "DUBITO_ALLOWED_HOSTS": "*"}
     with serving(digits_store, **settings) as (url, _):
         yield url
 

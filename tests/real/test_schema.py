@@ -47,7 +47,7 @@ ROW = {"type": "array", "items": {"type": "number"}, "minItems": 64, "maxItems":
 
 @pytest.fixture(scope="module")
 def url(evaluated_store):
-    with serving(evaluated_store, DUBITO_ADMIN_KEY=KEY, DUBITO_LOG_LEVEL="error") as (url, _):
+    with serving(evaluated_store, DUBITO_ADMIN_KEY=KEY) as (url, _):
         yield url
 
 

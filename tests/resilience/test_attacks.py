@@ -61,7 +61,6 @@ def withstand(serve, store, seconds, workers):
     largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
     settings = {
         "DUBITO_WORKERS": str(workers),
-        "DUBITO_LOG_LEVEL": "error",
         "DUBITO_DEFAULT_MODEL": "digits",
     }
     with (

@@ -66,7 +66,7 @@ def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):
 
 def test_no_byte_of_a_form_reaches_the_log(serve, digits_store):
     canary = "canary-in-a-form"
-    with serve(digits_store, DUBITO_LOG_LEVEL="debug") as (url, process):
+    with serve(digits_store) as (url, process):
         for body in (
             f"--b{canary}\r\n\r\n",
             f"{canary}--b\r\n",

@@ -56,7 +56,7 @@ def asked(port, seconds, address):
 
 def compare(serve, store, kind, address, seconds):
     """What a client gets alone, and next to one that takes what it can."""
-    with serve(store, DUBITO_LOG_LEVEL="error") as (url, _):
+    with serve(store) as (url, _):
         port = int(url.rpartition(":")[2])
         asked(port, 0.5, OTHER)
         alone = asked(port, seconds, OTHER)

@@ -83,7 +83,6 @@ def service(digits_store, tmp_path_factory):
         "DUBITO_MAX_JOBS": "100000",
         "DUBITO_STATE": str(folder / "state"),
         "DUBITO_DEFAULT_MODEL": "digits",
-        "DUBITO_LOG_LEVEL": "error",
     }
     with (
         serving(store.root, **limits) as (url, process),

@@ -25,7 +25,6 @@ def bounded(serve, digits_store):
     """A service with a small budget: its port and process."""
     settings = {
         "DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET),
-        "DUBITO_LOG_LEVEL": "error",
         "DUBITO_DEADLINE_S": "30",
     }
     with serve(digits_store, **settings) as (url, process):
@@ -160,9 +159,7 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
         b'{"inputs": [' + b",".join([ROW] * 400) + b'], "num_samples": 100, "return_samples": true}'
     )
     with ExitStack() as stack:
-        url, _ = stack.enter_context(
-            serve(digits_store, DUBITO_DEADLINE_S="2", DUBITO_LOG_LEVEL="error")
-        )
+        url, _ = stack.enter_context(serve(digits_store, DUBITO_DEADLINE_S="2"))
         with Connection(int(url.rpartition(":")[2]), receive_bytes=4096) as connection:
             connection.send(request("POST", "/predict", body))
             begun, read = time.monotonic(), 0
@@ -181,7 +178,7 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
 
 def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, digits_store):
     with (
-        serve(digits_store, DUBITO_MAX_CONNECTIONS="10", DUBITO_LOG_LEVEL="error") as (url, _),
+        serve(digits_store, DUBITO_MAX_CONNECTIONS="10") as (url, _),
         ExitStack() as stack,
     ):
         port = int(url.rpartition(":")[2])
@@ -220,7 +217,7 @@ def test_when_all_connections_are_in_work_a_further_one_may_ask_for_health_alone
 ):
     body = b'{"inputs": [' + b",".join([ROW] * 1000) + b'], "num_samples": 1000}'
     with (
-        serve(digits_store, DUBITO_MAX_CONNECTIONS="2", DUBITO_LOG_LEVEL="error") as (url, _),
+        serve(digits_store, DUBITO_MAX_CONNECTIONS="2") as (url, _),
         ExitStack() as stack,
     ):
         port = int(url.rpartition(":")[2])

@@ -16,8 +16,8 @@ def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
         DUBITO_STORE=str(digits_store),
         DUBITO_PORT=str(free_port()),
         DUBITO_STATE=str(tmp_path),
-        DUBITO_NOTICE_S="0",
-        DUBITO_TRIAL_S="0",
+        DUBITO_SHUTDOWN_GRACE_S="0",
+        DUBITO_PREFLIGHT_TIMEOUT_S="0",
     )
     command = [sys.executable, "-m", "tests.support.call_path"]
     for _ in range(TRIES):

@@ -104,7 +104,7 @@ def test_a_store_that_does_not_exist_is_named_and_the_option_s_port_is_served(tm
     command = [sys.executable, "-m", "service", "--port", str(port)]
     settings = {
         "DUBITO_STORE": str(tmp_path / "modles"),
-        "DUBITO_NOTICE_S": "0",
+        "DUBITO_SHUTDOWN_GRACE_S": "0",
         "DUBITO_PORT": "1",
     }
     environment = environment_with(**settings, DUBITO_WORKERS=workers)

@@ -54,7 +54,7 @@ def test_what_is_documented_exists():
         ("DUBITO_POLL_INTERVAL_S", "inf", "less than or equal to 86400"),
         ("DUBITO_MAX_SAMPLES", "1.5", "a valid integer"),
         ("DUBITO_MAX_BODY_BYTES", "64M", "a valid integer"),
-        ("DUBITO_DRAIN_S", "0", "greater than or equal to 1"),
+        ("DUBITO_SHUTDOWN_TIMEOUT_S", "0", "greater than or equal to 1"),
         ("DUBITO_STOER", "models", "one of"),
         ("dubito_stoer", "models", "one of"),
     ],

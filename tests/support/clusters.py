@@ -68,7 +68,7 @@ def cluster(
     basics = {
         "DUBITO_STORE": str(store),
         "DUBITO_STATE": str(folder / "state"),
-        "DUBITO_NOTICE_S": "0",
+        "DUBITO_SHUTDOWN_GRACE_S": "0",
     }
     environment = {**environment_with(**basics, **WITHOUT_TRIALS, **settings), **QUIET}
     with log.open("w") as file:

@@ -173,7 +173,11 @@ def terminated(serve, store, made, pool, workers="1"):
     """SIGTERM while clients ask and large pools are ranked: all that was accepted is answered;
     return figures."""
     ranking = request("POST", "/acquire?k=3&seed=1", pool, content_type="application/x-npy")
-    settings = {"DUBITO_WORKERS": workers, "DUBITO_NOTICE_S": "1", "DUBITO_DRAIN_S": "120"}
+    settings = {
+        "DUBITO_WORKERS": workers,
+        "DUBITO_SHUTDOWN_GRACE_S": "1",
+        "DUBITO_SHUTDOWN_TIMEOUT_S": "120",
+    }
     with serve(store, **settings) as (url, process), ExitStack() as connections:
         reading_log(process)
         port = urlsplit(url).port

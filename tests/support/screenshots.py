@@ -50,7 +50,7 @@ def main() -> int:
             run_training(folder, "fit", str(folder / "digits.toml"))
             run_training(folder, "evaluate", f"digits:{seed + 1}", "--data", "digits")
         np.save(folder / "pool.npy", load_digits().images.astype(np.float32))
-        with serving(folder / "models", DUBITO_TRIAL_S="30") as (url, _):
+        with serving(folder / "models", DUBITO_PREFLIGHT_TIMEOUT_S="30") as (url, _):
             sending = threading.Thread(
                 target=send, args=(url, time.monotonic() + WATCHED_S), daemon=True
             )

@@ -19,30 +19,37 @@ SOON = {
     "DUBITO_THREADS": "1",
 }  # what is published is seen at once
 
-WITHOUT_TRIALS = {"DUBITO_TRIAL_S": "0"}  # of versions, which take a second of each start
-WITH_TRIALS = {"DUBITO_TRIAL_S": "30"}
+WITHOUT_TRIALS = {
+    "DUBITO_PREFLIGHT_TIMEOUT_S": "0"
+}  # of versions, which take a second of each start
+WITH_TRIALS = {"DUBITO_PREFLIGHT_TIMEOUT_S": "30"}
 
 
 @contextmanager
 def serving(
-    store: Path, within: Sequence[str] = (), **settings: str
+    store: Path,
+    within: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
+    **settings: str,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `python -m service` on a free port of the loopback interface; it is live when the block
     begins.
 
-    `within` is a command that becomes the one after it.
+    Args:
+        within: a command that becomes the one after it.
+        limits: values of constants of `service.limits`, by name.
     """
     port = free_port()
     own = TemporaryDirectory(prefix="state-")
     basics = {
         "DUBITO_STORE": str(store),
         "DUBITO_PORT": str(port),
-        "DUBITO_NOTICE_S": "0",
+        "DUBITO_SHUTDOWN_GRACE_S": "0",
         **WITHOUT_TRIALS,
     }
     environment = environment_with(**basics | {"DUBITO_STATE": own.name} | settings)
     process = subprocess.Popen(
-        [*within, sys.executable, "-m", "service"],
+        [*within, sys.executable, *(service_arguments(limits))],
         env=environment,
         cwd=ROOT,
         stderr=subprocess.PIPE,
@@ -63,13 +70,25 @@ def serving(
         own.cleanup()
 
 
+def service_arguments(limits: Mapping[str, float] | None) -> list[str]:
+    """The arguments with which Python runs the service, with other limits if there are any."""
+    if not limits:
+        return ["-m", "service"]
+    changes = "; ".join(f"limits.{name} = {value}" for name, value in limits.items())
+    run = "from service.__main__ import main; raise SystemExit(main([]))"
+    return ["-c", f"from service import limits; {changes}; {run}"]
+
+
 @contextmanager
 def client_of(
-    store: Path, headers: Mapping[str, str] | None = None, **settings: str
+    store: Path,
+    headers: Mapping[str, str] | None = None,
+    limits: Mapping[str, float] | None = None,
+    **settings: str,
 ) -> Iterator[httpx.Client]:
     """A client of a service of a test's own, as `serving` runs it."""
     with (
-        serving(store, **settings) as (url, _),
+        serving(store, limits=limits, **settings) as (url, _),
         httpx.Client(base_url=url, timeout=60, headers=headers) as client,
     ):
         yield client

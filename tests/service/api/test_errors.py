@@ -18,9 +18,8 @@ SMALL = {
     "DUBITO_MAX_BODY_BYTES": "4096",
     "DUBITO_MAX_ROWS": "3",
     "DUBITO_MAX_SAMPLES": "50",
-    "DUBITO_MAX_ROW_DRAWS": "60",
-    "DUBITO_MAX_ANSWER_NUMBERS": "100",
 }
+SMALL_LIMITS = {"MAX_ROW_DRAWS": 60, "MAX_ANSWER_NUMBERS": 100}
 
 
 def assert_problem(answer, status, *words):
@@ -455,7 +454,7 @@ def test_a_content_length_that_is_no_number_is_refused_by_the_server(client, ser
 
 
 def test_limits_are_kept(client_of, digits_store):
-    with client_of(digits_store, **SMALL) as client:
+    with client_of(digits_store, limits=SMALL_LIMITS, **SMALL) as client:
         # A body that is too large is refused before it is looked at: by its announced length, or as
         # it streams in.
         assert_problem(

@@ -63,7 +63,7 @@ def tables(tmp_path_factory, digits_store, fits):
 @pytest.fixture(scope="module")
 def ask(tables):
     """Ask for an explanation of rows."""
-    with client_of(tables, DUBITO_MAX_EXPLAINED_ROWS="8") as client:
+    with client_of(tables, limits={"MAX_EXPLAINED_ROWS": 8}) as client:
 
         def asked(rows, model="people", **fields):
             answer = client.post(

@@ -343,10 +343,10 @@ def test_a_long_job_gives_way_to_another_client_s_and_ends_as_it_would_have(
         "DUBITO_STATE": str(tmp_path / "state"),
         "DUBITO_THREADS": "1",
         "DUBITO_API_KEYS": "the-key-of-client-one,the-key-of-client-two",
-        "DUBITO_JOB_TURN_S": "0.1",
     }
     long = {"pool_file": "long.npy", "k": 5, "seed": 1, "num_samples": 100}
-    with serving(digits_store, **settings) as (url, _), ExitStack() as stack:
+    limits = {"JOB_TURN_S": 0.1}
+    with serving(digits_store, limits=limits, **settings) as (url, _), ExitStack() as stack:
         one, two = (
             stack.enter_context(
                 httpx.Client(

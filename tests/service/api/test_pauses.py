@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from model_store.artifacts.manifest import InputSpec
+from service import limits
 from service.api.json_blocks import take_apart
 from service.api.requests import COUNTED_BYTES, JSON_OBJECT_BYTES, reserve_json
 from service.api.rows import rows_array
@@ -50,11 +51,7 @@ def longest_step(work):
     ],
 )
 def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_takes(row):
-    body = (
-        b'{"pool": ['
-        + b",".join([row] * (Settings().max_json_bytes // (len(row) + 1) - 10))
-        + b"]}"
-    )
+    body = b'{"pool": [' + b",".join([row] * (limits.MAX_JSON_BYTES // (len(row) + 1) - 10)) + b"]}"
     begun = time.thread_time()
     orjson.loads(body)
     whole = time.thread_time() - begun

@@ -53,8 +53,8 @@ def client(tmp_path_factory, fits):
             data = {**source, "validation_rows": 20, "reference_rows": 20, "ranking_rows": 40}
             recipe = write_recipe(folder, name=name, data=data, **settings)
             assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
-    limits = {"DUBITO_MAX_IMAGE_PIXELS": "1000", "DUBITO_MAX_ROWS": "30"}
-    with client_of(folder / "models", **limits) as client:
+    limits = {"MAX_IMAGE_PIXELS": 1000}
+    with client_of(folder / "models", limits=limits, DUBITO_MAX_ROWS="30") as client:
         yield client
 
 

@@ -47,7 +47,7 @@ def folder(tmp_path_factory, fits):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with client_of(folder / "models", DUBITO_TRIAL_S="30") as client:
+    with client_of(folder / "models", DUBITO_PREFLIGHT_TIMEOUT_S="30") as client:
         yield client
 
 

@@ -44,7 +44,7 @@ def test_a_webhook_is_json_and_says_so(client):
 def test_a_name_that_was_made_to_lead_here_is_refused(client, host):
     for method, path in (("GET", "/models"), ("POST", "/predict"), ("GET", "/")):
         answer = client.request(method, path, headers={"Host": host})
-        assert (answer.status_code, "DUBITO_HOSTS" in answer.text) == (421, True)
+        assert (answer.status_code, "DUBITO_ALLOWED_HOSTS" in answer.text) == (421, True)
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:8000", "[::1]", "service"])
@@ -53,7 +53,7 @@ def test_addresses_and_names_without_dots_are_known(client, host):
 
 
 def test_hosts_are_of_the_list_where_there_is_one(serve, digits_store):
-    with serve(digits_store, DUBITO_HOSTS="dubito.example, other.example") as (url, _):
+    with serve(digits_store, DUBITO_ALLOWED_HOSTS="dubito.example, other.example") as (url, _):
         for host, status in (
             ("dubito.example:80", 200),
             ("OTHER.example", 200),

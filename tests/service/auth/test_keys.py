@@ -28,13 +28,11 @@ OPEN = (
 
 
 @pytest.fixture(scope="module")
-def locked_url(tmp_path_factory, digits_store):
+def locked_url(digits_store):
     """The base URL of a service with keys."""
     from tests.support.serving import serving
 
-    file = tmp_path_factory.mktemp("secrets") / "admin"
-    file.write_text(f"{ADMIN}\n")
-    keys = {"DUBITO_API_KEYS": f"{FIRST}, {SECOND}", "DUBITO_ADMIN_KEY_FILE": str(file)}
+    keys = {"DUBITO_API_KEYS": f"{FIRST}, {SECOND}", "DUBITO_ADMIN_KEY": ADMIN}
     with serving(digits_store, **keys) as (url, _):
         yield url
 
@@ -209,12 +207,6 @@ def test_settings_and_keys_do_not_show_keys():
     assert not any(key in shown for key in (FIRST, SECOND, ADMIN))
 
 
-def test_keys_of_a_file_are_those_of_its_lines(tmp_path):
-    (tmp_path / "keys").write_text(f"{FIRST}\r\n{SECOND}\n")
-    keys = list_keys(Settings(api_keys_file=tmp_path / "keys"))
-    assert [keys.find(key.encode()).name for key in (FIRST, SECOND)] == ["api-1", "api-2"]
-
-
 SECRET = "a-secret-that-is-not-shown"
 
 
@@ -229,9 +221,6 @@ SECRET = "a-secret-that-is-not-shown"
         ({"DUBITO_ADMIN_KEY": "short"}, "DUBITO_ADMIN_KEY"),
         ({"DUBITO_ADMIN_KEY": f"{SECRET}1,{SECRET}2"}, "DUBITO_ADMIN_KEY"),
         ({"DUBITO_ADMIN_KEY": SECRET, "DUBITO_API_KEYS": f"{FIRST},{SECRET}"}, "DUBITO_ADMIN_KEY"),
-        ({"DUBITO_API_KEYS": SECRET, "DUBITO_API_KEYS_FILE": "keys"}, "DUBITO_API_KEYS_FILE"),
-        ({"DUBITO_API_KEYS_FILE": "/nothing/here"}, "DUBITO_API_KEYS_FILE"),
-        ({"DUBITO_ADMIN_KEY_FILE": "/"}, "DUBITO_ADMIN_KEY_FILE"),
     ],
     ids=repr,
 )
@@ -243,13 +232,11 @@ def test_keys_that_cannot_be_are_refused_without_being_shown(monkeypatch, settin
     assert SECRET not in str(raised.value)
 
 
-def test_the_service_does_not_start_without_the_keys_that_it_is_to_have(tmp_path):
-    (tmp_path / "empty").touch()
-    for wrong in ({"DUBITO_API_KEYS_FILE": str(tmp_path / "empty")}, {"DUBITO_API_KEYS": "short"}):
-        done = run_service(**wrong)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stderr.startswith(f"error: {next(iter(wrong))}: ")
+def test_the_service_does_not_start_without_the_keys_that_it_is_to_have():
+    done = run_service(DUBITO_API_KEYS="short")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: DUBITO_API_KEYS: ")
 
 
 def test_the_documentation_shows_no_models_where_the_api_needs_a_key(locked):

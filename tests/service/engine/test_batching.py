@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
+from service import limits
 from service.call import Call
 from service.engine.admission import LASTING_S, Admission
 from service.engine.batching import (
@@ -32,16 +33,21 @@ from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
 from service.models.models import Served
 from service.models.reservoir import Reservoir
-from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
 DRAWS = 20
 
 
+def limited_admission(monkeypatch, burst, lasting):
+    """Admission with other limits of rows x draws that wait."""
+    monkeypatch.setattr(limits, "MAX_QUEUED_ROW_DRAWS", burst)
+    monkeypatch.setattr(limits, "OVERLOAD_ROW_DRAWS", lasting)
+    return Admission(threading.Event())
+
+
 @pytest.fixture
 def engine():
-    settings, idle = Settings(), threading.Event()
-    engine = Engine(Admission(settings, idle), Metrics())
+    engine = Engine(Admission(threading.Event()), Metrics())
     yield engine
     engine.close()
 
@@ -265,10 +271,10 @@ def test_a_deadline_is_answered_504_over_http(client, digits_rows):
     assert answer.status_code == 504
 
 
-def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_needed_for_a_second():
-    admission = Admission(
-        Settings(max_queued_row_draws=10_000, overload_row_draws=2_000), threading.Event()
-    )
+def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_needed_for_a_second(
+    monkeypatch,
+):
+    admission = limited_admission(monkeypatch, 10_000, 2_000)
 
     def fits(rows):
         """Whether that many rows of one draw are let in next to what is there."""
@@ -303,9 +309,7 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
     does."""
     clock = Clock()
     monkeypatch.setattr("service.engine.admission.time", clock)
-    admission = Admission(
-        Settings(max_queued_row_draws=10_000, overload_row_draws=1_000), threading.Event()
-    )
+    admission = limited_admission(monkeypatch, 10_000, 1_000)
 
     def let_in():
         """How many rows of one draw are let in at most, when clients ask for as many as ever."""
@@ -340,12 +344,10 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
     asyncio.run(ask())
 
 
-def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share():
+def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monkeypatch):
     """A client that fills the queue is refused; others, and smaller requests of its own, are let
     in."""
-    admission = Admission(
-        Settings(max_queued_row_draws=10_000, overload_row_draws=4_000), threading.Event()
-    )
+    admission = limited_admission(monkeypatch, 10_000, 4_000)
 
     def fits(rows, client):
         try:
@@ -458,10 +460,10 @@ def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(serve
     assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
 
 
-def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brought_for_their_bytes():
-    admission = Admission(
-        Settings(max_queued_row_draws=4_000, overload_row_draws=4_000), threading.Event()
-    )
+def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brought_for_their_bytes(
+    monkeypatch,
+):
+    admission = limited_admission(monkeypatch, 4_000, 4_000)
 
     def is_read(length, client="one"):
         try:

@@ -17,7 +17,6 @@ from service.engine.jobs import Job
 from service.models.drift import Drift, Watched
 from service.models.models import Served
 from service.models.reservoir import Reservoir
-from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.support import tiny
 
@@ -57,7 +56,7 @@ class Requests:
     def __init__(self, paired):
         self.model = MODELS[paired]
         self.loop = asyncio.new_event_loop()
-        self.admission = Admission(Settings(), threading.Event())
+        self.admission = Admission(threading.Event())
         self.admission.in_work = 1000  # nothing is computed at once, next to the worker
         self.engine = Engine(self.admission, Metrics())
         self.served = self._served(Reservoir(self.model, 0, threading.Event()))

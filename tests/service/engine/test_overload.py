@@ -52,7 +52,7 @@ def test_while_there_is_too_much_to_do_further_work_is_refused_and_health_is_ans
     serve, digits_store, large_pool
 ):
     with (
-        serve(digits_store, DUBITO_MAX_QUEUED_ROW_DRAWS="1") as (url, _),
+        serve(digits_store, limits={"MAX_QUEUED_ROW_DRAWS": 1}) as (url, _),
         ThreadPoolExecutor() as pool,
     ):
         long = pool.submit(rank, url, large_pool)
@@ -70,7 +70,7 @@ def test_while_there_is_too_much_to_do_further_work_is_refused_and_health_is_ans
 
 def test_many_at_once_are_answered_or_told_to_come_again(serve, digits_store):
     with (
-        serve(digits_store, DUBITO_MAX_QUEUED_ROW_DRAWS="3000") as (url, _),
+        serve(digits_store, limits={"MAX_QUEUED_ROW_DRAWS": 3000}) as (url, _),
         httpx.Client(base_url=url, timeout=60) as client,
         ThreadPoolExecutor(24) as pool,
     ):
@@ -119,7 +119,10 @@ def test_clients_that_hang_up_hurt_nobody_else(serve, digits_store, large_pool):
 def test_a_request_in_flight_is_answered_when_the_service_is_told_to_end(
     serve, digits_store, large_pool
 ):
-    with serve(digits_store, DUBITO_DRAIN_S="100") as (url, process), ThreadPoolExecutor() as pool:
+    with (
+        serve(digits_store, DUBITO_SHUTDOWN_TIMEOUT_S="100") as (url, process),
+        ThreadPoolExecutor() as pool,
+    ):
         long = pool.submit(rank, url, large_pool)
         wait_until(lambda: row_draws(url) > 0)
         process.terminate()

@@ -41,8 +41,7 @@ def start(tmp_path):
             store=URL,
             cache=tmp_path / "cache",
             threads=1,
-            ready_draw_sets=0,
-            **{"trial_s": 0, **more},
+            **{"preflight_timeout_s": 0, **more},
         )
         ending = threading.Event()
         models = Models(settings, threading.Event(), Preflights(settings, ending))
@@ -160,7 +159,7 @@ def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
 
 def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
     tiny.publish(writer)
-    watcher = start(trial_s=60)
+    watcher = start(preflight_timeout_s=60)
     models = watcher.models
     watcher.refresh(patience_s=60)
     assert models.get("tiny").version == "1"

@@ -45,7 +45,7 @@ def models(watcher):
 
 def watcher_of(store, trusted=None):
     ours, ending = (
-        Settings(store=store.root, threads=1, ready_draw_sets=0, trial_s=0),
+        Settings(store=store.root, threads=1, preflight_timeout_s=0),
         threading.Event(),
     )
     preflights = Preflights(ours, ending)

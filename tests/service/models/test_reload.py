@@ -139,7 +139,7 @@ def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_neve
     own_store, digits_store
 ):
     settings, ending = (
-        Settings(store=own_store.root, threads=1, ready_draw_sets=0, trial_s=0),
+        Settings(store=own_store.root, threads=1, preflight_timeout_s=0),
         threading.Event(),
     )
     models = Models(settings, threading.Event(), Preflights(settings, ending))

@@ -31,7 +31,7 @@ def impatient(digits_store):
     """A service that waits for half a second, and its process."""
     from tests.support.serving import serving
 
-    with serving(digits_store, DUBITO_DEADLINE_S="0.5", DUBITO_LOG_LEVEL="error") as (url, process):
+    with serving(digits_store, DUBITO_DEADLINE_S="0.5") as (url, process):
         yield port_of(url), process
 
 

@@ -99,7 +99,7 @@ def test_workers_answer_what_they_have_accepted_when_the_supervisor_is_told_to_e
         )
 
     with (
-        serve(digits_store, **TWO, DUBITO_DRAIN_S="300") as (url, process),
+        serve(digits_store, **TWO, DUBITO_SHUTDOWN_TIMEOUT_S="300") as (url, process),
         ThreadPoolExecutor() as pool,
     ):
         wait_until(lambda: answers(f"{url}/health/ready") and ready_workers(url) == {"0", "1"})
@@ -122,7 +122,7 @@ def test_from_sigterm_on_the_service_is_not_ready_but_answers_until_its_notice_i
     serve, digits_store
 ):
     with (
-        serve(digits_store, DUBITO_NOTICE_S="300") as (url, process),
+        serve(digits_store, DUBITO_SHUTDOWN_GRACE_S="300") as (url, process),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         assert "connection" not in client.get("/health/ready").headers

@@ -135,7 +135,7 @@ def test_nothing_that_a_client_sends_is_logged(logged):
         )
 
     for form in ("json", "text"):
-        lines = logged(send, DUBITO_LOG=form, DUBITO_LOG_LEVEL="debug", DUBITO_API_KEYS=key)
+        lines = logged(send, DUBITO_LOG=form, DUBITO_API_KEYS=key)
         assert lines
         assert CANARY not in "\n".join(lines)
 
@@ -164,15 +164,6 @@ def test_text_has_events_and_no_line_a_request(logged):
     lines = logged(lambda client: client.post("/predict", json={"inputs": [ROW]}))
     assert any("INFO dubito: serving model digits version 1" in line for line in lines)
     assert not any("/predict" in line for line in lines)
-
-
-def test_a_higher_level_silences_what_is_less(logged):
-    lines = logged(
-        lambda client: client.post("/predict", json={"inputs": [ROW]}),
-        DUBITO_LOG="json",
-        DUBITO_LOG_LEVEL="error",
-    )
-    assert lines == []
 
 
 def test_an_unexpected_error_is_answered_500_and_logged_without_its_text(tmp_path, caplog):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
+from service import limits
 from service.engine.batching import BATCH_ROW_DRAWS
-from service.settings import Settings
 from service.telemetry.metrics import MAX_VERSIONS, NATS, SECONDS, Histogram, Metrics
 from tests.support.environment import ROOT
 from tests.support.serving import SOON, metric, wait_until
@@ -220,7 +220,7 @@ def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
     assert metric(page, "dubito_alias", model="digits", alias="latest", version="1") == 1
     assert "dubito_broken_version{" not in page
     assert time.time() - 60 < metric(page, "dubito_store_seen_timestamp_seconds") <= time.time()
-    assert metric(page, "dubito_max_queued_row_draws") == Settings().max_queued_row_draws
+    assert metric(page, "dubito_max_queued_row_draws") == limits.MAX_QUEUED_ROW_DRAWS
     calibration = metric(page, "dubito_calibration_rows", **OF_MODEL)
     assert (
         calibration == fresh.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]

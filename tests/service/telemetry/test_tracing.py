@@ -152,7 +152,12 @@ def test_a_caller_s_decision_counts_and_else_the_share(traced):
         client.get("/nothing", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
         client.get("/metrics", headers={"traceparent": f"00-{TRACE}-{CALLER}-00"})
 
-    assert {span.name for span in traced(send, DUBITO_TRACE_SHARE="0").spans} == {"GET other"}
+    assert {
+        span.name
+        for span in traced(
+            send, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0"
+        ).spans
+    } == {"GET other"}
 
 
 def test_a_traceparent_that_is_none_begins_a_new_trace(traced):
