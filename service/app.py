@@ -34,11 +34,15 @@ from service.api import (
     predict,
     problems,
 )
-from service.api.http_forms import HttpForms, refuse_query
-from service.api.openapi import OF_ALL, with_keys, with_schemas
+from service.api.dependencies import refuse_unread_query
+from service.api.document import OpenApiDocument
+from service.api.http_forms import HttpForms
+from service.api.openapi import OF_ALL
 from service.api.requests import NPZ, PARQUET
-from service.auth.auth import Door
+from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
+from service.auth.scopes import Scope as KeyScope
+from service.auth.scopes import authorize, needed_scope
 from service.context import Context
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
@@ -49,8 +53,13 @@ from service.telemetry.tracing import tracing_of
 
 # FastAPI's own telemetry, which the environment could turn on: its spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-GZIP_LEVEL = 4  # JSON takes a fourth of its length, at 60 MB/s
-NOT_PACKED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET)
+# JSON takes a fourth of its length, at 100 MB/s
+GZIP: dict[str, Any] = {
+    "compresslevel": 1,
+    "exclude_content_types": (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET),
+}
+PACKED_FROM = 64 << 10  # bytes of an answer of a frequent route
+FREQUENT = (predict, acquire, open_inference)  # modules whose POST routes take the short path
 DESCRIPTION = (
     "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
     "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
@@ -120,28 +129,31 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = [examples, pool_files, jobs, labels, models]
+    own = [predict, acquire, examples, pool_files, jobs, labels, models]
     if key_ring.keys.has_administration:
         own.append(admin)
-    # whose callers may add to the query
-    others = [label_studio, health, problems, open_inference, mlflow]
+    others = [label_studio, health, problems, open_inference, mlflow]  # pass over unknown queries
     if settings.page:
         others.append(page)
-    routers = [part.router for part in (predict, acquire, *own, *others)]
-    for router in routers:
-        is_own = router in [part.router for part in own]
-        app.include_router(router, dependencies=[Depends(refuse_query)] if is_own else None)
-    every = [route for router in routers for route in router.routes]
-    app.state.routes = [route for route in every if isinstance(route, APIRoute)]
-    _complete_document(app, context)
+        app.mount("/page", page.PageFiles())
+    for part in own:
+        app.include_router(part.router, dependencies=[Depends(refuse_unread_query)])
+    for part in others:
+        app.include_router(part.router)
+    routes = [route for part in (*own, *others) for route in part.router.routes]
+    app.state.routes = [route for route in routes if isinstance(route, APIRoute)]
+    for route in app.state.routes:
+        needed_scope(route)  # fails for a route that declares none
+    frequent = [route for part in FREQUENT for route in part.router.routes]
+    app.openapi = OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
     problems.install(app)
-    frequent = [r for part in (predict, acquire, open_inference) for r in part.router.routes]
-    posts = [r for r in frequent if isinstance(r, APIRoute) and r.methods == {"POST"}]
-    app.add_middleware(HttpForms)  # innermost
-    app.add_middleware(GZipMiddleware, compresslevel=GZIP_LEVEL, exclude_content_types=NOT_PACKED)
-    app.add_middleware(Shortcut, routes=posts)
+
+    # The innermost first: the last one added is the first that a request passes.
+    app.add_middleware(HttpForms)
+    app.add_middleware(GZipMiddleware, **GZIP)
+    app.add_middleware(Shortcut, routes=[route for route in app.state.routes if route in frequent])
     origins = settings.known_origins()
-    app.add_middleware(Door, ring=key_ring, hosts=settings.known_hosts(), origins=origins)
+    app.add_middleware(AuthMiddleware, ring=key_ring, hosts=settings.known_hosts(), origins=origins)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -162,48 +174,43 @@ def create_app(
 
 
 class Shortcut:
-    """Middleware that calls the endpoints of POST routes directly.
+    """Middleware that calls the endpoints of frequent POST routes directly.
 
-    The framework's layers in between take longer than reading a row.
+    The framework's layers in between take longer than reading a row. So these endpoints take the
+    request and parameters of the path only; the scope that a route needs is checked here.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[APIRoute]) -> None:
         self.app = app
-        self.routes = {route.path: route for route in routes if not route.param_convertors}
-        self.patterns = [route for route in routes if route.param_convertors]
+        posts = [(route, needed_scope(route)) for route in routes if route.methods == {"POST"}]
+        self.paths = {post[0].path: post for post in posts if not post[0].param_convertors}
+        self.patterns = [post for post in posts if post[0].param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._find(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if found is None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        match = self._find(scope["path"]) if is_post else None
+        if match is None:
             await self.app(scope, receive, send)
             return
-        scope["route"], parameters = found
+        route, needed, parameters = match
+        scope["route"] = route
         request = Request(scope, receive, send)
+        answer: ASGIApp
         try:
-            response = await scope["route"].endpoint(request, **parameters)
+            if needed is not None:
+                authorize(scope, needed)
+            response = await route.endpoint(request, **parameters)
         except DubitoError as error:
             response = problems.error_response(scope, error)
-        await response(scope, receive, send)
+        is_large = int(response.headers.get("content-length", 0)) >= PACKED_FROM
+        answer = GZipMiddleware(response, **GZIP) if is_large else response
+        await answer(scope, receive, send)
 
-    def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:
-        route = self.routes.get(scope["path"])
-        if route is not None:
-            return route, {}
-        for route in self.patterns:
-            match = route.path_regex.fullmatch(scope["path"])
+    def _find(self, path: str) -> tuple[APIRoute, KeyScope | None, dict[str, str]] | None:
+        if path in self.paths:
+            return *self.paths[path], {}
+        for route, needed in self.patterns:
+            match = route.path_regex.fullmatch(path)
             if match is not None:
-                return route, match.groupdict()
+                return route, needed, match.groupdict()
         return None
-
-
-def _complete_document(app: FastAPI, context: Context) -> None:
-    general = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document, keys = with_schemas(general()), context.key_ring.keys
-        if keys.api_is_open:
-            latest = [context.models.latest(name) for name in context.models.names()]
-            document = examples.with_examples(document, [m for m in latest if m is not None])
-        return with_keys(document, keys)
-
-    app.openapi = openapi  # type: ignore[method-assign]

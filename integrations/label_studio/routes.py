@@ -48,7 +48,7 @@ from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
 from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
-from service.auth.keys import key_name
+from service.auth.scopes import key_name, needs
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
@@ -65,7 +65,7 @@ A_JSON_OBJECT: dict[str, Any] = {
 }
 
 
-@router.get("/health", responses=answers(StudioHealthAnswer, 404))
+@router.get("/health", responses=answers(StudioHealthAnswer, 404), dependencies=[needs("read")])
 async def get_label_studio_health(request: Request, name: str) -> Response:
     """Say that the backend is up."""
     context_of(request).models.name(name)
@@ -76,6 +76,7 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
     "/setup",
     responses=answers(StudioSetupAnswer, *ERRORS),
     openapi_extra=A_JSON_OBJECT,
+    dependencies=[needs("predict")],
 )
 async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Say which version answers, if a project's labelling configuration suits the model."""
@@ -91,6 +92,7 @@ async def post_label_studio_setup(request: Request, name: str) -> Response:
     "/predict",
     responses=answers(StudioPredictAnswer, *ERRORS),
     openapi_extra=A_JSON_OBJECT,
+    dependencies=[needs("predict")],
 )
 async def post_label_studio_predict(request: Request, name: str) -> Response:
     """Predict tasks; the score is lowest where the model doubts most: Label Studio asks for such
@@ -139,6 +141,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     status_code=201,
     responses=answers(StudioWebhookAnswer) | answers(StudioWebhookAnswer, *ERRORS, 507, status=201),
     openapi_extra=A_JSON_OBJECT,
+    dependencies=[needs("label")],
 )
 async def post_label_studio_webhook(request: Request, name: str) -> Response:
     """Keep the label of an annotation that was made or changed: 201 once it is on the disk, 200 if

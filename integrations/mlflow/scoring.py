@@ -35,6 +35,7 @@ from service.api.requests import (
 from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
+from service.auth.scopes import OPEN_TO_ALL, needs
 from service.call import Call
 from service.context import Context, context_of
 from service.errors import Unsupported
@@ -72,18 +73,18 @@ register_error_form(ErrorForm(PATHS.__contains__, _error))
 router = APIRouter(include_in_schema=False)
 
 
-@router.get("/ping")
+@router.get("/ping", dependencies=[OPEN_TO_ALL])
 async def get_ping(request: Request) -> Response:
     refuse_unready(context_of(request))
     return Response(b"\n", media_type="text/plain")
 
 
-@router.get("/version")
+@router.get("/version", dependencies=[OPEN_TO_ALL])
 async def get_version() -> Response:
     return Response(VERSION.encode(), media_type="text/plain")
 
 
-@router.post("/invocations")
+@router.post("/invocations", dependencies=[needs("predict")])
 async def post_invocations(request: Request) -> Response:
     """Predict rows; `predictions` are those of `POST /predict`, and so is what stands with
     them."""

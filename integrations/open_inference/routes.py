@@ -32,6 +32,7 @@ from service.api.predict import ToPredict, predict, run_reading
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import body_parts, header, parse_json, read_body
 from service.api.responses import json_response, response
+from service.auth.scopes import OPEN_TO_ALL, needs
 from service.call import Call
 from service.context import Context, context_of
 from service.errors import NotReady, TooLarge, Unsupported
@@ -50,31 +51,32 @@ register_error_form(
 )
 
 router = APIRouter(prefix="/v2", include_in_schema=False)
+READ = [needs("read")]
 
 
-@router.get("")
+@router.get("", dependencies=READ)
 async def get_server() -> Response:
     return json_response({"name": "dubito", "version": VERSION, "extensions": EXTENSIONS})
 
 
-@router.get("/health/live")
+@router.get("/health/live", dependencies=[OPEN_TO_ALL])
 async def get_live() -> Response:
     return json_response({"live": True})
 
 
-@router.get("/health/ready")
+@router.get("/health/ready", dependencies=[OPEN_TO_ALL])
 async def get_ready(request: Request) -> Response:
     refuse_unready(context_of(request))
     return json_response({"ready": True})
 
 
-@router.get("/models")
+@router.get("/models", dependencies=READ)
 async def get_models(request: Request) -> Response:
     return json_response({"models": context_of(request).models.names()})
 
 
-@router.get("/models/{name}")
-@router.get("/models/{name}/versions/{version}")
+@router.get("/models/{name}", dependencies=READ)
+@router.get("/models/{name}/versions/{version}", dependencies=READ)
 async def get_model(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
@@ -82,23 +84,23 @@ async def get_model(request: Request, name: str, version: str = LATEST) -> Respo
     return json_response(model_metadata(manifest, versions))
 
 
-@router.get("/models/{name}/config")
-@router.get("/models/{name}/versions/{version}/config")
+@router.get("/models/{name}/config", dependencies=READ)
+@router.get("/models/{name}/versions/{version}/config", dependencies=READ)
 async def get_config(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     manifest = await context.threads.files(partial(_manifest, context.models, name, version))
     return json_response(triton_config(manifest, context.settings.max_rows))
 
 
-@router.get("/models/{name}/ready")
-@router.get("/models/{name}/versions/{version}/ready")
+@router.get("/models/{name}/ready", dependencies=READ)
+@router.get("/models/{name}/versions/{version}/ready", dependencies=READ)
 async def get_model_ready(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     await context.threads.files(partial(_refuse_unready_version, context.models, name, version))
     return json_response({"name": name, "ready": True})
 
 
-@router.post("/repository/index")
+@router.post("/repository/index", dependencies=READ)
 async def post_index(request: Request) -> Response:
     context = context_of(request)
     call = Call.of(request, context.settings.deadline_s)
@@ -111,8 +113,8 @@ async def post_index(request: Request) -> Response:
     return json_response([entry for entry in index if not only_ready or entry["state"] == "READY"])
 
 
-@router.post("/models/{name}/infer")
-@router.post("/models/{name}/versions/{version}/infer")
+@router.post("/models/{name}/infer", dependencies=[needs("predict")])
+@router.post("/models/{name}/versions/{version}/infer", dependencies=[needs("predict")])
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     call = context.begin(request, has_rows=True)

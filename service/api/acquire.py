@@ -29,6 +29,7 @@ from service.api.requests import (
 from service.api.responses import json_response
 from service.api.rows import Rows, with_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
+from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.call import Call
 from service.context import Context, context_of
@@ -53,6 +54,7 @@ router = APIRouter(tags=["Acquire"])
     "/acquire",
     responses=answers(AcquireAnswer, *ERRORS),
     openapi_extra=request_body(AcquireRequest),
+    dependencies=[needs("acquire")],
 )
 async def post_acquire(request: Request) -> Response:
     """Rank an unlabelled pool: which rows would teach the model most, all under the same draws."""

@@ -1,13 +1,12 @@
-"""Administration: look at the store at once, take versions out of memory, fit candidates, move
-`latest`, which alone the service writes to the store.
+"""Administration: refresh, unload, promote, fit candidates, reset drift.
 
-What a worker is told the others do as well, within a second.
+All workers follow within a second. Moving `latest` is all that the service writes to the store.
 """
 
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 
 from model_store.artifacts.store import LATEST
 from model_store.errors import NotFound
@@ -20,23 +19,21 @@ from service.api.answers import (
     RefreshAnswer,
     UnloadAnswer,
 )
+from service.api.dependencies import BegunCall, CurrentContext, Owner
 from service.api.jobs import job_json
-from service.api.openapi import answers
-from service.api.responses import json_response
+from service.api.openapi import errors
 from service.api.schemas import Envelope
-from service.auth.keys import owner_of
+from service.auth.scopes import needs
 from service.batch.candidate import can_fit, command, last_lines
-from service.context import Context, context_of
+from service.context import Context
 from service.errors import NotDone
 
-router = APIRouter(tags=["Administration"])
-OF_CANDIDATES = answers(CandidateJobAnswer, 404, 503)
+router = APIRouter(tags=["Administration"], dependencies=[needs("admin")])
 
 
-@router.post("/admin/refresh", responses=answers(RefreshAnswer))
-async def post_refresh(request: Request) -> Response:
-    """Look at the store at once, broken versions included, and say what is served of each model."""
-    context = context_of(request)
+@router.post("/admin/refresh", response_model=RefreshAnswer)
+async def post_refresh(context: CurrentContext) -> dict[str, Any]:
+    """Read the store at once, broken versions included, and return what each model serves."""
     models = context.models
     await _refresh(context)
     content = {}
@@ -44,7 +41,7 @@ async def post_refresh(request: Request) -> Response:
         latest = models.latest(name)
         serving = None if latest is None else latest.version
         content[name] = {"serving": serving, "broken": models.broken(name)}
-    return json_response({"models": content})
+    return {"models": content}
 
 
 async def _refresh(context: Context) -> None:
@@ -54,12 +51,14 @@ async def _refresh(context: Context) -> None:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/promote",
-    responses=answers(PromoteAnswer, 404, 409, 503),
+    response_model=PromoteAnswer,
+    responses=errors(404, 409, 503),
 )
-async def post_promote(request: Request, name: str, version: str) -> Response:
-    """Have `latest` name a version, once that was loaded: a promotion, or a roll-back."""
-    context = context_of(request)
-    models, call = context.models, context.begin(request)
+async def post_promote(
+    context: CurrentContext, call: BegunCall, name: str, version: str
+) -> dict[str, Any]:
+    """Load a version, and then let `latest` name it: a promotion, or a roll-back."""
+    models = context.models
     served = await context.find_model(call, Envelope(model=name, version=version))
     before = models.latest(name)
     try:
@@ -69,30 +68,30 @@ async def post_promote(request: Request, name: str, version: str) -> Response:
         expected = "a store that the service may write to"
         raise NotDone(LATEST, expected, f"one it may not: {error.strerror}") from None
     await _refresh(context)
-    content = {"model": served.name, "version": served.version}
-    return json_response(content | {"before": None if before is None else before.version})
+    previous = None if before is None else before.version
+    return {"model": served.name, "version": served.version, "before": previous}
 
 
-@router.get("/admin/models/{name}/candidate", responses=OF_CANDIDATES)
-async def get_candidate(request: Request, name: str) -> Response:
-    """Say whether a candidate can be fitted here, by which command elsewhere, and how far the last
-    job that does so is."""
-    context = context_of(request)
+@router.get(
+    "/admin/models/{name}/candidate",
+    response_model=CandidateJobAnswer,
+    responses=errors(404, 503),
+)
+async def get_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
+    """Report whether a candidate can be fitted here, the command elsewhere, and the last job."""
     name = context.models.name(name)
-    content = await context.threads.state(partial(_candidate, context, name))
-    return json_response(content)
+    return await context.threads.state(partial(_candidate, context, name))
 
 
 @router.post(
     "/admin/models/{name}/candidate",
     status_code=202,
-    responses=answers(CandidateJobAnswer, 404, 409, 503, 507, status=202),
+    response_model=CandidateJobAnswer,
+    responses=errors(404, 409, 503, 507),
 )
-async def post_candidate(request: Request, name: str) -> Response:
-    """Fit a candidate of the labels that there are, as a job; the one that is not over, if there
-    is one."""
-    context = context_of(request)
-    name, owner = context.models.name(name), owner_of(request.scope)
+async def post_candidate(context: CurrentContext, owner: Owner, name: str) -> dict[str, Any]:
+    """Fit a candidate from the labels, as a job. If one is not over yet, return that one."""
+    name = context.models.name(name)
     latest = context.models.latest(name)
     if latest is None:
         raise NotFound("version", f"one of {name} that is served", "none")
@@ -115,13 +114,16 @@ async def post_candidate(request: Request, name: str) -> Response:
 
     content = await context.threads.state(begin)
     context.runner.wake()
-    return json_response(content, 202)
+    return content
 
 
-@router.delete("/admin/models/{name}/candidate", responses=OF_CANDIDATES)
-async def delete_candidate(request: Request, name: str) -> Response:
+@router.delete(
+    "/admin/models/{name}/candidate",
+    response_model=CandidateJobAnswer,
+    responses=errors(404, 503),
+)
+async def delete_candidate(context: CurrentContext, name: str) -> dict[str, Any]:
     """Stop fitting a candidate."""
-    context = context_of(request)
     name = context.models.name(name)
 
     def stop() -> dict[str, Any]:
@@ -133,7 +135,7 @@ async def delete_candidate(request: Request, name: str) -> Response:
 
     content = await context.threads.state(stop)
     context.runner.wake()
-    return json_response(content)
+    return content
 
 
 def _candidate(context: Context, name: str) -> dict[str, Any]:
@@ -149,24 +151,23 @@ def _candidate(context: Context, name: str) -> dict[str, Any]:
 
 @router.post(
     "/admin/models/{name}/versions/{version}/unload",
-    responses=answers(UnloadAnswer, 404, 409),
+    response_model=UnloadAnswer,
+    responses=errors(404, 409),
 )
-async def post_unload(request: Request, name: str, version: str) -> Response:
-    """Take a version out of memory, unless `latest` serves it; a request for it loads it again."""
-    context = context_of(request)
+async def post_unload(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
+    """Unload a version, unless `latest` serves it. A request for it loads it again."""
     number, unloaded = await context.threads.files(partial(context.models.unload, name, version))
     await context.threads.files(partial(context.shared_state.post, "unload", name, number))
-    return json_response({"model": name, "version": number, "unloaded": unloaded})
+    return {"model": name, "version": number, "unloaded": unloaded}
 
 
 @router.post(
     "/admin/models/{name}/versions/{version}/drift/reset",
-    responses=answers(DriftResetAnswer, 404),
+    response_model=DriftResetAnswer,
+    responses=errors(404),
 )
-async def post_drift_reset(request: Request, name: str, version: str) -> Response:
-    """Start over watching a version's rows for drift, in all workers: an alarm that was looked into
-    goes."""
-    context = context_of(request)
+async def post_drift_reset(context: CurrentContext, name: str, version: str) -> dict[str, Any]:
+    """Reset the drift detector of a version in all workers, which clears its alarm."""
     number, reset = await context.threads.files(partial(context.models.reset_drift, name, version))
     await context.threads.files(partial(context.shared_state.post, "reset_drift", name, number))
-    return json_response({"model": name, "version": number, "reset": reset})
+    return {"model": name, "version": number, "reset": reset}

@@ -6,20 +6,21 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.api.answers import ReadyAnswer, StatusAnswer
-from service.api.openapi import PROBLEM
-from service.auth import auth
-from service.context import Context, context_of
+from service.api.dependencies import CurrentContext
+from service.api.openapi import errors
+from service.auth.scopes import OPEN_TO_ALL, may_see_names, needs
+from service.context import Context
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH
 
 BEING_TRIED = "the versions to be served are being tried"
 
-router = APIRouter(tags=["Health"])
+router = APIRouter(tags=["Health"])  # its callers may add to the query
 
 
-@router.get("/health/live", response_model=StatusAnswer)
+@router.get("/health/live", response_model=StatusAnswer, dependencies=[OPEN_TO_ALL])
 async def get_live() -> dict[str, str]:
-    """Say that the process answers."""
+    """Report that the process answers."""
     return {"status": "live"}
 
 
@@ -27,17 +28,19 @@ async def get_live() -> dict[str, str]:
     "/health/ready",
     response_model=ReadyAnswer,
     response_model_exclude_unset=True,
-    responses={503: PROBLEM},
+    responses=errors(503),
+    dependencies=[OPEN_TO_ALL],
 )
-async def get_ready(request: Request) -> dict[str, Any]:
-    """Say whether there is a model to predict with, and whether each alias serves what it names; to
-    those who may ask models which."""
-    context = context_of(request)
-    may_see_names = auth.may_see_names(request.scope, context.key_ring.keys)
-    serving = refuse_unready(context, may_see_names)
+async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Report whether a model can predict and whether each alias serves its version.
+
+    Only requests with a valid key see the models' names, if there are keys.
+    """
+    shows_names = may_see_names(request.scope)
+    serving = refuse_unready(context, shows_names)
     troubles = [*context.watcher.troubles.values()]
     answer: dict[str, Any] = {"status": "degraded" if troubles else "ready"}
-    if may_see_names:
+    if shows_names:
         answer |= {"models": serving} | ({"degraded": troubles} if troubles else {})
     return answer
 
@@ -59,10 +62,10 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
     "/metrics",
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     response_class=Response,
+    dependencies=[needs("metrics")],
 )
-async def get_metrics(request: Request) -> Response:
-    """Give metrics for Prometheus."""
-    context = context_of(request)
+async def get_metrics(context: CurrentContext) -> Response:
+    """Return metrics for Prometheus."""
     shared = context.shared_state
     alone = shared.backend is None
     page = shared.metrics() if alone else await context.threads.files(shared.metrics)

@@ -1,5 +1,4 @@
-"""What HTTP lets a client ask of any route: its head alone (HEAD), what has changed (ETag), media
-types (Accept), and no query that nobody reads."""
+"""What HTTP offers for any route: HEAD, ETag with If-None-Match, and Accept."""
 
 from hashlib import sha256
 
@@ -7,7 +6,6 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.errors import InvalidInput
 from service.api.media_types import JSON
 from service.api.problems import error_response, other_form
 from service.api.requests import accepts, header
@@ -16,14 +14,6 @@ from service.errors import NotAcceptable
 
 READING = {"GET", "HEAD"}
 OF_FRAMEWORK = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
-
-
-async def refuse_query(request: Request) -> None:
-    """Refuse any query of a route that reads none; the others refuse what they do not know."""
-    extra = request.scope["route"].openapi_extra or {}
-    bodies = extra.get("requestBody", {}).get("content", {})
-    if request.query_params and "parameters" not in extra and len(bodies) < 2:
-        raise InvalidInput(f"query: {next(iter(request.query_params))[:80]}", "none", "one")
 
 
 class HttpForms:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from model_store.errors import InvalidInput, kind_of
 from model_store.state.answers import Repeatable, refuse_again
 from service.api.requests import header
-from service.auth.keys import owner_of
+from service.auth.scopes import owner_of
 from service.call import Call
 from service.context import Context
 

@@ -1,5 +1,4 @@
-"""`POST /acquire/jobs`, `POST /predict/jobs`, `/jobs`: work on whole pools, answered by the id of a
-job."""
+"""`POST /acquire/jobs`, `POST /predict/jobs` and `/jobs`: work on whole pools in the background."""
 
 import io
 import os
@@ -9,11 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from model_store.acquisition.choice import most_candidates
@@ -26,9 +25,10 @@ from model_store.state.database import as_state_errors, may_be_damaged
 from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
 from service import limits
 from service.api.acquire import find_names, select_rows
+from service.api.dependencies import CurrentContext, LinkPrefix, Owner
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, ERRORS, answers, query_of, request_body
+from service.api.openapi import BINARY, ROW_ERRORS, answers, errors, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import open_rows_file
 from service.api.requests import (
@@ -36,7 +36,6 @@ from service.api.requests import (
     NPZ,
     PARQUET,
     count_rows,
-    query_fields,
     read_body,
     read_rows,
     row_numbers,
@@ -51,11 +50,11 @@ from service.api.schemas import (
     JobsQuery,
     PredictJobRequest,
 )
-from service.auth.keys import owner_of
+from service.auth.scopes import needs, owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.call import Call, prefix_of
-from service.context import Context, context_of
+from service.context import Context
 from service.engine.pool_ranking import check_keeping
 from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
@@ -67,40 +66,42 @@ RETRY_AFTER_S = 60  # where too many jobs are queued
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
 router = APIRouter(tags=["Jobs"])
-ACCEPTED = answers(JobAnswer, 507, *ERRORS, status=202)
 
 
 @router.post(
     "/acquire/jobs",
     status_code=202,
-    responses=ACCEPTED,
+    response_model=JobAnswer,
+    responses=ROW_ERRORS | errors(507),
     openapi_extra=request_body(AcquireRequest),
+    dependencies=[needs("acquire")],
 )
-async def post_acquire_job(request: Request) -> Response:
+async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
     """Rank a pool of any size as /acquire does; answers with the id of a job."""
-    return await _accept(request, "acquire", AcquireRequest, "pool")
+    return await _accept(request, context, "acquire", AcquireRequest, "pool")
 
 
 @router.post(
     "/predict/jobs",
     status_code=202,
-    responses=ACCEPTED,
+    response_model=JobAnswer,
+    responses=ROW_ERRORS | errors(507),
     openapi_extra=request_body(PredictJobRequest),
+    dependencies=[needs("predict")],
 )
-async def post_predict_job(request: Request) -> Response:
+async def post_predict_job(request: Request, context: CurrentContext) -> Response:
     """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
-    return await _accept(request, "predict", PredictJobRequest, "inputs")
+    return await _accept(request, context, "predict", PredictJobRequest, "inputs")
 
 
-@router.get(
-    "/jobs",
-    responses=answers(JobsAnswer, 422),
-    openapi_extra={"parameters": query_of(JobsQuery)},
-)
-async def get_jobs(request: Request) -> Response:
-    """List the jobs that the request's key asked for, the latest first."""
-    context, owner = context_of(request), owner_of(request.scope)
-    query, prefix = query_fields(request, JobsQuery), prefix_of(request.scope)
+@router.get("/jobs", response_model=JobsAnswer, responses=errors(422), dependencies=[needs("read")])
+async def get_jobs(
+    context: CurrentContext,
+    owner: Owner,
+    prefix: LinkPrefix,
+    query: Annotated[JobsQuery, Query()],
+) -> Response:
+    """List the jobs of the request's key, the latest first."""
 
     def listed() -> dict[str, Any]:
         jobs, more = Jobs(context.state).part_of(owner, query.limit, query.after)
@@ -110,10 +111,22 @@ async def get_jobs(request: Request) -> Response:
     return json_response(await context.threads.ask(listed))
 
 
-@router.get("/jobs/{job}", responses=answers(JobAnswer, 404))
-async def get_job(request: Request, job: str) -> Response:
-    """Say how far a job is."""
-    return _answer(request, await _find(request, job))
+async def _find_job(context: CurrentContext, owner: Owner, job: str) -> Job:
+    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
+
+
+OwnJob = Annotated[Job, Depends(_find_job)]  # that the path names
+
+
+@router.get(
+    "/jobs/{job}",
+    response_model=JobAnswer,
+    responses=errors(404),
+    dependencies=[needs("read")],
+)
+async def get_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
+    """Report the progress of a job."""
+    return job_json(context, job, prefix)
 
 
 @router.get(
@@ -127,46 +140,56 @@ async def get_job(request: Request, job: str) -> Response:
             "text/plain": {"schema": {"type": "string"}},
         },
     ),
+    dependencies=[needs("read")],
 )
-async def get_job_result(request: Request, job: str) -> Response:
-    """Return a job's result: the answer of /acquire, a table of predictions, or what a fit said."""
-    found = await _find(request, job)
-    if found.state != "done":
-        why = f": {found.outcome}" if found.state == "failed" else ""
-        raise NotDone("job", "one that is done", f"one that is {found.state}{why}")
-    with may_be_damaged(f"job {found.id}"):
-        path = Jobs(context_of(request).state).folder / found.id / found.outcome
+async def get_job_result(context: CurrentContext, job: OwnJob) -> Response:
+    """Return a job's result: an answer of /acquire, a table of predictions or the log of a fit."""
+    if job.state != "done":
+        reason = f": {job.outcome}" if job.state == "failed" else ""
+        raise NotDone("job", "one that is done", f"one that is {job.state}{reason}")
+    with may_be_damaged(f"job {job.id}"):
+        path = Jobs(context.state).folder / job.id / job.outcome
         media_type = MEDIA_TYPES[path.suffix]
     if not path.exists():
         raise NotFound("job", "one whose result is kept", "one whose file is lost")
-    return FileResponse(path, media_type=media_type, filename=f"{found.id}{path.suffix}")
+    return FileResponse(path, media_type=media_type, filename=f"{job.id}{path.suffix}")
 
 
-@router.post("/jobs/{job}/cancel", responses=answers(JobAnswer, *ERRORS))
-async def post_job_cancel(request: Request, job: str) -> Response:
-    """Have a job end: at once if it is queued, soon if it runs. One that is over stays as it is."""
-    context = context_of(request)
-    found = await _find(request, job)
-    found = await context.threads.ask(lambda: Jobs(context.state).cancel(found.id))
+@router.post(
+    "/jobs/{job}/cancel",
+    response_model=JobAnswer,
+    responses=ROW_ERRORS,
+    dependencies=[needs("read")],
+)
+async def post_job_cancel(
+    context: CurrentContext, prefix: LinkPrefix, job: OwnJob
+) -> dict[str, Any]:
+    """Cancel a job: at once if it is queued, soon if it runs. One that is over stays as it is."""
+    cancelled = await context.threads.ask(lambda: Jobs(context.state).cancel(job.id))
     context.runner.wake()
-    return _answer(request, found)
+    return job_json(context, cancelled, prefix)
 
 
-@router.delete("/jobs/{job}", responses=answers(JobAnswer, 404, 409))
-async def delete_job(request: Request, job: str) -> Response:
+@router.delete(
+    "/jobs/{job}",
+    response_model=JobAnswer,
+    responses=errors(404, 409),
+    dependencies=[needs("read")],
+)
+async def delete_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -> dict[str, Any]:
     """Delete a job that is over, with its result."""
-    context = context_of(request)
-    found = await _find(request, job)
-    if not found.is_over:
+    if not job.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
-        raise NotDone("job", expected, f"one {found.state}")
-    await context.threads.ask(lambda: Jobs(context.state).forget(found.id))
-    return _answer(request, found)
+        raise NotDone("job", expected, f"one {job.state}")
+    await context.threads.ask(lambda: Jobs(context.state).forget(job.id))
+    return job_json(context, job, prefix)
 
 
-async def _accept(request: Request, kind: Kind, envelope_kind: type[Any], field: str) -> Response:
+async def _accept(
+    request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
+) -> Response:
     """Check a request for a job as far as can be done without computing, and queue it."""
-    context, owner = context_of(request), owner_of(request.scope)
+    owner = owner_of(request.scope)
     settings, call = context.settings, Call.of(request, context.settings.deadline_s)
     body = await read_body(call, settings.max_body_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to come
@@ -316,17 +339,8 @@ def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
         os.fsync(file.fileno())
 
 
-async def _find(request: Request, job: str) -> Job:
-    context, owner = context_of(request), owner_of(request.scope)
-    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
-
-
-def _answer(request: Request, job: Job) -> Response:
-    return json_response(job_json(context_of(request), job, prefix_of(request.scope)))
-
-
 def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:
-    """Return what a job's answer says; `prefix` is what links begin with."""
+    """Return the answer about a job; `prefix` is the start of links."""
     request, is_done = job.request, job.state == "done"
     share = 1.0 if is_done else min(1.0, job.done / job.work) if job.work else 0.0
     left = None

@@ -1,13 +1,13 @@
-"""`/labels`: labels come back, are listed and deleted. `GET /models/{name}/labels`: how many there
-are, and what they say."""
+"""`/labels`: keep, list and delete labels. `GET /models/{name}/labels`: their number, and the
+figures of versions on control rows."""
 
 import sqlite3
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
@@ -27,11 +27,12 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service import limits
+from service.api.dependencies import BegunCall, CurrentContext
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
-from service.api.openapi import ERRORS, answers, json_body, query_of
+from service.api.openapi import ROW_ERRORS, errors, json_body
 from service.api.options import validate
-from service.api.requests import parse_json, query_fields, read_body, refuse_but_json
+from service.api.requests import parse_json, read_body, refuse_but_json
 from service.api.responses import json_response, moment
 from service.api.rows import rows_array
 from service.api.schemas import (
@@ -45,9 +46,9 @@ from service.api.schemas import (
     LabelsQuery,
     LabelsRequest,
 )
-from service.auth.keys import key_name
+from service.auth.scopes import key_name, needs
 from service.call import Call
-from service.context import Context, context_of
+from service.context import Context
 from service.errors import TooLarge
 from service.models.models import Served
 
@@ -60,15 +61,15 @@ router = APIRouter(tags=["Labels"])
 
 @router.post(
     "/labels",
-    responses=answers(LabelsAnswer, 409, 507, *ERRORS),
+    response_model=LabelsAnswer,
+    responses=ROW_ERRORS | errors(409, 507),
     openapi_extra=json_body(LabelsRequest),
+    dependencies=[needs("label")],
 )
-async def post_labels(request: Request) -> Response:
-    """Keep labels of rows, all or none; they are on the disk before the answer, and the same again
-    change nothing."""
-    context = context_of(request)
-    call = context.begin(request)
-    refuse_but_json(request)
+async def post_labels(context: CurrentContext, call: BegunCall) -> Response:
+    """Keep labels of rows, all or none. They are on disk before the answer; repeating the request
+    changes nothing."""
+    refuse_but_json(call.request)
     body = await _body(call)
     try:
         asked = await repeatable(context, call, body)
@@ -102,13 +103,12 @@ async def _body(call: Call) -> bytes | bytearray:
 
 @router.get(
     "/labels",
-    responses=answers(LabelListAnswer, 404, 422, 503),
-    openapi_extra={"parameters": query_of(LabelsQuery)},
+    response_model=LabelListAnswer,
+    responses=errors(404, 422, 503),
+    dependencies=[needs("label")],
 )
-async def get_labels(request: Request) -> Response:
+async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Query()]) -> Response:
     """List the labels of a model, in the order in which they first came."""
-    context = context_of(request)
-    query = query_fields(request, LabelsQuery)
     name = context.models.name(query.model)
 
     def listed() -> list[dict[str, Any]]:
@@ -128,14 +128,14 @@ async def get_labels(request: Request) -> Response:
 
 @router.post(
     "/labels/delete",
-    responses=answers(LabelsDeletedAnswer, 507, *ERRORS),
+    response_model=LabelsDeletedAnswer,
+    responses=ROW_ERRORS | errors(507),
     openapi_extra=json_body(LabelsDeletion),
+    dependencies=[needs("label")],
 )
-async def post_labels_delete(request: Request) -> Response:
-    """Delete labels by their rows' ids; ids without a label are passed over."""
-    context = context_of(request)
-    call = context.begin(request)
-    refuse_but_json(request)
+async def post_labels_delete(context: CurrentContext, call: BegunCall) -> dict[str, Any]:
+    """Delete labels by their rows' ids; ids without a label are skipped."""
+    refuse_but_json(call.request)
     body = await _body(call)
 
     def deleted() -> dict[str, Any]:
@@ -147,7 +147,7 @@ async def post_labels_delete(request: Request) -> Response:
         count = delete_labels(state, name, asked.ids)
         return {"model": name, "deleted": count, "labels": counts(state, name)["labels"]}
 
-    return json_response(await context.threads.state(deleted))
+    return await context.threads.state(deleted)
 
 
 def keep_labels(
@@ -230,14 +230,13 @@ def _row(served: Served, entry: LabelEntry, n: int, call: Call, encoded: bool) -
 
 @router.get(
     "/models/{name}/labels",
-    responses=answers(LabelFiguresAnswer, 404, 503),
+    response_model=LabelFiguresAnswer,
+    responses=errors(404, 503),
+    dependencies=[needs("read")],
 )
-async def get_label_figures(request: Request, name: str) -> Response:
-    """Say how many rows of a model were acquired and labelled, and how good it was on rows that no
-    score chose."""
-    context = context_of(request)
-    content = await context.threads.state(partial(_figures, context, context.models.name(name)))
-    return json_response(content)
+async def get_label_figures(context: CurrentContext, name: str) -> dict[str, Any]:
+    """Count a model's acquired and labelled rows, and measure its versions on control rows."""
+    return await context.threads.state(partial(_figures, context, context.models.name(name)))
 
 
 def _figures(context: Context, name: str) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 why; and evaluation reports, their summary with a version and their files."""
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from model_store.artifacts.manifest import AnyColumn, CategoricalColumn
 from model_store.artifacts.report import evaluation_report
@@ -14,13 +14,12 @@ from model_store.artifacts.storage import REPORT
 from model_store.artifacts.summary import too_few_rows
 from model_store.errors import NotFound, StoreError
 from service.api.answers import ModelAnswer, ModelsAnswer, OverviewAnswer, VersionAnswer
+from service.api.dependencies import CurrentContext, LinkPrefix
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, answers, query_of
-from service.api.requests import query_fields
-from service.api.responses import json_response
+from service.api.openapi import BINARY, answers, errors
 from service.api.schemas import ModelsQuery
-from service.call import prefix_of
-from service.context import context_of
+from service.auth.scopes import needs
+from service.context import Context
 from service.models.drift import drift_content
 from service.models.models import Models
 
@@ -43,47 +42,51 @@ ANY_FILE: dict[str, Any] = {
 }
 REPORT_PATH = "/models/{name}/versions/{version}/report"
 
-router = APIRouter(tags=["Models"])
+router = APIRouter(tags=["Models"], dependencies=[needs("read")])
 
 
 @router.get(
     "/models",
-    responses=answers(ModelsAnswer, 422),
-    openapi_extra={"parameters": query_of(ModelsQuery)},
+    response_model=ModelsAnswer,
+    response_model_exclude_unset=True,
+    responses=errors(422),
 )
-async def get_models(request: Request) -> Response:
-    """List the models by name: what is served of each, and what cannot be and why."""
-    context, query = context_of(request), query_fields(request, ModelsQuery)
+async def get_models(
+    context: CurrentContext, query: Annotated[ModelsQuery, Query()]
+) -> dict[str, Any]:
+    """List the models by name: what each serves, and what it cannot serve and why."""
     models = context.models
     names = [name for name in models.names() if query.after is None or name > query.after]
     listed = names[: query.limit]
     overview = await context.threads.files(lambda: [_overview(models, name) for name in listed])
-    more = {"next": listed[-1] if len(listed) < len(names) else None}
-    return json_response({"models": overview} | ({} if query.limit is None else more))
+    if query.limit is None:
+        return {"models": overview}
+    return {"models": overview, "next": listed[-1] if len(listed) < len(names) else None}
 
 
-@router.get("/models/{name}", responses=answers(ModelAnswer, 404))
-async def get_model(request: Request, name: str) -> Response:
-    """Describe a model: versions, aliases, and of what `latest` serves the drift, the manifest and
-    the report."""
-    context = context_of(request)
-    content = await context.threads.files(
-        partial(_description, context.models, context.models.name(name), prefix_of(request.scope))
-    )
-    return json_response(content)
+@router.get(
+    "/models/{name}",
+    response_model=ModelAnswer,
+    response_model_exclude_unset=True,
+    responses=errors(404),
+)
+async def get_model(context: CurrentContext, prefix: LinkPrefix, name: str) -> dict[str, Any]:
+    """Describe a model: versions, aliases, and the drift, manifest and report of `latest`."""
+    work = partial(_description, context.models, context.models.name(name), prefix)
+    return await context.threads.files(work)
 
 
 @router.get(
     "/models/{name}/versions/{version}",
-    responses=answers(VersionAnswer, 404, 503),
+    response_model=VersionAnswer,
+    response_model_exclude_unset=True,
+    responses=errors(404, 503),
 )
-async def get_version(request: Request, name: str, version: str) -> Response:
-    """Describe a version: aliases that name it, whether it can be served, its manifest and
-    report."""
-    context = context_of(request)
-    work = partial(_version, context.models, name, version, prefix_of(request.scope))
-    content = await context.threads.files(work)
-    return json_response(content)
+async def get_version(
+    context: CurrentContext, prefix: LinkPrefix, name: str, version: str
+) -> dict[str, Any]:
+    """Describe a version: its aliases, whether it can be served, its manifest and report."""
+    return await context.threads.files(partial(_version, context.models, name, version, prefix))
 
 
 def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
@@ -153,10 +156,9 @@ def _column(column: AnyColumn) -> dict[str, Any]:
 
 
 @router.get(REPORT_PATH, responses=answers(None, 404, 503, content=A_REPORT))
-async def get_report(request: Request, name: str, version: str) -> Response:
-    """Give the evaluation report of a version: what `dubito evaluate` measured of
-    it."""
-    return await _file(request, name, version, REPORT)
+async def get_report(context: CurrentContext, name: str, version: str) -> Response:
+    """Return the evaluation report of a version, as `dubito evaluate` measured it."""
+    return await _file(context, name, version, REPORT)
 
 
 @router.get(
@@ -164,13 +166,12 @@ async def get_report(request: Request, name: str, version: str) -> Response:
     responses=answers(None, 404, 503, content=ANY_FILE),
     response_class=Response,
 )
-async def get_report_file(request: Request, name: str, version: str, file: str) -> Response:
-    """Give a file of a version's evaluation report: HTML, or a plot."""
-    return await _file(request, name, version, file)
+async def get_report_file(context: CurrentContext, name: str, version: str, file: str) -> Response:
+    """Return a file of a version's evaluation report: HTML, or a plot."""
+    return await _file(context, name, version, file)
 
 
-async def _file(request: Request, name: str, version: str, file: str) -> Response:
-    context = context_of(request)
+async def _file(context: Context, name: str, version: str, file: str) -> Response:
     content, media_type = await context.threads.files(
         partial(report_file, context.models, name, version, file)
     )

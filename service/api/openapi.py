@@ -1,28 +1,21 @@
-"""The parts of the OpenAPI document that routes share: problems, and the bodies and queries that
-requests may have."""
+"""Parts of the OpenAPI document that a route's signature does not show: problems, and bodies that
+the route reads itself. `document.py` has the whole."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.api.requests import FILE_ENDINGS, FORM, NPY, PURPOSE, TEST
 from service.api.schemas import (
     AcquireRequest,
     Envelope,
-    LabelsDeletion,
-    LabelsRequest,
     PredictJobRequest,
     PredictRequest,
-    Problem,
     RequestModel,
 )
-from service.auth.keys import Keys
 
-# The others follow from the routes' `responses`
-NAMED = (PredictRequest, AcquireRequest, PredictJobRequest, LabelsRequest, LabelsDeletion, Problem)
 FORMS: dict[type[RequestModel], str] = {
     PredictRequest: "inputs",
     AcquireRequest: "pool",
@@ -32,8 +25,8 @@ SCHEMAS = "#/components/schemas/"
 BINARY = {"type": "string", "format": "binary"}
 IN_QUERY = "with a body that is no JSON"
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
-ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests that bring rows
 Answers = dict[int | str, dict[str, Any]]
+ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests that bring rows
 OF_ALL: Answers = {"default": {"description": "Any other error", **PROBLEM}}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
@@ -43,66 +36,27 @@ PURPOSE_PARAMETER: dict[str, Any] = {
 }
 
 
+def errors(*statuses: int) -> Answers:
+    """Describe the problems with which a route answers."""
+    return dict.fromkeys(statuses, PROBLEM)
+
+
+ROW_ERRORS = errors(*ERRORS)
+
+
 def answers(
     kind: type[BaseModel] | None,
-    *errors: int,
+    *statuses: int,
     status: int = 200,
     content: dict[str, Any] | None = None,
 ) -> Answers:
-    """Describe the answers of a route: what it gives, of other media types in `content`, and the
-    statuses of its problems."""
-    given: dict[str, Any] = {} if kind is None else {"model": kind}
-    given |= {} if content is None else {"content": content}
-    return {status: given, **dict.fromkeys(errors, PROBLEM)}
+    """Describe a route that also answers with the media types in `content`, or only with them."""
+    described: dict[str, Any] = {} if kind is None else {"model": kind}
+    described |= {} if content is None else {"content": content}
+    return {status: described, **errors(*statuses)}
 
 
-def with_schemas(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document that has the schemas of requests and problems, which the framework does not
-    see."""
-    found = models_json_schema(
-        [(kind, "validation") for kind in NAMED], ref_template=f"{SCHEMAS}{{model}}"
-    )
-    schemas = found[1]["$defs"]
-    for schema in schemas.values():
-        schema.pop("examples", None)
-    for kind, rows_field in FORMS.items():
-        schema = schemas[kind.__name__]
-        files = {
-            "type": "array",
-            "items": BINARY,
-            "minItems": 1,
-            "description": "PNG, JPEG, WebP or BMP files, for a model of images",
-        }
-        fields = {name: _without_default(field) for name, field in schema["properties"].items()}
-        form = {**schema, "title": _form_name(kind), "properties": {**fields, rows_field: files}}
-        schemas[_form_name(kind)] = form
-    components = document["components"]
-    return {
-        **document,
-        "components": {**components, "schemas": {**components["schemas"], **schemas}},
-    }
-
-
-def with_keys(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
-    """Return a document that says which routes need a key, if any do."""
-    if not keys.names:
-        return document
-    document["components"]["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer"},
-        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-    }
-    for path, operations in document["paths"].items():
-        needed = keys.scope_of(path)
-        for operation in operations.values() if needed is not None else ():
-            operation["security"] = [{"bearer": [needed]}, {"key": [needed]}]
-            operation["responses"] |= {
-                "401": {"description": "No valid key", **PROBLEM},
-                "403": {"description": f"The key is without the scope {needed}", **PROBLEM},
-            }
-    return document
-
-
-def _form_name(kind: type[RequestModel]) -> str:
+def form_name(kind: type[RequestModel]) -> str:
     return kind.__name__.replace("Request", "Form")
 
 
@@ -125,7 +79,7 @@ def request_body(kind: type[Envelope]) -> dict[str, Any]:
     body = json_body(kind)
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
-    content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{_form_name(kind)}"}}
+    content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{form_name(kind)}"}}
     parameters = query_of(kind, but=FORMS[kind])
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
 
@@ -143,10 +97,10 @@ def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":
         return {"type": "string", "contentMediaType": JSON}
-    return _without_default({k: v for k, v in schema.items() if k != "anyOf"} | kind)
+    return without_default({k: v for k, v in schema.items() if k != "anyOf"} | kind)
 
 
-def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
+def without_default(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a field's schema so that clients do not send its default: not of a query, where JSON
     holds every field, nor of a form, where they write it in their own way."""
     return {name: value for name, value in schema.items() if name != "default"}

@@ -1,27 +1,19 @@
-"""`GET /`: the page for people. Its files lie in `service/page/`, and all they ask is what any
-client may ask."""
+"""`GET /`: the page for people. Its files lie in `service/page/`; it uses the public API only."""
 
-import gzip
-from dataclasses import dataclass, field
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
+from stat import S_ISREG
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+from service.auth.scopes import OPEN_TO_ALL
 
 FOLDER = Path(__file__).parent.parent / "page"
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-START = "index.html"
-VENDOR = "vendor/"  # files with their version in the name, which never change
-# The stylesheet that Observable Plot puts into each plot, always the same:
-# `tests/real/test_page.py` sees it refused
-# where this is wrong.
+SUFFIXES = {".html", ".css", ".js", ".svg"}
+VENDOR = "vendor"  # a folder of files with their version in the name, which never change
+# The hash of the stylesheet that Observable Plot adds to each plot
 PLOT_STYLE = "sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww="
 POLICY = "; ".join(
     [
@@ -43,55 +35,30 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Vary": "Accept-Encoding",
 }
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 
-@dataclass(frozen=True)
-class PageFile:
-    media_type: str
-    content: bytes = field(repr=False)
-    packed: bytes = field(repr=False)  # by gzip
-    etag: str
-    is_kept: bool  # by browsers, without asking again
+@router.get("/")
+async def get_page() -> FileResponse:
+    return FileResponse(FOLDER / "index.html", headers={**HEADERS, "Cache-Control": "no-cache"})
 
 
-@router.get("/", include_in_schema=False)
-async def get_page(request: Request) -> Response:
-    return _answer(request, START)
+class PageFiles(StaticFiles):
+    """The files below `/page/`, with headers that confine the page."""
 
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER)
 
-@router.get("/page/{path:path}", include_in_schema=False)
-async def get_page_file(request: Request, path: str) -> Response:
-    return _answer(request, path)
+    def lookup_path(self, path: str) -> tuple[str, Any]:
+        full_path, stat = super().lookup_path(path)
+        is_ours = stat is not None and S_ISREG(stat.st_mode) and Path(path).suffix in SUFFIXES
+        return (full_path, stat) if is_ours else ("", None)
 
-
-@cache
-def page_files() -> dict[str, PageFile]:
-    found = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in MEDIA_TYPES]
-    return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
-
-
-def _read(path: Path) -> PageFile:
-    content = path.read_bytes()
-    is_kept = path.relative_to(FOLDER).as_posix().startswith(VENDOR)
-    etag = f'"{sha256(content).hexdigest()[:32]}"'
-    return PageFile(
-        MEDIA_TYPES[path.suffix], content, gzip.compress(content, mtime=0), etag, is_kept
-    )
-
-
-def _answer(request: Request, path: str) -> Response:
-    found = page_files().get(path)
-    if found is None:
-        raise HTTPException(404)
-    kept = "public, max-age=31536000, immutable" if found.is_kept else "no-cache"
-    headers = {**HEADERS, "ETag": found.etag, "Cache-Control": kept}
-    if found.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        headers["Content-Encoding"] = "gzip"
-        return Response(found.packed, headers=headers, media_type=found.media_type)
-    return Response(found.content, headers=headers, media_type=found.media_type)
+    def file_response(self, full_path: Any, *args: Any, **options: Any) -> Response:
+        response = super().file_response(full_path, *args, **options)
+        is_fixed = VENDOR in Path(full_path).parts
+        kept = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
+        response.headers.update({**HEADERS, "Cache-Control": kept})
+        return response

@@ -12,7 +12,8 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
-from service.api.openapi import ERRORS, answers, file_body
+from service.api.dependencies import BegunCall, CurrentContext
+from service.api.openapi import ROW_ERRORS, file_body
 from service.api.requests import (
     ENDINGS,
     FILE_ENDINGS,
@@ -24,8 +25,9 @@ from service.api.requests import (
 )
 from service.api.responses import json_response
 from service.api.schemas import Envelope, PreviewAnswer, PreviewRequest
+from service.auth.scopes import needs
 from service.call import Call
-from service.context import Context, context_of
+from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
 from service.models.models import Served
@@ -40,22 +42,21 @@ router = APIRouter(tags=["Acquire"])
 
 @router.post(
     "/acquire/preview",
-    responses=answers(PreviewAnswer, *ERRORS),
+    response_model=PreviewAnswer,
+    responses=ROW_ERRORS,
     openapi_extra=file_body(PreviewRequest, ENDINGS),
+    dependencies=[needs("acquire")],
 )
-async def post_preview(request: Request) -> Response:
+async def post_preview(request: Request, context: CurrentContext, call: BegunCall) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
-    context = context_of(request)
-    settings = context.settings
-    call = context.begin(request)
-    body = await read_body(call, settings.max_body_bytes)
+    body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
         raise Unsupported("Content-Type", f"one of {', '.join(ENDINGS)}", came(request))
-    asked = query_fields(request, PreviewRequest)
-    served = await context.find_model(call, asked)
-    pool = await open_file(context, call, body, served, "pool", asked.encoded, ending)
-    work = partial(preview_rows, pool, asked.rows)
+    query = query_fields(request, PreviewRequest)
+    served = await context.find_model(call, query)
+    pool = await open_file(context, call, body, served, "pool", query.encoded, ending)
+    work = partial(preview_rows, pool, query.rows)
     shown = await context.threads.requests.run(call, len(body), work)
     answer = {
         "model": served.name,

@@ -38,7 +38,6 @@ from service.api.requests import (
     answer_type,
     count_rows,
     find_odd_cells,
-    header,
     is_test,
     read_body,
     read_rows,
@@ -49,13 +48,13 @@ from service.api.responses import (
     NUMBERS_AT_ONCE,
     Answer,
     answer_bytes,
-    gzip_parts,
     predict_json,
     predict_npz,
     response,
 )
 from service.api.rows import Rows
 from service.api.schemas import PredictRequest
+from service.auth.scopes import needs
 from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
@@ -68,8 +67,6 @@ Encoder = Callable[[Answer, Pause], list[bytes]]
 
 INPUTS = "inputs"  # the field that errors name rows by
 BODY = request_body(PredictRequest)
-ENCODINGS = b"accept-encoding"
-PACKED_FROM = 64 << 10  # bytes of an answer as JSON
 FEW_NUMBERS = 2_500  # of an answer that is written at once: less than a millisecond
 
 router = APIRouter(tags=["Predict"])
@@ -100,13 +97,14 @@ class ToExplain:
     "/predict",
     responses=answers(PredictAnswer, *ERRORS, content={NPZ: {"schema": BINARY}}),
     openapi_extra={**BODY, "parameters": [*BODY["parameters"], PURPOSE_PARAMETER]},
+    dependencies=[needs("predict")],
 )
 async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
     settings, call = context.settings, context.begin(request, has_rows=True)
-    media_type, packs = answer_type(request, JSON, NPZ), "gzip" in header(request, ENCODINGS)
+    media_type = answer_type(request, JSON, NPZ)
     body = await read_body(call, settings.max_body_bytes)
     most = settings.max_rows
     envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
@@ -117,12 +115,7 @@ async def post_predict(request: Request) -> Response:
     del body, rows  # which may be many times as large as the numbers
     encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
     parts = await predict(context, asked, encode, as_arrays)
-    size = sum(map(len, parts))
-    if not packs or as_arrays or size < PACKED_FROM:
-        return response(parts, media_type)
-    parts = await context.threads.answers.run(call, size, partial(gzip_parts, parts, call.pause))
-    packed = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return response(parts, media_type, packed)
+    return response(parts, media_type)
 
 
 async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:

@@ -4,27 +4,30 @@ Answers never repeat the input. `GET /problems` lists all codes; the `type` of a
 there. `python -m service.api.reference` writes the same table into docs/problems.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
 from inspect import getdoc
 from traceback import clear_frames
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from model_store.errors import DubitoError, InvalidInput, NotFound
+from model_store.errors import DubitoError, InvalidInput, NotFound, all_of, kind_of
 from service.api.media_types import JSON, PROBLEM_JSON
+from service.auth.scopes import GRANTED, OPEN_TO_ALL, REALM
 from service.call import prefix_of, record_of
-from service.errors import MethodNotAllowed, RequestError
+from service.errors import MethodNotAllowed, RequestError, Unauthorized
 
 PROBLEMS = "/problems"
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, dependencies=[OPEN_TO_ALL])
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def error_response(scope: Scope, error: DubitoError) -> Response:
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(DubitoError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_parameters)
     app.add_exception_handler(HTTPException, _answer_routing_error)
 
 
@@ -88,9 +92,26 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return error_response(request.scope, error)
 
 
+async def _answer_invalid_parameters(request: Request, error: Exception) -> Response:
+    """Answer if a parameter of the path or the query is not as its route declares it."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(request.scope, all_of([_invalid(each) for each in error.errors()]))
+
+
+def _invalid(error: Mapping[str, Any]) -> InvalidInput:
+    place, *names = map(str, error["loc"])
+    name = ".".join(names)[:80]
+    if error["type"] == "extra_forbidden":
+        return InvalidInput(f"{place}: {name}", "none", "an unknown parameter")
+    expected = str(error["msg"]).removeprefix("Input should be ")
+    return InvalidInput(name, expected, kind_of(error["input"]))
+
+
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
     """Answer if no route has the path (404) or the method (405)."""
     assert isinstance(error, HTTPException)
+    if not request.scope[GRANTED]:
+        return error_response(request.scope, Unauthorized(REALM))
     if error.status_code == 405:
         return error_response(request.scope, MethodNotAllowed(_methods(request), request.method))
     page = "GET /docs" if other_form(request.scope["path"]) is None else "docs/open-inference.md"

@@ -2,7 +2,6 @@
 
 import io
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,8 +21,6 @@ from service.api.predictions import Results
 
 NUMBERS_AT_ONCE = 20_000  # of an answer that are written at once: some milliseconds
 CLASS_BYTES = 200  # of a class's name in an array
-GZIP_LEVEL = 1  # a fourth of the length at 100 MB/s
-GZIP = 31  # of zlib: a window of 32 KiB, and gzip's header
 PART_BYTES = 512 << 10  # of an answer that are sent at once
 
 
@@ -129,14 +126,6 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **arrays)
     return [packed.getvalue()]
-
-
-def gzip_parts(parts: list[bytes], pause: Pause) -> list[bytes]:
-    packer, packed = zlib.compressobj(GZIP_LEVEL, wbits=GZIP), list[bytes]()
-    for part in parts:
-        packed.append(packer.compress(part))
-        pause()
-    return [*packed, packer.flush()]
 
 
 def numbers_a_row(results: Results) -> int:

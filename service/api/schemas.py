@@ -4,11 +4,11 @@ Rows are left out of pydantic's sight when a request is read (`inputs` checks th
 longer over their numbers than the model does.
 """
 
-from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
 from model_store.errors import MOST_ERRORS
@@ -16,6 +16,8 @@ from model_store.inference.noise import MAX_SEED
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for name in names)]
+
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339, in UTC
 
 AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
 
@@ -64,6 +66,18 @@ class ModelRequest(RequestModel):
 
     encoded: bool = False
     """of a model of columns: rows are numbers as its columns are encoded, and no objects"""
+
+
+class QueryModel(BaseModel):
+    """The parameters of a query: unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelQuery(ModelRequest):
+    """Which model a request is about, in its query."""
+
+    model_config = ConfigDict(strict=False)
 
 
 class Envelope(ModelRequest):
@@ -288,14 +302,14 @@ class LabelsAnswer(BaseModel):
     labels: int
 
 
-class LabelsQuery(RequestModel):
+class LabelsQuery(QueryModel):
     """Which labels are listed."""
 
-    model: str | None = None
+    model: str | SkipJsonSchema[None] = None
     """a published model; may be left out where there is one"""
 
-    annotator: str | None = None
-    """those alone that came with the key of this name"""
+    annotator: str | SkipJsonSchema[None] = None
+    """only those that came with the key of this name"""
 
     after: int = Field(default=0, ge=0, lt=1 << 63)
     """`next` of the answer before"""
@@ -311,7 +325,7 @@ class KeptLabel(BaseModel):
     label: str | None
     target: float | None
     annotator: str | None
-    time: datetime
+    time: Moment
     control: bool
 
 
@@ -371,7 +385,7 @@ class CandidateAnswer(BaseModel):
     labels: int
     control_labels: int
     promoted: bool
-    time: float
+    time: Moment
     why: str
     control: dict[str, Any] | None
     lost: dict[str, Any] | None = None
@@ -447,22 +461,22 @@ class ExamplesAnswer(BaseModel):
     inputs: list[dict[str, Any] | list[Any]]
 
 
-class ListQuery(RequestModel):
-    limit: int | None = Field(default=None, ge=1, le=10_000)
+class ListQuery(QueryModel):
+    limit: Annotated[int, Field(ge=1, le=10_000)] | SkipJsonSchema[None] = None
     """how many, at most"""
 
 
 class JobsQuery(ListQuery):
     """Which jobs are listed."""
 
-    after: int | None = Field(default=None, ge=0, lt=1 << 63)
+    after: Annotated[int, Field(ge=0, lt=1 << 63)] | SkipJsonSchema[None] = None
     """`next` of the answer before"""
 
 
 class ModelsQuery(ListQuery):
     """Which models are listed."""
 
-    after: str | None = None
+    after: str | SkipJsonSchema[None] = None
     """`next` of the answer before"""
 
 
@@ -482,10 +496,10 @@ class JobAnswer(BaseModel):
     progress: float
     worked_s: float
     seconds_left: float | None
-    created: datetime
-    begun: datetime | None
-    ended: datetime | None
-    expires: datetime | None
+    created: Moment
+    begun: Moment | None
+    ended: Moment | None
+    expires: Moment | None
     error: str | None
     result: str | None
 

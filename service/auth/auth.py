@@ -1,5 +1,7 @@
-"""The guard at the door: requests without a key for their path are refused; where there are no
-keys, requests that pages of other origins make."""
+"""Authentication: who sends a request. Routes declare what it needs (`scopes.py`).
+
+Without API keys, requests that a browser sends for pages of other origins are refused.
+"""
 
 import re
 from base64 import b64decode
@@ -8,21 +10,21 @@ from contextlib import suppress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.problems import error_response
-from service.auth.keys import LABEL_STUDIO_PREFIX, OWNER, KeyRing, Keys, key_name
+from service.auth.keys import KeyRing, Keys
+from service.auth.scopes import API_SCOPES, GRANTED, OWNER
 from service.call import record_of
-from service.errors import Forbidden, RequestError, Unauthorized, WrongHost
+from service.errors import Forbidden, RequestError, WrongHost
 from service.server.shares import KEY_NAME
 
-REALM = 'Bearer realm="dubito"'
+LABEL_STUDIO_PREFIX = "/label-studio/"
 READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
 OF_OWN_PAGES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
 _OF_NO_PAGE = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
-class Door:
-    """Middleware that answers 401 to requests without a valid key where one is needed and 403 where
-    its scopes do not suffice; where the API is open, 403 and 421 to other origins' pages. What
-    counts and logs requests is above it."""
+class AuthMiddleware:
+    """Records a request's key and scopes. Refuses other origins' pages if the API is open: 403, and
+    421 for a host name that is not ours."""
 
     def __init__(
         self, app: ASGIApp, ring: KeyRing, hosts: frozenset[str] | None, origins: frozenset[str]
@@ -33,20 +35,30 @@ class Door:
         self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        keys = self.ring.keys
+        _authenticate(scope, keys)
         try:
-            if scope["type"] == "http":
-                self._check(scope)
+            if keys.api_is_open:
+                _refuse_other_pages(scope, self.hosts, self.origins)
         except RequestError as error:
             await error_response(scope, error)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
-        keys = self.ring.keys
-        if keys.api_is_open:
-            _refuse_other_pages(scope, self.hosts, self.origins)
-        if keys.names:
-            _check_key(scope, keys)
+
+def _authenticate(scope: Scope, keys: Keys) -> None:
+    granted = API_SCOPES if keys.api_is_open else frozenset()
+    text = _read_key(scope) if keys.names else b""
+    key = keys.find(text) if text else None
+    if key is not None:
+        record_of(scope).key = key.name
+        if not key.has_expired:
+            scope[KEY_NAME], scope[OWNER] = key.name, key.digest.hex()
+            granted |= key.scopes
+    scope[GRANTED] = granted
 
 
 def _refuse_other_pages(
@@ -75,43 +87,10 @@ def _refuse_other_pages(
         raise Forbidden("Origin", "none, or that of the service's own page", "another page's")
 
 
-def _check_key(scope: Scope, keys: Keys) -> None:
-    """Record a request's key.
-
-    Raises:
-        Unauthorized: if it is not valid. Only the log tells unknown keys from expired ones.
-        Forbidden: if it lacks the scope of the path.
-    """
-    record = record_of(scope)
-    given = _read_key(scope)
-    key = keys.find(given) if given else None
-    if key is not None:
-        record.key = key.name
-    valid = None if key is None or key.has_expired else key
-    if valid is not None:
-        scope[KEY_NAME], scope[OWNER] = valid.name, valid.digest.hex()
-    needed = keys.scope_of(scope["path"])
-    if needed is None:
-        return
-    if valid is None:
-        record.reason = "unauthorized" if key is None else "expired_key"
-        raise Unauthorized(REALM)
-    if needed not in valid.scopes:
-        error = Forbidden("key", f"one with the scope {needed}", "one without")
-        challenge = f'{REALM}, error="insufficient_scope", scope="{needed}"'
-        error.headers = {"WWW-Authenticate": challenge}
-        raise error
-
-
-def may_see_names(scope: Scope, keys: Keys) -> bool:
-    """Whether a request to an open path may be told models' names: with a key, if there are any."""
-    return keys.api_is_open or key_name(scope) is not None
-
-
 def _read_key(scope: Scope) -> bytes:
-    """Return the key that a request gives: X-API-Key, else a bearer's token; empty without one.
+    """Return the key in X-API-Key or else the bearer's token; empty without one.
 
-    Label Studio can give one to a backend only as the password of basic authentication.
+    Label Studio can send a key to a backend only as the password of basic authentication.
     """
     is_of_label_studio = scope["path"].startswith(LABEL_STUDIO_PREFIX)
     key = b""

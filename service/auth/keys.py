@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated
 
 from pydantic import (
     AwareDatetime,
@@ -41,18 +41,16 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from starlette.types import Scope as AsgiScope
 
 from model_store.artifacts.manifest import NAME_PATTERN, Name, Sha256
 from model_store.artifacts.storage import is_name
 from model_store.errors import InvalidInput
-from service.server.shares import KEY_NAME
+from service.auth.scopes import ADMIN_SCOPES, API_SCOPES, SCOPES, Scope
 from service.settings import PREFIX, Settings
 
 logger = logging.getLogger("dubito")
 
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
-OWNER = "dubito.owner"  # in a request's scope: the digest of its valid key
 LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
 WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
@@ -61,37 +59,8 @@ MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # by which scanners for secrets may know a key
 NEW_KEY_BYTES = 32
 
-Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
-SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-OF_API_KEYS: Final = frozenset(SCOPES) - {"admin"}  # of a list
-OF_ADMIN_KEY: Final = frozenset[Scope]({"admin", "metrics"})
-
-SCOPE_OF_PATH: Final[dict[str, Scope]] = {
-    "/predict": "predict",
-    "/predict/examples": "predict",
-    "/predict/jobs": "predict",
-    "/acquire": "acquire",
-    "/acquire/jobs": "acquire",
-    "/acquire/preview": "acquire",
-    "/labels": "label",
-    "/labels/delete": "label",
-    "/metrics": "metrics",
-    "/invocations": "predict",
-}
-OTHER_PATHS: Final[Scope] = "read"
-ADMIN_PREFIX = "/admin/"
-LABEL_STUDIO_PREFIX = "/label-studio/"
-OPEN_INFERENCE_PREFIX = "/v2/models/"
+# Answered even if there are too many connections
 OF_HEALTH = {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
-OPEN_PATHS = OF_HEALTH | {
-    "/",
-    "/docs",
-    "/problems",
-    "/docs/oauth2-redirect",
-    "/openapi.json",
-    "/version",
-}
-OPEN_PREFIXES = ("/static-offline-docs/", "/page/")  # the scripts of /docs and of the page
 
 
 @dataclass(frozen=True)
@@ -121,32 +90,6 @@ class Keys:
         """Return a key by its text; it may have expired."""
         return self._by_digest.get(sha256(key).digest())
 
-    def scope_of(self, path: str) -> Scope | None:
-        """Return the scope that a key needs for a path; None where the path is open.
-
-        A route's pattern also matches a path with a new line at its end (%0A), so this does too.
-        """
-        path = path.removesuffix("\n")
-        if path.startswith(ADMIN_PREFIX) and self.has_administration:
-            return "admin"
-        if self.api_is_open or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
-            return None
-        if path.startswith(LABEL_STUDIO_PREFIX) and not path.endswith("/health"):
-            return "label" if path.endswith("/webhook") else "predict"
-        if path.startswith(OPEN_INFERENCE_PREFIX) and path.endswith("/infer"):
-            return "predict"
-        return SCOPE_OF_PATH.get(path, OTHER_PATHS)
-
-
-def key_name(scope: AsgiScope) -> str | None:
-    return scope.get(KEY_NAME)
-
-
-def owner_of(scope: AsgiScope) -> str:
-    """Return whose jobs a request is about: the digest of its key, which no other key comes to
-    have; the same for all who have none, where the API is open."""
-    return str(scope.get(OWNER, ""))
-
 
 def list_keys(settings: Settings) -> Keys:
     """Read the keys from the settings."""
@@ -156,8 +99,8 @@ def list_keys(settings: Settings) -> Keys:
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "one key", f"{len(admin)}")
     if set(api) & set(admin):
         raise InvalidInput(f"{PREFIX}ADMIN_KEY", "a key that is no API key", "one that is")
-    keys = [Key(f"api-{i}", digest, OF_API_KEYS) for i, digest in enumerate(api, start=1)]
-    keys += [Key("admin", digest, OF_ADMIN_KEY) for digest in admin]
+    keys = [Key(f"api-{i}", digest, API_SCOPES) for i, digest in enumerate(api, start=1)]
+    keys += [Key("admin", digest, ADMIN_SCOPES) for digest in admin]
     return Keys(keys, api_is_open=not api, has_administration=bool(admin))
 
 

@@ -18,7 +18,6 @@ from tests.support.files import npy_bytes
 
 NOT_DOCUMENTED = {
     "/",
-    "/page/{path:path}",
     "/problems",
     "/docs",
     "/docs/oauth2-redirect",

@@ -6,9 +6,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import APIRouter
 
 from model_store.errors import InvalidInput
 from service.auth.keys import KeyRing, list_keys
+from service.auth.scopes import needed_scope
 from service.settings import Settings
 from tests.support.environment import run_service
 
@@ -190,14 +192,17 @@ def test_a_key_is_one_of_those_configured_or_none():
     assert ["admin" in key.scopes for key in found[:3]] == [False, False, True]
 
 
-def test_without_an_admin_key_administration_takes_an_api_key_to_be_told_that_there_is_none():
-    api = list_keys(Settings(api_keys=FIRST))
-    admin = list_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
-    assert api.scope_of("/admin/models") == "read"
-    assert api.find(FIRST.encode()).scopes >= {"read"}
-    assert admin.scope_of("/admin/models") == "admin"
-    assert admin.find(ADMIN.encode()).scopes == {"admin", "metrics"}
-    assert list_keys(Settings()).scope_of("/admin/models") is None
+def test_keys_of_settings_may_do_everything_but_administer_or_that_alone():
+    keys = list_keys(Settings(api_keys=FIRST, admin_key=ADMIN))
+    assert keys.find(FIRST.encode()).scopes == {"read", "predict", "acquire", "label", "metrics"}
+    assert keys.find(ADMIN.encode()).scopes == {"admin", "metrics"}
+
+
+def test_a_route_without_a_scope_is_refused_at_the_start():
+    router = APIRouter()
+    router.add_api_route("/new", lambda: None)
+    with pytest.raises(AssertionError, match="/new: add needs"):
+        needed_scope(router.routes[0])
 
 
 def test_settings_and_keys_do_not_show_keys():

@@ -1,0 +1,40 @@
+"""What routes take as parameters, besides those of the path, the query and the body."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from model_store.errors import InvalidInput
+from service.auth.scopes import owner_of
+from service.call import Call, prefix_of
+from service.context import Context, context_of
+
+
+async def _context(request: Request) -> Context:
+    return context_of(request)
+
+
+async def _begin(request: Request) -> Call:
+    return context_of(request).begin(request)
+
+
+async def _owner(request: Request) -> str:
+    return owner_of(request.scope)
+
+
+async def _link_prefix(request: Request) -> str:
+    return prefix_of(request.scope)
+
+
+CurrentContext = Annotated[Context, Depends(_context)]
+BegunCall = Annotated[Call, Depends(_begin)]  # of a request that takes work
+Owner = Annotated[str, Depends(_owner)]  # of jobs: the digest of the request's key
+LinkPrefix = Annotated[str, Depends(_link_prefix)]
+
+
+async def refuse_unread_query(request: Request) -> None:
+    """Refuse a query if the route reads none. Models of queries refuse unknown names themselves."""
+    route = request.scope["route"]
+    reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})
+    if request.query_params and not reads_query:
+        raise InvalidInput(f"query: {next(iter(request.query_params))[:80]}", "none", "one")

@@ -1,0 +1,96 @@
+"""Scopes: what a request may do, and what a route needs.
+
+Every route declares what it needs: `dependencies=[needs("read")]`, or `[OPEN_TO_ALL]`. The service
+does not start with a route that declares neither.
+"""
+
+from typing import Any, Final, Literal, get_args
+
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from starlette.types import Scope as AsgiScope
+
+from service.call import record_of
+from service.errors import Forbidden, Unauthorized
+from service.server.shares import KEY_NAME
+
+Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # of keys without a list of scopes
+ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics"})
+
+# Keys of a request's ASGI scope, which the middleware sets
+GRANTED = "dubito.scopes"
+OWNER = "dubito.owner"  # the digest of its valid key
+
+REALM = 'Bearer realm="dubito"'
+
+
+def authorize(scope: AsgiScope, needed: Scope) -> None:
+    """Check that a request may do what its route needs.
+
+    Raises:
+        Unauthorized: if it came without a valid key. Only the log tells unknown keys from expired
+            ones.
+        Forbidden: if its key lacks the scope.
+    """
+    if needed in scope[GRANTED]:
+        return
+    if KEY_NAME not in scope:
+        refuse_keyless(scope)
+    error = Forbidden("key", f"one with the scope {needed}", "one without")
+    error.headers = {
+        "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{needed}"',
+    }
+    raise error
+
+
+def refuse_keyless(scope: AsgiScope) -> None:
+    record = record_of(scope)
+    if record.key is not None:
+        record.reason = "expired_key"
+    raise Unauthorized(REALM)
+
+
+class _Needs:
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def __call__(self, request: Request) -> None:
+        authorize(request.scope, self.scope)
+
+
+async def _open_to_all() -> None:
+    """Do nothing."""
+
+
+OPEN_TO_ALL: Any = Depends(_open_to_all)
+
+
+def needs(scope: Scope) -> Any:
+    """Return the dependency of a route that needs a key with this scope, if there are keys."""
+    return Depends(_Needs(scope))
+
+
+def needed_scope(route: APIRoute) -> Scope | None:
+    """Return the scope that a route declares, None if it is open to all."""
+    for dependency in route.dependencies:
+        if isinstance(dependency.dependency, _Needs):
+            return dependency.dependency.scope
+        if dependency.dependency is _open_to_all:
+            return None
+    raise AssertionError(f"{route.path}: add needs(...) or OPEN_TO_ALL to its dependencies")
+
+
+def may_see_names(scope: AsgiScope) -> bool:
+    """Whether a request to an open route may learn models' names."""
+    return bool(scope[GRANTED])
+
+
+def key_name(scope: AsgiScope) -> str | None:
+    return scope.get(KEY_NAME)
+
+
+def owner_of(scope: AsgiScope) -> str:
+    """Return the digest of the request's key, by which its jobs are kept; "" without keys."""
+    return str(scope.get(OWNER, ""))
