@@ -21,7 +21,15 @@ from model_store.artifacts.manifest import (
 )
 from model_store.conformal.calibration import DEFAULT_FPR
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, FORMS, PROBLEM, SCHEMAS, form_name, without_default
+from service.api.openapi import (
+    BINARY,
+    FORMS,
+    PROBLEM,
+    SCHEMAS,
+    as_written,
+    form_name,
+    without_default,
+)
 from service.api.schemas import (
     EXAMPLE_ROW,
     AcquireRequest,
@@ -60,12 +68,22 @@ class OpenApiDocument:
         needs_keys = bool(keys.names)
         state = needs_keys, keys.api_is_open, [(m.name, m.version) for m in manifests]
         if state != self._state:
-            document = with_schemas(self._build())
+            document = with_schemas(without_null(self._build()))
             document = with_examples(document, manifests)
             if needs_keys:
                 document = with_keys(document, self._routes, keys.api_is_open)
             self._document, self._state = document, state
         return self._document
+
+
+def without_null(document: dict[str, Any]) -> dict[str, Any]:
+    """Describe parameters of queries as they are written: left out rather than null."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "query":
+                    parameter["schema"] = as_written(parameter["schema"])
+    return document
 
 
 def with_schemas(document: dict[str, Any]) -> dict[str, Any]:

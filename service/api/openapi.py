@@ -86,13 +86,13 @@ def request_body(kind: type[Envelope]) -> dict[str, Any]:
 
 def query_of(kind: type[RequestModel], but: str = "") -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "query", "schema": _as_written(schema)}
+        {"name": name, "in": "query", "schema": as_written(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
         if name != but
     ]
 
 
-def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
+def as_written(schema: dict[str, Any]) -> dict[str, Any]:
     """Describe a parameter of a query, which is left out rather than null; objects are JSON."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.json_schema import SkipJsonSchema
 
 from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
 from model_store.errors import MOST_ERRORS
@@ -305,10 +304,10 @@ class LabelsAnswer(BaseModel):
 class LabelsQuery(QueryModel):
     """Which labels are listed."""
 
-    model: str | SkipJsonSchema[None] = None
+    model: str | None = None
     """a published model; may be left out where there is one"""
 
-    annotator: str | SkipJsonSchema[None] = None
+    annotator: str | None = None
     """only those that came with the key of this name"""
 
     after: int = Field(default=0, ge=0, lt=1 << 63)
@@ -462,21 +461,21 @@ class ExamplesAnswer(BaseModel):
 
 
 class ListQuery(QueryModel):
-    limit: Annotated[int, Field(ge=1, le=10_000)] | SkipJsonSchema[None] = None
+    limit: int | None = Field(default=None, ge=1, le=10_000)
     """how many, at most"""
 
 
 class JobsQuery(ListQuery):
     """Which jobs are listed."""
 
-    after: Annotated[int, Field(ge=0, lt=1 << 63)] | SkipJsonSchema[None] = None
+    after: int | None = Field(default=None, ge=0, lt=1 << 63)
     """`next` of the answer before"""
 
 
 class ModelsQuery(ListQuery):
     """Which models are listed."""
 
-    after: str | SkipJsonSchema[None] = None
+    after: str | None = None
     """`next` of the answer before"""
 
 

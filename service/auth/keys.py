@@ -114,15 +114,15 @@ def _read_digests(name: str, secret: SecretStr | None) -> list[bytes]:
     return [sha256(key.encode()).digest() for key in keys]
 
 
-def read_key_file(file: Path) -> str:
+def read_key_file(variable: str, file: Path) -> str:
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         why = error.strerror or "an error"
-        raise InvalidInput(FILE_VARIABLE, "a file that can be read", why) from None
+        raise InvalidInput(variable, "a file that can be read", why) from None
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidInput(FILE_VARIABLE, f"at most {MAX_FILE_BYTES} bytes", "more")
+        raise InvalidInput(variable, f"at most {MAX_FILE_BYTES} bytes", "more")
     return content.decode("utf-8", "replace")
 
 
@@ -191,7 +191,7 @@ class KeyRing:
             for name in LISTS:
                 if getattr(settings, name) is not None:
                     raise InvalidInput(FILE_VARIABLE, f"none with {PREFIX}{name.upper()}", "both")
-            self._text = read_key_file(self._file)
+            self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
         self._problem: str | None = None  # in the log
@@ -215,7 +215,7 @@ class KeyRing:
         """Read the file's keys if they have changed; those before stay while it is unusable."""
         assert self._file is not None
         try:
-            text = read_key_file(self._file)
+            text = read_key_file(FILE_VARIABLE, self._file)
             if text == self._text and self._problem is None:
                 return
             keys = parse_keys(text)
