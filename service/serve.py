@@ -102,7 +102,8 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
         place.start_heartbeat()
     store = settings.store
     has_store = isinstance(store, str) or store.is_dir()
-    spare = PreflightProcess() if place is None and settings.preflight_timeout_s > 0 and has_store else None
+    has_preflights = settings.preflight_timeout_s > 0 and has_store
+    spare = PreflightProcess() if place is None and has_preflights else None
     import uvicorn  # not needed by a supervisor, and heartbeats begin before it
 
     from service.app import create_app
