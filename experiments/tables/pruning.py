@@ -1,7 +1,6 @@
 """Weights removed by their signal-to-noise ratio: Table 2 and Figure 3 of Blundell et al. 2015,
 "Weight uncertainty in neural networks"."""
 
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,9 +45,8 @@ def measure(changes: dict[str, Any], percent: int, seed: int, runs: Path) -> Mea
     parent = open_parent(store, recipe.name, "model")
     model = parent.model()
     ratio = signal_to_noise(model)[is_weight(model)].double().numpy()
-    with tempfile.TemporaryDirectory() as folder:
-        pruned = prune_version(store, parent, fitted.data, percent / 100, "pruned", Path(folder))
-    quality, facts = pruned.manifest.quality, pruned.facts
+    manifest, facts = prune_version(store, parent, fitted.data, percent / 100, "pruned")
+    quality = manifest.quality
     decibels = 20 * np.log10(ratio.clip(1e-9)).clip(EDGES[0], EDGES[-1])
     values = {
         "error": 100 * (1 - quality["test_accuracy"]),

@@ -11,15 +11,12 @@ import { strengthsOf } from "./strengths.js";
 const MOST_VERSIONS = 10; // whose details are asked for at once, the latest ones
 const PLOTS = {
   "reliability.png": "Reliability: accuracy by confidence",
-  "classes.png": "Recall and precision of each class",
-  "class-probabilities.png": "Reliability of each class's probability",
   "pit.png": "Where the targets lie in their predictive distributions",
   "predicted.png": "Predicted against true targets",
   "risk-coverage.png": "Error of the rows that are answered, by how many are",
   "entropy-cdf.png": "Entropy of test rows and of rows unlike them",
   "std-cdf.png": "Standard deviation of test rows and of rows unlike them",
   "roc.png": "Rows unlike the data, told from test rows: ROC curves",
-  "precision-recall.png": "Rows unlike the data and errors: precision and recall",
   "fgsm.png": "Under attack: accuracy and scores by the size of the change",
 };
 

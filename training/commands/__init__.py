@@ -138,9 +138,6 @@ def _add_inspect(commands: Commands) -> None:
         help="csv:FILE, parquet:FILE, npz:FILE, images:FOLDER",
     )
     _add_data(parser)
-    parser.add_argument(
-        "--picture", type=Path, help="where its PNG is written, by default NAME-inspect.png in runs"
-    )
     _add_json(parser)
 
 

@@ -14,9 +14,9 @@ from training import log, silence
 from training import recipe as recipes
 from training.commands.common import open_store, print_quality
 from training.data import load, split, split_sizes
-from training.data.description import draw, full_report, plan_lines, short_report
+from training.data.description import full_report, plan_lines, short_report
 from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
-from training.data.plan import Plan, keep_recipe, name_of, plan_of
+from training.data.plan import Plan, keep_recipe, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
@@ -131,21 +131,15 @@ def _keep(plan: Plan, path: Path) -> None:
 def inspect(options: argparse.Namespace) -> None:
     section = _data_section(options)
     found = findings_of(section, data_root(), options.task)
-    lines, path = alike_lines(found.classes) + _before_fit(found, section), None
-    if found.columns or found.classes or found.targets is not None:
-        path = options.picture or runs_folder() / f"{name_of(found.source)}-inspect.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(found, path)
+    lines = alike_lines(found.classes) + _before_fit(found, section)
     if options.json:
         content = {name: getattr(found, name) for name in OF_FINDINGS}
         columns = [{name: getattr(c, name) for name in OF_COLUMNS} for c in found.columns]
         warnings = [*found.warnings, *lines]
-        content |= {"columns": columns, "warnings": warnings, "picture": path and str(path)}
+        content |= {"columns": columns, "warnings": warnings}
         print(json.dumps(content))
         return
     print("\n".join([*full_report(found), *(f"! {line}" for line in lines)]))
-    if path is not None:
-        print(f"picture: {path}")
 
 
 def _before_fit(found: Findings, section: DataSection) -> list[str]:

@@ -10,7 +10,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from training import silence
 from training.commands.common import open_store, print_quality, show_figure
-from training.folders import data_root, runs_folder
+from training.folders import data_root
 from training.versions import WEIGHTS, fitted_data, open_parent, open_version, parent_of
 
 # Each imports what needs torch when what is wrong with its options has been answered.
@@ -24,10 +24,7 @@ def prune(options: argparse.Namespace) -> None:
     from training.publishing.derive import prune_version
 
     name = options.name or parent.manifest.name
-    pruned = prune_version(
-        store, parent, data, options.fraction, name, runs_folder(), options.anyway
-    )
-    facts, manifest = pruned.facts, pruned.manifest
+    manifest, facts = prune_version(store, parent, data, options.fraction, name, options.anyway)
     for key, before, after in (
         ("weights", facts.weights, facts.kept_weights),
         ("bytes of graphs and weights", facts.parent_bytes, facts.bytes),
@@ -35,7 +32,7 @@ def prune(options: argparse.Namespace) -> None:
         *((key, parent.manifest.quality[key], manifest.quality[key]) for key in manifest.quality),
     ):
         print(f"  {key:36} {before:>12,.6g} -> {after:,.6g}")
-    print(f"published {manifest.label}; plot: {pruned.plot}")
+    print(f"published {manifest.label}")
 
 
 def calibrate(options: argparse.Namespace) -> None:

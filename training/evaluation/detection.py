@@ -58,11 +58,6 @@ def roc_curve(positive: Positive, negative: Negative) -> Curve:
     return false, true
 
 
-def precision_recall(positive: Positive, negative: Negative) -> Curve:
-    precision, recall, _ = metrics.precision_recall_curve(*_pool(positive, negative))
-    return recall[-2::-1], precision[-2::-1]
-
-
 def average_precision(positive: Positive, negative: Negative) -> float:
     """Return the mean precision over the positive rows as the threshold falls.
 

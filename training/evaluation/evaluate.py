@@ -285,15 +285,10 @@ def _summary(
 def _plots(
     test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: records.Report
 ) -> dict[str, bytes]:
-    measured, names = report.test, []
+    measured = report.test
     if isinstance(measured, records.ClassMeasures):
         main, label = "entropy", "error of the rows answered"
-        names = [one.name for one in measured.by_class]
-        files = {
-            "reliability.png": plots.reliability_plot(measured.reliability),
-            "classes.png": plots.classes_plot(measured.by_class),
-            "class-probabilities.png": plots.class_probabilities_plot(measured.class_probabilities),
-        }
+        files = {"reliability.png": plots.reliability_plot(measured.reliability)}
         if report.attacks:
             means = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
             files["fgsm.png"] = plots.attacks_plot(measured.accuracy, means, report.attacks)
@@ -308,5 +303,4 @@ def _plots(
         "risk-coverage.png": plots.risk_coverage_plot(test, loss, label),
         f"{main}-cdf.png": plots.cdf_plot(test, sets, main),
         "roc.png": plots.roc_plot(test, sets, ["flag", main]),
-        "precision-recall.png": plots.precision_recall_plot(test, sets, rows.y, names),
     }

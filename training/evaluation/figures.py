@@ -53,8 +53,8 @@ class Resamples:
         return np.concatenate([figure(chunk.astype(np.float64)) for chunk in chunks])
 
 
-def percentiles(values: Float64[np.ndarray, "R"], level: float = LEVEL) -> Ends:
-    low, high = np.quantile(values, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
+    low, high = np.quantile(values, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
     return float(low), float(high)
 
 

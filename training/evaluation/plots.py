@@ -10,20 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from model_store.inference.prediction import Prediction
-from model_store.scores.classification import Scores
 from model_store.scores.regression import MixtureScores
-from training.evaluation.detection import precision_recall, roc_curve
+from training.evaluation.detection import roc_curve
 from training.evaluation.metrics import risk_coverage
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.report import Attack, Bin, ClassProbability, OfClass, Pit, SpreadBin
+from training.evaluation.report import Attack, Bin, Pit, SpreadBin
 from training.fitting.plots import png_of
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
 LEAST_RATE = 1e-3
 DOTS = 100  # to an inch
-FEW_CLASSES = 20  # whose names and numbers of rows are written
-MOST_LINES = 6  # of classes in one panel
 OUTSIDE: dict[str, Any] = {
     "fontsize": "small",
     "loc": "upper left",
@@ -41,82 +38,6 @@ def reliability_plot(bins: list[Bin]) -> bytes:
     counts.bar(confidence, rows, width=0.02)
     counts.set(xlabel="confidence", ylabel="test rows", xlim=(0, 1.04), yscale="log")
     return _png(figure, "Reliability")
-
-
-def classes_plot(classes: list[OfClass]) -> bytes:
-    figure, (matrix, shares) = _panels(2)
-    names, count = [_plain_text(one.name) for one in classes], len(classes)
-    labelled = np.array([one.labelled for one in classes], dtype=float)
-    share = labelled / np.maximum(labelled.sum(axis=1, keepdims=True), 1.0)
-    matrix.grid(visible=False)
-    matrix.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    if count <= FEW_CLASSES:
-        for i, j in zip(*np.nonzero(labelled), strict=True):
-            style: dict[str, Any] = {
-                "color": "white" if share[i, j] > 0.5 else "black",
-                "fontsize": "small",
-            }
-            matrix.text(j, i, f"{labelled[i, j]:.0f}", ha="center", va="center", **style)
-        matrix.set_yticks(range(count), names, fontsize="small")
-        _name_classes(matrix, names)
-        _name_classes(shares, names)
-    matrix.set(xlabel="label given", ylabel="class", title="test rows")
-    for offset, key, marker in ((-0.15, "recall", "o"), (0.15, "precision", "s")):
-        known = [i for i, one in enumerate(classes) if getattr(one, key) is not None]
-        at = np.array(known, dtype=float) + offset
-        colour = COLOURS[key == "precision"]
-        _dots(shares, at, [classes[i] for i in known], key, marker, color=colour)
-        shares.lines[-1].set_label(key)
-    shares.set(xlabel="class", ylabel="share (95 % interval)", ylim=(None, 1.02))
-    _legend_outside(shares)
-    return _png(figure, "Classes")
-
-
-def class_probabilities_plot(classes: list[ClassProbability]) -> bytes:
-    figure, (errors, reliable) = _panels(2)
-    at = np.arange(len(classes))
-    _dots(errors, at, classes, "calibration_error")
-    if len(classes) <= FEW_CLASSES:
-        _name_classes(errors, [_plain_text(one.name) for one in classes])
-    of_what = "calibration error of its probability (95 % interval)"
-    errors.set(xlabel="class", ylabel=of_what, ylim=(0, None))
-    reliable.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    worst = sorted(classes, key=lambda one: -one.calibration_error)[:MOST_LINES]
-    for colour, one in zip(COLOURS, worst, strict=False):
-        shares = np.array([(b.confidence, b.accuracy) for b in one.reliability])
-        reliable.plot(*shares.T, "o-", color=colour, markersize=3, label=_plain_text(one.name))
-    reliable.set(
-        xlabel="probability of the class", ylabel="share of rows of the class", xlim=(0, 1.02)
-    )
-    title = "the least calibrated" if len(worst) < len(classes) else ""
-    reliable.set_title(title, fontsize="medium")
-    _legend_outside(reliable)
-    return _png(figure, "Calibration by class")
-
-
-def precision_recall_plot(
-    test: ServedPrediction, sets: dict[str, ServedPrediction], y: np.ndarray, names: list[str]
-) -> bytes:
-    scores = test.prediction.scores
-    figure, axes = _panels(1 + bool(names), width=6.5)
-    if isinstance(scores, Scores):
-        axis, probs = axes[0], scores.probabilities
-        shown = [c for c in range(len(names)) if 0 < np.sum(y == c) < len(y)]
-        for c in shown:
-            recall, precision = precision_recall(probs[y == c, c], probs[y != c, c])
-            colour = COLOURS[c % len(COLOURS)] if len(names) <= FEW_CLASSES else "grey"
-            name = _plain_text(names[c])
-            axis.step(recall, precision, where="pre", color=colour, alpha=0.8, label=name)
-        title = "classes, by their probability"
-        axis.set(xlabel="recall", ylabel="precision", title=title, ylim=(-0.02, 1.02))
-        if len(names) <= FEW_CLASSES:
-            _legend_outside(axis)
-    for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
-        recall, precision = precision_recall(predicted.scores["flag"], test.scores["flag"])
-        axes[-1].step(recall, precision, where="pre", color=colour, label=name)
-    axes[-1].set(xlabel="recall", ylabel="precision", title="sets, by the flag", ylim=(-0.02, 1.02))
-    _legend_outside(axes[-1])
-    return _png(figure, "Precision against recall")
 
 
 def predicted_plot(prediction: Prediction, y: np.ndarray) -> bytes:
@@ -237,11 +158,6 @@ def attacks_plot(
     return _png(figure, "FGSM")
 
 
-def _plain_text(name: str) -> str:
-    """Return a name that matplotlib shows as it is: dollars begin formulas."""
-    return name.replace("$", r"\$")
-
-
 def _ends(records: Sequence[Any], key: str) -> np.ndarray:
     return np.array([one.confidence_intervals[key] for one in records]).reshape(-1, 2).T
 
@@ -251,11 +167,6 @@ def _dots(
 ) -> None:
     axis.vlines(at, *_ends(records, key), **style)
     axis.plot(at, [getattr(one, key) for one in records], marker, **style)
-
-
-def _name_classes(axis: Axes, names: list[str]) -> None:
-    rotation = 90 if max(map(len, names)) > 2 else 0
-    axis.set_xticks(range(len(names)), names, rotation=rotation, fontsize="small")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:

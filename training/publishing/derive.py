@@ -4,13 +4,12 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float32
-from matplotlib.figure import Figure
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
@@ -28,11 +27,10 @@ from training.data.targets import apply_transform, transform_splits
 from training.evaluation import figures
 from training.export.graphs import runtime_of, temper_graph
 from training.fit import Fitted, temper
-from training.fitting.plots import legend_above, write_figure
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
-from training.publishing.pruning import is_weight, prune, signal_to_noise, strongest
+from training.publishing.pruning import is_weight, prune, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
 from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
@@ -44,40 +42,24 @@ TIMED_REQUESTS = 7
 TEMPERATURE = "likelihood.temperature"  # among the weights
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """What was published, how much smaller it is, and the path of a plot of the ratios."""
-
-    manifest: Manifest
-    facts: Pruning
-    plot: Path
-
-
 def prune_version(
     store: ModelStore,
     parent: Parent,
     data: Dataset,
     fraction: float,
     name: str,
-    runs: Path,
     anyway: bool = False,
-) -> Pruned:
+) -> tuple[Manifest, Pruning]:
     """Publish a version without its weights of lowest |mu| / sigma, as the next version of `name`.
 
-    `data` are those of the parent's fit: calibration and quality are of its splits. A plot of the
-    ratios is in a folder of `runs`.
+    `data` are those of the parent's fit: calibration and quality use its splits.
     """
     refuse_made_by(parent.manifest, "recalibrated", "model")
     if parent.manifest.encoder is not None:
         expected = "a version without an encoder"
         raise InvalidInput("model", expected, f"{parent.label}, which has one")
     model = parent.model().eval()
-    ratio, weights = signal_to_noise(model), is_weight(model)
-    kept = strongest(model, fraction)
-    folder = runs / f"{parent.manifest.name}-{parent.manifest.version}-pruned"
-    folder.mkdir(parents=True, exist_ok=True)
-    plot = folder / f"signal-to-noise-{fraction:g}.png"
-    plot_signal_to_noise(ratio[weights].numpy(), fraction, plot, parent.label)
+    weights, kept = is_weight(model), strongest(model, fraction)
     smaller = prune(model, kept)
     left = int(weights[smaller.state_dict()["network.kept"].long()].sum())
     log.info("%s of %s weights are left", f"{left:,}", f"{int(weights.sum()):,}")
@@ -112,7 +94,7 @@ def prune_version(
     said = loss_told(parent, draft.figures[LOG_LIKELIHOOD])
     update = {"training": provenance.content(), "warnings": (*draft.description.warnings, *said)}
     description = draft.description.model_copy(update=update)
-    return Pruned(publish_draft(store, name, Draft(description, draft.files)), pruned, plot)
+    return publish_draft(store, name, Draft(description, draft.files)), pruned
 
 
 def loss_told(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
@@ -138,28 +120,6 @@ def request_times_ms(
             runtime.run_set(row, runtime.draw_set(seed, draws))
             taken.append(1000 * (time.perf_counter() - begun))
     return [round(statistics.median(taken[1:]), 3) for taken in times]
-
-
-def plot_signal_to_noise(
-    ratio: Float32[np.ndarray, "W"], fraction: float, path: Path, title: str
-) -> None:
-    """Draw density and CDF of weights' |mu| / sigma in dB, and where `fraction` of them lie below,
-    as a PNG."""
-    decibels = 20 * np.log10(np.maximum(ratio.astype(np.float64), 1e-6))
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    density, cumulative = figure.subplots(1, 2)
-    density.hist(decibels, bins=200, density=True, histtype="stepfilled")
-    density.set(ylabel="density")
-    cumulative.plot(np.sort(decibels), np.arange(1, len(decibels) + 1) / len(decibels))
-    cumulative.set(ylabel="CDF")
-    label = f"{100 * fraction:g} % of weights below"
-    for axis in (density, cumulative):
-        axis.axvline(np.quantile(decibels, fraction), color="tab:red", label=label)
-        axis.set(xlabel="20 log10 |mu| / sigma (dB)", xlim=np.quantile(decibels, [0.001, 1.0]))
-        axis.grid(alpha=0.3)
-        legend_above(axis)
-    figure.suptitle(title)
-    write_figure(figure, path)
 
 
 def load_like(parent: Artifact, root: Path, source: str, target: str | None) -> Dataset:

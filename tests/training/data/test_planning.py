@@ -46,12 +46,6 @@ def write(folder, **changed):
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """`inspect` draws no picture, which takes a second."""
-    monkeypatch.setattr("training.commands.fit.draw", lambda *_: None)
-
-
 def found(folder, target="kind", task=None, source="csv:things.csv", **data):
     return findings_of(DataSection(source=source, target=target, **data), folder, task)
 
@@ -313,7 +307,7 @@ def test_arrays_and_images_are_planned_for(tmp_path):
     assert plan.recipe.name == "pets"
 
 
-def test_inspect_prints_and_draws(tmp_path, capsys):
+def test_inspect_prints_what_columns_are(tmp_path, capsys):
     write(tmp_path)
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
@@ -322,10 +316,7 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         told = json.loads(capsys.readouterr().out)
         assert (told["task"], told["rows"], len(told["classes"])) == ("classification", 300, 3)
         assert told["columns"][0].keys() == {"name", "kind", "why", "missing", "notes"}
-        assert (tmp_path / "runs" / "things-inspect.png").read_bytes().startswith(b"\x89PNG")
-        assert (
-            main(["inspect", "--data", "csv:things.csv", "--picture", str(tmp_path / "p.png")]) == 0
-        )
+        assert main(["inspect", "--data", "csv:things.csv"]) == 0
         assert "no target is named (--target COLUMN)" in capsys.readouterr().out
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kin"]) == 2
         assert capsys.readouterr().err.startswith(
@@ -333,7 +324,7 @@ def test_inspect_prints_and_draws(tmp_path, capsys):
         )
 
 
-def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys, undrawn):
+def test_inspect_says_once_how_a_column_is_read(tmp_path, capsys):
     rows = "".join(f"{n % 60}%,{'yes' if n % 60 > 30 else 'no'}\n" for n in range(300))
     (tmp_path / "shares.csv").write_text("share,left\n" + rows)
     with working_in(tmp_path):
@@ -423,7 +414,7 @@ def test_text_that_is_nearly_always_different_is_left_out_and_the_rest_is_fitted
     assert "name" not in {column.name for column in data.columns}
 
 
-def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys, undrawn):
+def test_inspect_says_what_would_stop_a_fit(tmp_path, capsys):
     write(tmp_path, price=["?" if i == 5 else cell for i, cell in enumerate(COLUMNS["price"])])
     with working_in(tmp_path):
         assert main(["inspect", "--data", "csv:things.csv", "--target", "kind"]) == 0
@@ -456,7 +447,7 @@ def test_classes_of_one_or_two_rows_are_left_out_and_said(tmp_path):
     refused(lambda: split(load_data(recipe, tmp_path), split_sizes(recipe)), *says)
 
 
-def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys, undrawn):
+def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, capsys):
     words = ["unknown" if i % 50 == 0 else i % 20 for i in range(ROWS)]
     write(tmp_path, price=words)
     with working_in(tmp_path):
@@ -473,7 +464,7 @@ def test_a_target_of_numbers_but_for_a_few_words_waits_for_a_person(tmp_path, ca
     assert found(tmp_path, "price", "classification").task == "classification"
 
 
-def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys, undrawn):
+def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, capsys):
     write(tmp_path, kind=[["Yes", "no", "YES", "yes", "No"][i % 5] for i in range(ROWS)])
     says = "! classes that differ in spaces or capitals alone: 'No', 'no'; 'YES', 'Yes', 'yes'"
     with working_in(tmp_path):
@@ -484,7 +475,7 @@ def test_classes_that_differ_in_spaces_or_capitals_alone_are_told(tmp_path, caps
         assert says in capsys.readouterr().err
 
 
-def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys, undrawn):
+def test_dates_that_can_be_read_in_two_ways_stop_their_column_alone(tmp_path, capsys):
     write(tmp_path, born=[f"0{1 + i % 9}/0{1 + i % 7}/2020" for i in range(ROWS)])
     columns = {column.name: column for column in found(tmp_path).columns}
     assert columns["born"].kind == "refused"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from training.evaluation.detection import class_probabilities, precision_recall
+from training.evaluation.detection import class_probabilities
 from training.evaluation.figures import Resamples, values
 from training.evaluation.metrics import class_figures
 
@@ -41,12 +41,3 @@ def test_a_class_without_rows_has_no_average_precision():
         ].average_precision
         is None
     )
-
-
-def test_precision_falls_to_the_base_rate_as_recall_rises():
-    probs, y = rows()
-    score = np.round(probs[:, 0], 1)  # with ties
-    recall, precision = precision_recall(score[y == 0], score[y != 0])
-    assert (np.diff(recall) >= 0).all()
-    assert len(recall) == len(np.unique(score))
-    assert (recall[-1], precision[-1]) == (1, pytest.approx(np.mean(y == 0)))

@@ -189,7 +189,7 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
     parent = open_parent(store, "digits:2", "--warm-start")
     assert parent.weights == store.open("digits", "1").files["weights.safetensors"]
     refused(
-        lambda: prune_version(store, parent, digits(), 0.5, "digits", tmp_path),
+        lambda: prune_version(store, parent, digits(), 0.5, "digits"),
         "model: expected a version that is not recalibrated, got digits version 2, which is, from "
         "digits version 1",
     )
