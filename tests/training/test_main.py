@@ -2,7 +2,7 @@
 prints."""
 
 from training import log
-from training.__main__ import print_messages
+from training.commands import print_messages
 
 
 def test_a_command_prints_messages_alone_and_a_quiet_one_none(capsys):

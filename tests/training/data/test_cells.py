@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
-from training.__main__ import print_messages
+from training.commands import print_messages
 from training.data import load
 
 ROWS = 40

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from model_store.sources.columns import from_objects
 from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
-from training.__main__ import print_messages
+from training.commands import print_messages
 from training.data import load, split, split_sizes
 from training.recipe import load as load_recipe
 from training.versions import load_other
