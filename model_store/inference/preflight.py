@@ -19,9 +19,7 @@ from model_store.inference.explanation import explain
 from model_store.inference.model import NEEDED, TOKENIZER_COPIES, Model
 from model_store.processes import (
     READY,
-    answers_file,
-    be_killed_first,
-    end_with_parent,
+    become_child,
     is_of_memory,
     limit_memory,
 )
@@ -31,13 +29,11 @@ COPIES = 6  # of the files that are needed, while they become sessions
 
 
 def main() -> int:
-    answers = answers_file()
-    end_with_parent()
-    be_killed_first()
-    print(READY, file=answers, flush=True)
+    send = become_child()
+    send(READY)
     for line in sys.stdin:
         failure = check(**json.loads(line))
-        print(json.dumps(failure), file=answers, flush=True)
+        send(failure)
         if failure is not None:
             return 1
     return 0

@@ -1,23 +1,21 @@
-"""The process of preflights from outside: start it, ask it, and end it when it takes too long.
+"""Preflights, as their parent sees them: start the process, ask it, end it if it takes too long.
 
-A graph is data from elsewhere, and nothing short of running it tells how long it takes or how much
-memory. So it first runs in a process that can be killed: within a limit of memory that it sets
-itself, and of time that is kept here.
+A graph is untrusted data, and only running it shows how long it takes and how much memory. So it
+first runs in a process that can be killed. That process limits its own memory; its time is limited
+here.
 """
 
-import json
 import threading
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.artifacts.store import ModelStore
-from model_store.processes import AnsweringProcess
+from model_store.processes import ChildProcess, NoAnswer
 
 PREFLIGHT = "model_store.inference.preflight"
-WORKING_BYTES = 1 << 30  # besides what the files take
-SECONDS = 120.0  # where nobody waits for an answer
+WORKING_BYTES = 1 << 30  # in addition to the files
+SECONDS = 120.0  # for commands
 
 
 @dataclass(frozen=True)
@@ -26,15 +24,14 @@ class Failure:
 
     file: str
     reason: str
-    is_read: bool = True  # else the files are not those of the manifest, which every reader is told
+    is_read: bool = True  # whether the files match the manifest; every reader checks that
 
     def __str__(self) -> str:
         return f"{self.file}: {self.reason}"
 
 
-class PreflightProcess(AnsweringProcess):
-    """A process that checks versions one after the other; after the first that failed it is of no
-    more use."""
+class PreflightProcess(ChildProcess):
+    """A process that tries versions one after the other, until one fails."""
 
     def __init__(self) -> None:
         super().__init__(PREFLIGHT, {"CUDA_VISIBLE_DEVICES": ""})  # preflights run on the processor
@@ -53,23 +50,20 @@ class PreflightProcess(AnsweringProcess):
         Raises:
             GivenUp: if `stopping` is set meanwhile.
         """
-        stopping = stopping or threading.Event()
-        if not self.is_ready(stopping):
-            return _failure(f"the process that was to try it did not start ({self.end()})")
-        version_of = {"store": str(store.resolve()), "name": name, "version": version}
-        begun = time.monotonic()
-        self.send({**version_of, "working_bytes": working_bytes})
-        line = self.line(seconds, stopping)
-        if line is not None:
-            failure = json.loads(line)
-            return None if failure is None else Failure(**failure)
-        if time.monotonic() - begun >= seconds:
-            return _failure(f"expected a prediction within {seconds:g} s, got none")
-        return _failure(f"the process that tried it in {working_bytes} bytes ended ({self.end()})")
+        request = {"store": str(store.resolve()), "name": name, "version": version}
+        request |= {"working_bytes": working_bytes}
+        try:
+            failure = self.ask(request, seconds, stopping or threading.Event())
+        except NoAnswer as error:
+            reason = f"the process that tried it in {working_bytes} bytes ended ({error})"
+            if error.is_late:
+                reason = f"expected a prediction within {seconds:g} s, got none"
+            return Failure("network.onnx", reason)
+        return None if failure is None else Failure(**failure)
 
 
 def check_version(store: ModelStore, name: str, version: str) -> None:
-    """Have a version that a number or an alias names loaded, and predict, in a process of its own.
+    """Load a version (a number or an alias) and predict with it in another process.
 
     Raises:
         NotFound: if there is none.
@@ -80,7 +74,3 @@ def check_version(store: ModelStore, name: str, version: str) -> None:
         failure = process.run(lease.root, name, manifest.version, SECONDS)
     if failure is not None:
         raise manifest.broken(failure.file, failure.reason)
-
-
-def _failure(reason: str) -> Failure:
-    return Failure("network.onnx", reason)

@@ -1,8 +1,8 @@
-"""Read Parquet files where it may fail: `python -m model_store.sources.preflight`.
+"""Read untrusted Parquet files: `python -m model_store.sources.preflight`.
 
-`service.api.file_preflights` starts it. It reads a line of JSON for each file, and its content, and
-answers with a line. Each file is read by a copy of this process, whole and by the very code that
-the service then reads it with, within bounds of memory and time that the system keeps.
+`service.api.file_preflights` starts it and sends the content of each file. A fork of this process
+reads the whole file with the same code as the service, within the system's limits on memory and
+time.
 """
 
 import gc
@@ -21,10 +21,8 @@ from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.processes import (
     READY,
-    answers_file,
-    be_killed_first,
+    become_child,
     describe_exit,
-    end_with_parent,
     is_of_memory,
     limit_memory,
 )
@@ -32,34 +30,32 @@ from model_store.sources.parquet import ParquetFile, write_tables
 
 
 def main() -> None:
-    answers = answers_file()
-    end_with_parent()
-    be_killed_first()
+    send = become_child()
     small = io.BytesIO()
     write_tables(small, [pa.table({"x": [0.0]})])
-    usual = small.getvalue(), {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
-    memory_to_read(usual[0], InputSpec.model_validate(usual[1]))  # imports what reading needs
+    smallest = small.getvalue(), {"shape": [1], "minimum": 0, "maximum": 1}, 1 << 30, 60.0
+    memory_to_read(smallest[0], InputSpec.model_validate(smallest[1]))  # imports libraries
     gc.freeze()
-    least = in_copy(*usual)  # that a copy takes of any file: pages of libraries
-    print(READY, file=answers, flush=True)
+    overhead = in_copy(*smallest)  # pages of libraries, for any file
+    send(READY)
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        content = sys.stdin.buffer.read(asked.pop("size"))
-        found = in_copy(content, **asked)
-        if isinstance(found, int) and isinstance(least, int):
-            found = max(0, found - least)
-        print(json.dumps(found), file=answers, flush=True)
+        request = json.loads(line)
+        content = sys.stdin.buffer.read(request.pop("size"))
+        answer = in_copy(content, **request)
+        if isinstance(answer, int) and isinstance(overhead, int):
+            answer = max(0, answer - overhead)
+        send(answer)
 
 
-def in_copy(content: bytes, spec: dict[str, Any], most_bytes: int, seconds: float) -> int | str:
-    """Return how many bytes of memory reading a file takes, or how a process ended that tried."""
+def in_copy(content: bytes, spec: dict[str, Any], max_bytes: int, seconds: float) -> int | str:
+    """Return the memory in bytes that reading a file takes, or how the fork ended."""
     received, sent = os.pipe()
     copy = os.fork()
     if copy == 0:
         status = 1
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the process
-            limit_memory(most_bytes)
+            limit_memory(max_bytes)
             os.write(sent, b"%d" % memory_to_read(content, InputSpec.model_validate(spec)))
             status = 0
         finally:
@@ -72,8 +68,8 @@ def in_copy(content: bytes, spec: dict[str, Any], most_bytes: int, seconds: floa
 
 
 def memory_to_read(content: bytes, spec: InputSpec) -> int:
-    """Return how many bytes more than now reading a file takes, as far as it can be read."""
-    before = _most_memory()
+    """Return by how many bytes reading a file raises the peak memory."""
+    before = _peak_memory()
     try:
         file = ParquetFile(content, spec, "")
         for _ in chain(file.id_parts(), file.parts()):
@@ -81,10 +77,10 @@ def memory_to_read(content: bytes, spec: InputSpec) -> int:
     except InvalidInput as error:
         if is_of_memory(error):
             raise
-    return _most_memory() - before
+    return _peak_memory() - before
 
 
-def _most_memory() -> int:
+def _peak_memory() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

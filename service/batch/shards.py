@@ -34,12 +34,7 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.place import open_store
 from model_store.errors import DubitoError, InvalidInput
 from model_store.inference.model import NEEDED, Model
-from model_store.processes import (
-    AnsweringProcess,
-    answers_file,
-    be_killed_first,
-    end_with_parent,
-)
+from model_store.processes import ChildProcess, NoAnswer, become_child
 from model_store.sources.columns import count_unknown
 from model_store.sources.files import check_ids
 from model_store.sources.row_file import ID
@@ -247,20 +242,21 @@ class ShardProcess:
         self._start()
 
     def _start(self) -> None:
-        self._process = AnsweringProcess(MODULE, ONE_THREAD, is_trusted=True)
+        self._process = ChildProcess(MODULE, ONE_THREAD, is_trusted=True)
         self._process.send(asdict(self._options))
 
     def result(self, number: int, say: Callable[[RowsDone], None]) -> ShardResult:
         self._process.send(number)
-        while (line := self._process.line(math.inf, self._stopping)) is not None:
-            content = json.loads(line)
-            if isinstance(content, dict):
-                return ShardResult(**content)
-            say(RowsDone(number, content))
-        error = f"its process died ({self._process.end()})"
-        self._process.close()
-        self._start()
-        return ShardResult(number, error=error, may_pass=True)
+        try:
+            while True:
+                content = self._process.receive(math.inf, self._stopping)
+                if isinstance(content, dict):
+                    return ShardResult(**content)
+                say(RowsDone(number, content))
+        except NoAnswer as error:
+            self._process.close()
+            self._start()
+            return ShardResult(number, error=f"its process died ({error})", may_pass=True)
 
     def close(self) -> None:
         self._process.close()
@@ -316,18 +312,12 @@ def _have_done(
 
 
 def main() -> None:
-    end_with_parent()
-    be_killed_first()
+    send = become_child()
     keep_heaps_whole()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches the parent too
-    answers = answers_file()
-
-    def say(content: Any) -> None:
-        print(json.dumps(content), file=answers, flush=True)
-
     worker = Worker(WorkerOptions(**json.loads(sys.stdin.readline())), threads=1)
     for line in sys.stdin:
-        say(asdict(worker.result(json.loads(line), say)))
+        send(asdict(worker.result(json.loads(line), send)))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Preflights:
     def _run_in_process(self, manifest: Manifest) -> Failure | None:
         with self._lock:
             process = self._idle.pop() if self._idle else None
-        if process is None or not process.is_there:
+        if process is None or not process.is_running:
             process = PreflightProcess()
         settings, version = self.settings, (manifest.name, manifest.version)
         try:

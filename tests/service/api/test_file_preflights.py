@@ -11,7 +11,7 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
-from service.api.file_preflights import MOST_BYTES, FilePreflights
+from service.api.file_preflights import MAX_BYTES, FilePreflights
 from service.call import Call
 from tests.support.files import PARQUET, parquet_bytes
 from tests.support.kinds import TEXTS, publish_tiny
@@ -19,7 +19,7 @@ from tests.support.process import own_bytes
 from tests.support.texts import tokenizer
 
 FLAT, TEXT = InputSpec(shape=(64,), minimum=0, maximum=16), InputSpec.model_validate(TEXTS)
-LARGE = 2 * MOST_BYTES  # of one text, in a file of some kB
+LARGE = 2 * MAX_BYTES  # of one text, in a file of some kB
 HEADERS = {"Content-Type": PARQUET}
 ROUTES = [
     ("/acquire", {"k": 1}),
@@ -57,7 +57,7 @@ def test_what_reading_takes_is_reserved(preflights):
         call = call_within()
         preflights.reserve(content, FLAT, "pool", call)
         held.append(call.reservation.held)
-    assert held[0] < 4 << 20 < held[1] < MOST_BYTES
+    assert held[0] < 4 << 20 < held[1] < MAX_BYTES
 
 
 def test_a_file_that_takes_more_than_it_may_is_refused_and_the_next_is_read(preflights, bomb):
