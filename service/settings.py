@@ -1,4 +1,7 @@
-"""Settings: environment variables with prefix `DUBITO_`, read once at the entry point."""
+"""Settings that operators choose: environment variables `DUBITO_...`, read once at the start.
+
+`limits.py` has the limits that nobody needs to choose.
+"""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from service.integrations import integration_variables
 
 PREFIX = "DUBITO_"
 SECRETS = {"api_keys", "admin_key"}  # settings that are secrets themselves
-# how long a thread may hold the interpreter while another waits: threads of arithmetic wait often
+# How long a thread may keep the interpreter while others wait: threads of arithmetic wait often
 SWITCH_S = 0.0005
 LOOPBACK = ("127.", "::1", "localhost")
 OF_TRAINING = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}  # read by `python -m training`
@@ -23,138 +26,143 @@ OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's c
 
 
 class Settings(BaseSettings):
-    """Every setting of the service. `docs/settings.md` says what each is for."""
+    """Every setting of the service. `python -m service.api.reference` writes docs/settings.md."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
+    # The store and other folders
+
     store: Path | str = Path("models")
-    """root folder of the model store, or a bucket's URL: `s3://`, `gs://` or
-    `az://bucket/prefix`"""
+    """root folder of the model store, or a bucket: `s3://`, `gs://` or `az://bucket/prefix`"""
 
     cache: Path = CACHE
-    """folder for copies of versions, where the store is a bucket"""
+    """folder for copies of a bucket's versions"""
 
     cache_bytes: int = Field(CACHE_BYTES, ge=1)
-    """most bytes of copies there; those that no alias names and nobody uses go first"""
+    """maximum size of the cache; unused versions without an alias are deleted first"""
 
     state: Path | None = Path("state")
-    """folder for what must not be forgotten: jobs, their results, what was acquired, and labels;
-    made when there is something to keep. Empty: no jobs and labels here, as where several machines
-    serve"""
+    """folder for jobs, their results, acquired rows and labels. Empty: no jobs and labels, for
+    several machines without a common folder"""
 
     pools: Path | None = None
     """folder of files that requests may name as `pool_file` or `inputs_file`"""
+
+    verify_key_file: Path | None = None
+    """PEM file with a public Ed25519 key; versions without its signature are not served"""
+
+    # Who may connect
 
     host: str = "127.0.0.1"
     """address to listen on"""
 
     port: int = Field(8000, ge=0, le=65535)
-    """port to listen on; 0 takes any"""
+    """port to listen on; 0: any free port"""
 
     allowed_hosts: str | None = None
-    """names with dots, and commas between, by which a service without keys may be asked for; `*`:
-    any. Unset: none where it listens on loopback alone, otherwise any. Addresses and names without
-    dots need not be here"""
+    """host names with dots for a service without keys, separated by commas; `*`: any. Default: none
+    on loopback, otherwise any. Addresses and names without dots are always allowed"""
 
     allowed_origins: str | None = None
-    """origins such as `https://app.example.com`, and commas between, whose pages may ask from a
-    browser (CORS); `*`: any. Unset: none but the service's own page"""
+    """other origins whose pages may use the API (CORS), such as `https://app.example.com`,
+    separated by commas; `*`: any"""
 
     prefix: str = Field("", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
-    """path that a proxy puts before the service's own, such as `/dubito`: links in answers begin
-    with it, and the proxy may leave it or take it away"""
+    """path prefix of a proxy, such as `/dubito`, for links in answers; the proxy may strip it"""
 
     page: bool = True
-    """whether `GET /` is a page for people"""
-
-    default_model: str | None = None
-    """model of requests that name none; needed only where several are published"""
-
-    workers: int = Field(1, ge=1, le=256)
-    """processes that serve, each with its own models and limits"""
-
-    threads: int = Field(0, ge=0)
-    """threads of one model's arithmetic in each process; 0: the processors available, shared
-    evenly"""
-
-    poll_interval_s: float = Field(1.0, gt=0, le=86_400)
-    """seconds between looks at the store for new versions and moved aliases"""
-
-    max_model_bytes: int = Field(1 << 30, ge=1)
-    """most memory for models, in bytes, of each process; the least recently used go first"""
-
-    preflight_timeout_s: float = Field(30.0, ge=0, le=86_400)
-    """seconds in which a new version must be loaded and predict in a process of its own, before it
-    is served; 0: versions are served without a preflight, for stores that one trusts"""
-
-    max_samples: int = Field(1000, ge=1)
-    """largest num_samples of a request"""
-
-    max_rows: int = Field(4096, ge=1)
-    """most rows of a /predict request"""
-
-    max_pool_rows: int = Field(100_000, ge=1)
-    """most rows of an /acquire request's pool"""
-
-    max_body_bytes: int = Field(64 << 20, ge=1024)
-    """largest request body, in bytes"""
-
-    memory_budget_bytes: int = Field(512 << 20, ge=1 << 20)
-    """most memory of each process for requests, in bytes: bodies that are read, what is made of
-    them and answers that are not read yet; what does not fit is answered 429. A lone client gets
-    three quarters of it"""
-
-    max_connections: int = Field(1000, ge=1)
-    """most connections of each process, of which an address has three quarters at most; beyond that
-    the one that has kept the service waiting longest is ended, or the new one answered 503 unless
-    it asks for health or metrics"""
-
-    deadline_s: float = Field(60.0, gt=0, le=86_400)
-    """seconds after which a request that has not come whole is answered 408, and one that has no
-    answer yet 504"""
-
-    jobs_at_once: int = Field(1, ge=0, le=64)
-    """jobs that run at a time, on all processes with the same state folder; 0: this service takes
-    jobs and runs none"""
-
-    max_jobs: int = Field(100, ge=1)
-    """most jobs that may be queued; a client that has its share or less of them may queue more"""
-
-    max_job_bytes: int = Field(4 << 30, ge=1)
-    """most bytes on disk of the files of one key's jobs, or of all where there are no keys: what
-    came, until a job is over, and results; beyond it a job is answered 507, or fails"""
-
-    job_retention_s: float = Field(604_800.0, gt=0)
-    """seconds that a job and its result are kept once it has ended: a week"""
-
-    shutdown_timeout_s: int = Field(20, ge=1)
-    """seconds that requests in flight get to end when the service has stopped listening"""
-
-    log: Literal["text", "json"] = "text"
-    """form of the log: `text` for people, `json` with a line for each request"""
-
-    otlp_endpoint: str | None = None
-    """base URL of an OpenTelemetry collector that gets spans of requests over HTTP;
-    `OTEL_TRACES_SAMPLER` and its `_ARG` choose a share of them"""
+    """whether `GET /` shows the page for people"""
 
     api_keys: SecretStr | None = None
-    """keys, with commas between, one of which every request must have"""
+    """API keys, separated by commas; without keys the API is open"""
 
     admin_key: SecretStr | None = None
-    """key of the administrative routes; without it there are none"""
+    """key for administration; without one there is none"""
 
     keys_file: Path | None = None
-    """TOML file of keys with names, scopes and expiries, instead of the two settings above; what
-    changes in it is seen without a restart"""
+    """TOML file of keys with names, scopes and expiry dates, instead of the two settings above;
+    read again when it changes"""
 
-    verify_key_file: Path | None = None
-    """public Ed25519 key, a PEM file; with it versions that its private key has not signed are
-    broken"""
+    # Models
+
+    default_model: str | None = None
+    """model of requests that name none, if there are several"""
+
+    poll_interval_s: float = Field(1.0, gt=0, le=86_400)
+    """seconds between checks of the store for new versions and moved aliases"""
+
+    max_model_bytes: int = Field(1 << 30, ge=1)
+    """maximum memory of loaded models per process; the least recently used are unloaded"""
+
+    preflight_timeout_s: float = Field(30.0, ge=0, le=86_400)
+    """seconds for a new version to load and predict in a separate process before it is served; 0:
+    no preflights, for trusted stores"""
+
+    # Processes
+
+    workers: int = Field(1, ge=1, le=256)
+    """worker processes, each with its own models and limits"""
+
+    threads: int = Field(0, ge=0)
+    """threads for a model's arithmetic per process; 0: an equal share of the processors"""
+
+    # Requests
+
+    max_samples: int = Field(1000, ge=1)
+    """maximum `num_samples` of a request"""
+
+    max_rows: int = Field(4096, ge=1)
+    """maximum rows of a `/predict` request"""
+
+    max_pool_rows: int = Field(100_000, ge=1)
+    """maximum pool rows of an `/acquire` request"""
+
+    max_body_bytes: int = Field(64 << 20, ge=1024)
+    """maximum size of a request body; JSON has a fixed limit of 16 MiB"""
+
+    memory_budget_bytes: int = Field(512 << 20, ge=1 << 20)
+    """maximum memory of each process for requests and unread answers; 429 beyond. One client alone
+    gets up to three quarters"""
+
+    max_connections: int = Field(1000, ge=1)
+    """maximum connections per process; an address gets up to three quarters. Beyond that the
+    connection that has been idle longest is closed, or the new one gets 503 except for health and
+    metrics"""
+
+    deadline_s: float = Field(60.0, gt=0, le=86_400)
+    """seconds to receive a request (408 beyond) and to answer it (504 beyond)"""
+
+    # Jobs
+
+    jobs_at_once: int = Field(1, ge=0, le=64)
+    """jobs that run at a time, over all processes with the same state folder; 0: jobs are accepted
+    but not run here"""
+
+    max_jobs: int = Field(100, ge=1)
+    """maximum queued jobs; a client within its fair share may queue more"""
+
+    max_job_bytes: int = Field(4 << 30, ge=1)
+    """maximum size of the job files of one key, or of all without keys; 507 beyond"""
+
+    job_retention_s: float = Field(604_800.0, gt=0)
+    """seconds to keep a finished job and its result: a week"""
+
+    # Shutdown, log and traces
 
     shutdown_grace_s: float = Field(1.0, ge=0, le=3600)
-    """seconds after SIGTERM in which the service still listens, but says it is not ready"""
+    """seconds after SIGTERM to keep accepting connections while reporting not ready"""
+
+    shutdown_timeout_s: int = Field(20, ge=1)
+    """seconds for open requests to finish after that"""
+
+    log: Literal["text", "json"] = "text"
+    """log format: `text`, or `json` with one line per request"""
+
+    otlp_endpoint: str | None = None
+    """base URL of an OpenTelemetry collector for request spans (OTLP over HTTP);
+    `OTEL_TRACES_SAMPLER` sets the sampling"""
 
     @field_validator("store", mode="before")
     @classmethod
@@ -174,9 +182,8 @@ class Settings(BaseSettings):
         return None if "*" in names else names
 
     def known_origins(self) -> frozenset[str]:
-        return frozenset(
-            one.strip().lower() for one in (self.allowed_origins or "").split(",") if one
-        )
+        origins = (self.allowed_origins or "").split(",")
+        return frozenset(origin.strip().lower() for origin in origins if origin)
 
     def store_options(self) -> dict[str, Any]:
         """Return the arguments of `open_store` as another process is told them."""

@@ -1,5 +1,4 @@
-"""`python -m service.api.reference`: write the tables of fields into docs/api.md, and of problems
-into docs/problems.md."""
+"""`python -m service.api.reference`: write the tables of fields, problems and settings in docs/."""
 
 from pathlib import Path
 
@@ -7,10 +6,12 @@ from service.api.explanations import EXPLANATION
 from service.api.fields import of_task, reference_table
 from service.api.predictions import FIELDS
 from service.api.problems import problem_table
+from service.settings import PREFIX, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = DOCS / "api.md"
 PROBLEMS = DOCS / "problems.md"
+SETTINGS = DOCS / "settings.md"
 TABLES = {
     "classification": of_task(FIELDS, "classification"),
     "regression": [field for field in FIELDS if field.task == "regression"],
@@ -30,6 +31,22 @@ def with_table(text: str, name: str, table: str) -> str:
     return before + mark + table + end + after
 
 
+def settings_table() -> str:
+    rows = [
+        f"| `{PREFIX}{name.upper()}` | {_default(field.default)} | "
+        f"{' '.join(str(field.description).split())} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    return "\n".join(["| Variable | Default | Meaning |", "|---|---|---|", *rows])
+
+
+def _default(value: object) -> str:
+    if value in (None, ""):
+        return "none" if value is None else "empty"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
 if __name__ == "__main__":
     REFERENCE.write_text(with_tables(REFERENCE.read_text()))
     PROBLEMS.write_text(with_table(PROBLEMS.read_text(), "problems", problem_table()))
+    SETTINGS.write_text(with_table(SETTINGS.read_text(), "settings", settings_table()))

@@ -1,45 +1,23 @@
 """Settings: every one is documented, and a wrong one ends the service at once with one line that
 names it."""
 
+import re
+
 import pytest
 
 from model_store.errors import InvalidInput
+from service.api.reference import SETTINGS, settings_table, with_table
 from service.integrations import integration_variables
 from service.settings import OF_CLIENT, OF_TRAINING, Settings, read_settings
-from tests.support.environment import ROOT, run_service
-
-
-def documented():
-    """The rows of the settings' table: default and meaning by variable."""
-    lines = (ROOT / "docs" / "settings.md").read_text().splitlines()
-    rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in lines
-        if line.startswith("| `DUBITO_")
-    ]
-    return {variable.strip("`"): (default, meaning) for variable, default, meaning in rows}
-
-
-def shown(default):
-    """A default as the table shows it."""
-    if default in (None, ""):
-        return "none" if default is None else "empty"
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+from tests.support.environment import run_service
 
 
 def test_every_setting_is_documented_as_it_is():
-    expected = {
-        f"DUBITO_{name.upper()}": (shown(field.default), " ".join(field.description.split()))
-        for name, field in Settings.model_fields.items()
-    }
-    assert {name: row for name, row in documented().items() if name in expected} == expected
-
-
-def test_what_is_documented_exists():
-    of_others = OF_TRAINING | OF_CLIENT | integration_variables()
-    assert set(documented()) - of_others == {
-        f"DUBITO_{name.upper()}" for name in Settings.model_fields
-    }
+    text = SETTINGS.read_text()
+    assert with_table(text, "settings", settings_table()) == text, "python -m service.api.reference"
+    documented = set(re.findall(r"^\| `(DUBITO_\w+)`", text, re.MULTILINE))
+    settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
+    assert documented - OF_TRAINING - OF_CLIENT == settings | integration_variables()
 
 
 @pytest.mark.parametrize(
