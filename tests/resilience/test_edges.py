@@ -1,7 +1,6 @@
 """Right answers at the edges: what a client, or a damaged store, can put where nobody expects
 it."""
 
-import json
 import time
 
 import httpx
@@ -38,20 +37,6 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
             assert (name, answer.status_code) == (name, 200)
             assert (name, answer.json()["report"]) == (name, None)
             assert (name, answer.json()["serving"]) == (name, "1")
-
-
-def test_versions_with_odd_manifests_are_broken_by_name(serve, own_store, digits_store):
-    for name, value in ODD_JSON.items():
-        publish_again(own_store, digits_store, name)
-        path = own_store.root / name / "1" / "manifest.json"
-        content = json.loads(path.read_text())
-        content["quality"]["odd"] = "ODD"
-        path.write_bytes(json.dumps(content).encode().replace(b'"ODD"', value))
-    with serve(own_store.root) as (url, _):
-        for name in ODD_JSON:
-            answer = httpx.get(f"{url}/models/{name}")
-            assert (name, answer.status_code) == (name, 200)
-            assert "manifest.json" in answer.json()["broken"]["1"], name
 
 
 def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):

@@ -145,7 +145,6 @@ for batch in range(int(sys.argv[2]), 10**9):
 def test_a_killed_writer_loses_no_accepted_label_and_leaves_no_half_of_a_request(
     database, tmp_path
 ):
-    """`tests/resilience/slow/test_label_kills.py` kills the service, more often."""
     accepted, first = [], 0
     for _ in range(4):
         command = [sys.executable, "-c", WRITER, str(tmp_path / "state"), str(first)]

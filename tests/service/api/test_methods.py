@@ -1,5 +1,4 @@
-"""Models of other methods than the hypernetwork, fitted by the command and served over HTTP with no
-special case."""
+"""An ensemble is fitted and served with no special case, except that it has few draws."""
 
 import httpx
 import numpy as np
@@ -11,57 +10,29 @@ from tests.support.serving import serving
 from training.__main__ import main
 
 USERS_MODULE = """
-import torch
 from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
-
-    def forward(self, h):
-        return torch.relu(h + self.norm(self.conv(h)))
-
-
-def residual(shape, classes):
-    stem = [nn.Conv2d(shape[0], 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), Block(8)]
-    return nn.Sequential(*stem, nn.Flatten(), nn.Linear(8 * 4 * 4, classes))
 
 
 def attention(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.TransformerEncoderLayer(8, 2), nn.Linear(8, classes))
 """
-FITTED = {
-    "residual": {
-        "network": {"factory": "users_networks:residual"},
-        "posterior": {"couplings": 1, "hidden": 16},
-        "training": {**SECONDS_LONG["training"], "epochs": 6},
-    },
-    "weights": {
-        "method": "bbb-gaussian",
-        "network": {"hidden": [24]},
-        "posterior": {"prior_std": 0.5},
-        "training": {**SECONDS_LONG["training"], "epochs": 15},
-    },
-    "ensemble": {
-        "method": "ensemble",
-        "network": {"hidden": [24]},
-        "posterior": {"members": 3},
-        "training": {**SECONDS_LONG["training"], "epochs": 15},
-    },
+ENSEMBLE = {
+    "name": "ensemble",
+    "method": "ensemble",
+    "network": {"hidden": [24]},
+    "posterior": {"members": 3},
+    "training": {**SECONDS_LONG["training"], "epochs": 15},
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, fits):
-    """A folder with a user's module, recipes and a store of the three fitted models."""
+    """A folder with a user's module and a store of a fitted ensemble."""
     folder = tmp_path_factory.mktemp("methods")
     (folder / "users_networks.py").write_text(USERS_MODULE)
     with working_in(folder):
-        for name, changes in FITTED.items():
-            recipe = write_recipe(folder, name=name, **{**SECONDS_LONG, **changes})
-            assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
+        recipe = write_recipe(folder, **{**SECONDS_LONG, **ENSEMBLE})
+        assert main(["fit", str(recipe), "--quiet", "--device", "cpu"]) == 0
     return folder
 
 
@@ -77,21 +48,19 @@ def predict(url, expected_status=200, **request):
     return answer.json()
 
 
-@pytest.mark.parametrize("model", FITTED)
-def test_it_predicts_digits_and_replays_its_answers(url, digits_rows, model):
+def test_it_predicts_digits_and_replays_its_answers(url, digits_rows):
     from training.data import digits
 
     rows, labels = digits_rows[:100], digits().test.y[:100]
-    answer = predict(url, model=model, inputs=rows.tolist())
+    answer = predict(url, inputs=rows.tolist())
     right = [p["label"] == str(y) for p, y in zip(answer["predictions"], labels, strict=True)]
     assert np.mean(right) > 0.8
-    again = predict(url, model=model, inputs=rows.tolist(), seed=answer["seed"])
+    again = predict(url, inputs=rows.tolist(), seed=answer["seed"])
     assert again == answer
 
 
-@pytest.mark.parametrize("model", FITTED)
-def test_a_pool_is_ranked_by_it(url, digits_rows, model):
-    request = {"model": model, "pool": digits_rows[:50].tolist(), "k": 5, "seed": 3}
+def test_a_pool_is_ranked_by_it(url, digits_rows):
+    request = {"pool": digits_rows[:50].tolist(), "k": 5, "seed": 3}
     answer = httpx.post(f"{url}/acquire", json=request, timeout=60).json()
     scores = [row["score"] for row in answer["ranking"]]
     assert scores == sorted(scores, reverse=True)
@@ -100,17 +69,15 @@ def test_a_pool_is_ranked_by_it(url, digits_rows, model):
 
 def test_an_ensemble_has_as_many_draws_as_members(url, digits_rows):
     inputs = digits_rows[:2].tolist()
-    assert predict(url, model="ensemble", inputs=inputs)["num_samples"] == 3
-    refused = predict(url, 422, model="ensemble", inputs=inputs, num_samples=4)
+    assert predict(url, inputs=inputs)["num_samples"] == 3
+    refused = predict(url, 422, inputs=inputs, num_samples=4)
     assert "num_samples: expected at most 3" in refused["detail"]
-    seeds = [predict(url, model="ensemble", inputs=inputs, seed=s)["predictions"] for s in (1, 2)]
+    seeds = [predict(url, inputs=inputs, seed=s)["predictions"] for s in (1, 2)]
     assert seeds[0] == seeds[1]
 
 
 def test_one_draw_of_an_ensemble_has_no_standard_error(url, digits_rows):
-    (row,) = predict(url, model="ensemble", inputs=digits_rows[:1].tolist(), num_samples=1)[
-        "predictions"
-    ]
+    (row,) = predict(url, inputs=digits_rows[:1].tolist(), num_samples=1)["predictions"]
     assert set(row["standard_error"].values()) == {None}
     assert row["bald"] == 0
 

@@ -99,21 +99,30 @@ def test_a_fit_ends_when_it_has_levelled_off_and_rates_decay_to_its_end(splits, 
     assert rates[-1] == pytest.approx(1e-4, rel=0.1)
 
 
-def test_a_fit_that_is_killed_ends_as_one_that_was_not(splits, tmp_path):
-    whole = begin(tmp_path / "whole", splits, patience=8, max_epochs=60)
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"patience": 8, "max_epochs": 60},
+        {"early_stopping": True, "patience": 5, "max_epochs": 40, "learning_rate": 0.03},
+    ],
+    ids=["levelling", "early stopping"],
+)
+def test_a_killed_fit_resumes_to_the_same_weights(splits, tmp_path, training):
+    whole = begin(tmp_path / "whole", splits, **training)
     expected = whole.fit(quiet=True).state_dict()
-    first = begin(tmp_path / "killed", splits, patience=8, max_epochs=60)
+    killed_after = whole.progress.levelled + 2  # epochs
+    first = begin(tmp_path / "killed", splits, **training)
     step = first._step
 
     def step_or_die(index):
-        if first.progress.step == (whole.progress.levelled + 2) * first.epoch_steps + 1:
+        if first.progress.step == killed_after * first.epoch_steps + 1:
             raise KeyboardInterrupt
         step(index)
 
     first._step = step_or_die
     with pytest.raises(KeyboardInterrupt):
         first.fit(quiet=True)
-    resumed = begin(tmp_path / "killed", splits, patience=8, max_epochs=60)
+    resumed = begin(tmp_path / "killed", splits, **training)
     assert resumed.resumed
     state = resumed.fit(quiet=True).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
@@ -155,39 +164,3 @@ def test_early_stopping_keeps_the_likeliest_epoch_and_ends_patience_epochs_behin
     short.fit(quiet=True)
     most = f"after {best + 5} epochs, the most there may be (training.max_epochs): "
     assert short.stopped() == f"{most}held-out rows were likeliest after {best}"
-
-
-def test_a_fit_that_stops_early_and_is_killed_ends_as_one_that_was_not(splits, tmp_path):
-    wanted = {"early_stopping": True, "patience": 5, "max_epochs": 40, "learning_rate": 0.03}
-    expected = begin(tmp_path / "whole", splits, **wanted).fit(quiet=True).state_dict()
-    first = begin(tmp_path / "killed", splits, **wanted)
-    step = first._step
-
-    def step_or_die(index):
-        if first.progress.step == 3 * first.epoch_steps + 1:
-            raise KeyboardInterrupt
-        step(index)
-
-    first._step = step_or_die
-    with pytest.raises(KeyboardInterrupt):
-        first.fit(quiet=True)
-    state = begin(tmp_path / "killed", splits, **wanted).fit(quiet=True).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-
-
-def test_an_older_checkpoint_with_a_loss_for_each_row_is_taken_up(splits, tmp_path):
-    wanted = {"early_stopping": True, "patience": 5, "learning_rate": 0.03}
-    expected = begin(tmp_path / "whole", splits, max_epochs=6, **wanted).fit(quiet=True)
-    older = begin(tmp_path / "older", splits, max_epochs=3, **wanted)
-    save = older._save
-
-    def save_as_before():
-        if older.lowest is not None:
-            older.lowest = older.lowest.mean().repeat(8)
-        save()
-
-    older._save = save_as_before
-    older.fit(quiet=True)
-    found = begin(tmp_path / "older", splits, max_epochs=6, **wanted).fit(quiet=True)
-    for name, tensor in found.state_dict().items():
-        assert torch.equal(tensor, expected.state_dict()[name])
