@@ -14,9 +14,8 @@ from training import log, silence
 from training import recipe as recipes
 from training.commands.common import open_store, print_quality
 from training.data import load, split, split_sizes
-from training.data.description import full_report, plan_lines, short_report
-from training.data.findings import Findings, alike_lines, findings_of, near_duplicate_lines
-from training.data.plan import Plan, keep_recipe, plan_of
+from training.data.findings import Findings, alike_lines, duplicate_lines, findings_of
+from training.data.plan import Plan, keep_recipe, plan_lines, plan_of
 from training.folders import data_root, runs_folder
 from training.recipe import DataSection, Recipe
 from training.versions import find_fitted, load_for, open_parent
@@ -56,7 +55,7 @@ def fit(options: argparse.Namespace) -> None:
     start = options.warm_start and open_parent(store, options.warm_start, "--warm-start")
     data = load_for(recipe, data_root(), start)
     splits = split(data, split_sizes(recipe))
-    for line in alike_lines(data.classes) + near_duplicate_lines(splits, data.takes_ids):
+    for line in alike_lines(data.classes) + duplicate_lines(splits, data.takes_ids):
         log.info("! %s", line)
 
     # wrong recipes and data are answered before torch is there
@@ -115,7 +114,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.leave_out:
         section = section.model_copy(update={"leave_out": options.leave_out})
     found = findings_of(section, data_root(), options.task)
-    log.info("%s", "\n".join(short_report(found)))
+    log.info("%s", "\n".join(found.report(is_full=False)))
     plan = plan_of(found, section, options.name, options.seed)
     log.info("%s", "\n".join(plan_lines(plan)))
     return plan
@@ -139,7 +138,7 @@ def inspect(options: argparse.Namespace) -> None:
         content |= {"columns": columns, "warnings": warnings}
         print(json.dumps(content))
         return
-    print("\n".join([*full_report(found), *(f"! {line}" for line in lines)]))
+    print("\n".join([*found.report(is_full=True), *(f"! {line}" for line in lines)]))
 
 
 def _before_fit(found: Findings, section: DataSection) -> list[str]:
@@ -152,6 +151,6 @@ def _before_fit(found: Findings, section: DataSection) -> list[str]:
             plan = plan_of(found, section, None, None)
             lines += plan.warnings
             splits = split(load(plan.recipe, data_root()), split_sizes(plan.recipe))
-        return lines + near_duplicate_lines(splits)
+        return lines + duplicate_lines(splits)
     except InvalidInput as error:
         return [*lines, f"fit would stop: {error}"]

@@ -25,18 +25,19 @@ from training.recipe import DataSection
 
 MOST_CLASSES_OF_NUMBERS = 10  # whole numbers with more different values are a target of regression
 FEW = 10  # rows of a class below which it is named
-DUPLICATE_ROWS = 200_000  # rows that are compared
 CLOSE_STEPS = 1000.0  # of float32 that a target's standard deviation should have
-DIGITS = 3  # of numbers that are compared, in standard deviations
 MOST_PIXELS = 64  # of a side of images that are larger, or of several sizes
-NEAR_DIGITS = 3  # of numbers of rows that are compared, in standard deviations of all of them
+NEAR_DIGITS = 3  # decimals that are compared, in standard deviations
 CHUNK_ROWS = 1024
-TOLD_SHARE = 0.01  # of a split's rows from which on, and more than one, duplicates are worth a word
+MIN_SHARE = 0.01  # of a split, from which duplicates are reported
 ADVICE = (
-    "calibration and test rows that the fit has seen look surer than new ones will; data.group "
-    "keeps what belongs together in one split"
+    "calibration and test rows that the fit has seen look surer than new ones will; "
+    "name what tells things apart (data.group or --group COLUMN)"
 )
 KINDS = ("csv", "parquet", "npz", "images")
+USED_KINDS = ("numeric", "categorical", "time")
+SHOWN = 12  # names in a line
+NAME_WIDTH = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,58 @@ class Findings:
 
     @property
     def used(self) -> list[ColumnFinding]:
-        """The columns that a model looks at."""
+        """The columns that a model takes."""
         return [column for column in self.columns if column.kind not in ("ignored", "refused")]
+
+    def report(self, is_full: bool) -> list[str]:
+        """Describe the source in lines: every column, or only those that are left out."""
+        shape = f" of shape {self.shape}" if self.shape else ""
+        task = self.task or "no task"
+        lines = [f"{self.source}: {self.rows} rows{shape}; {task}: {self.why}"]
+        if self.classes:
+            counts = [f"{label} {count}" for label, count in self.classes.items()]
+            lines.append(f"{len(counts)} classes: {_shorten(counts, ', ')}")
+        elif self.targets is not None and len(self.targets):
+            y = self.targets
+            moments = f"mean {y.mean():.4g}, standard deviation {y.std():.4g}"
+            lines.append(f"target: {y.min():.4g} to {y.max():.4g}, {moments}")
+        lines += self._all_columns() if is_full else self._left_out()
+        return [*lines, *self.notes, *(f"! {warning}" for warning in self.warnings)]
+
+    def _all_columns(self) -> list[str]:
+        if not self.columns:
+            return []
+        lines = ["columns:"]
+        width = min(NAME_WIDTH, max(len(column.name) for column in self.columns))
+        for column in self.columns:
+            missing = f"; {100 * column.missing:.2g} % missing" if column.missing else ""
+            name = f"  {column.name[:width]:<{width}}  {column.kind:<11}"
+            lines.append(f"{name}  {column.why}{missing}")
+            if column.kind != "ignored":  # whose notes are among the warnings
+                lines += [f"  {'':<{width}}  {'':<11}  ! {note}" for note in column.notes]
+        tails = sorted((c for c in self.used if c.tail > 5), key=lambda column: -column.tail)[:3]
+        if tails:
+            shown = ", ".join(f"{column.name} ({np.round(column.tail):.6g})" for column in tails)
+            unit = "interquartile ranges from the median to the furthest value"
+            lines.append(f"heaviest tails ({unit}): {shown}")
+        return lines
+
+    def _left_out(self) -> list[str]:
+        if not self.columns:
+            return []
+        kinds = [column.kind for column in self.columns]
+        counts = [f"{kinds.count(kind)} {kind}" for kind in USED_KINDS if kind in kinds]
+        lines = [f"columns: {', '.join(counts) or 'none'}"]
+        ignored = [f"{c.name} ({c.why})" for c in self.columns if c.kind == "ignored"]
+        if ignored:
+            lines.append(f"left out: {_shorten(ignored, '; ')}")
+        notes = [f"! column {c.name}: {note}" for c in self.columns for note in c.notes]
+        return lines + notes[:SHOWN]
+
+
+def _shorten(texts: list[str], separator: str) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return separator.join(texts[:SHOWN]) + more
 
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
@@ -140,8 +191,7 @@ def _with_target(
     ]
     if isinstance(target.values, list) and task != "regression":
         warnings += _nearly_numbers(name, target.values)
-    warnings += _duplicates(list(features.values()), len(y)) + _rare(found.classes)
-    return replace(found, warnings=found.warnings + warnings)
+    return replace(found, warnings=found.warnings + warnings + _rare(found.classes))
 
 
 def _of_arrays(section: DataSection, path: Path, task: Task | None) -> Findings:
@@ -219,35 +269,6 @@ def alike_lines(classes: Iterable[str]) -> list[str]:
     return [f"{said}: {'; '.join(groups[:10])}"] if groups else []
 
 
-def _duplicates(columns: list[Any], rows: int) -> list[str]:
-    """Warn of rows alike in all columns, numbers up to thousandths of a standard deviation."""
-    if not columns or not rows:
-        return []
-    codes = []
-    for values in columns:
-        keys: Any
-        if isinstance(values, list):
-            keys = [value or "" for value in values[:DUPLICATE_ROWS]]
-        else:
-            scale = np.std(values[np.abs(values) < np.finfo(np.float32).max]) or 1.0
-            finite = np.nan_to_num(values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-            with np.errstate(over="ignore"):
-                keys = np.round(finite / scale, DIGITS)[:DUPLICATE_ROWS]
-        codes.append(np.unique(keys, return_inverse=True)[1])
-    rows_of = np.stack(codes, 1)
-    _, inverse, counts = np.unique(rows_of, axis=0, return_inverse=True, return_counts=True)
-    alike = int((counts[inverse.ravel()] > 1).sum())
-    if alike == 0:
-        return []
-    share = alike / len(inverse)
-    told = f"{alike} rows ({100 * share:.3g} %) are nearly the same as another in all columns"
-    told += " that are used"
-    if share > 0.05:
-        told += ": where that is one thing seen twice, name what tells things apart by "
-        told += "--group COLUMN"
-    return [told]
-
-
 def _close_targets(y: np.ndarray) -> list[str]:
     """Warn of targets that differ by little more than the steps of float32."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
@@ -265,27 +286,25 @@ def _close_targets(y: np.ndarray) -> list[str]:
 def near_duplicates(
     train: Rows, others: Mapping[str, Rows], takes_ids: bool = False
 ) -> dict[str, int]:
-    """Return how many of other rows are nearly the same as a training row, in all their numbers.
-
-    Of ids, which are not near to each other, they are the same.
-    """
+    """Count the rows of each set that are nearly the same as a training row; rows of ids must be
+    equal."""
     scale = 1.0 if takes_ids else _scale(train.x)
-    seen = set(_keys(train, scale))
-    return {name: sum(key in seen for key in _keys(rows, scale)) for name, rows in others.items()}
+    known = set(_keys(train, scale))
+    return {name: sum(key in known for key in _keys(rows, scale)) for name, rows in others.items()}
 
 
-def near_duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
-    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
-    many = near_duplicates_told(splits.train, others, takes_ids)
-    return [f"rows nearly the same as a training row: {many}; {ADVICE}"] if many else []
-
-
-def near_duplicates_told(train: Rows, others: Mapping[str, Rows], takes_ids: bool = False) -> str:
+def describe_duplicates(train: Rows, others: Mapping[str, Rows], takes_ids: bool = False) -> str:
     return ", ".join(
         f"{count} of {len(others[name])} {name}"
         for name, count in near_duplicates(train, others, takes_ids).items()
-        if count > max(1.0, TOLD_SHARE * len(others[name]))
+        if count > max(1.0, MIN_SHARE * len(others[name]))
     )
+
+
+def duplicate_lines(splits: Splits, takes_ids: bool = False) -> list[str]:
+    others = {name: rows for name, rows in vars(splits).items() if name != "train"}
+    counts = describe_duplicates(splits.train, others, takes_ids)
+    return [f"rows nearly the same as a training row: {counts}; {ADVICE}"] if counts else []
 
 
 def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:

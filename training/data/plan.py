@@ -170,6 +170,37 @@ def _plan_layers(
     return float(MEMBERS * (width * UNITS + UNITS * UNITS + UNITS * outputs))
 
 
+def plan_lines(plan: Plan) -> list[str]:
+    recipe = plan.recipe
+    network = recipe.network.kind
+    if recipe.network.hidden is not None:
+        network = f"hidden {recipe.network.hidden}"
+        bins = recipe.network.bins
+        network += "" if bins is None else f" of numbers and their places in {bins} bins"
+    training = recipe.training
+    splits = [plan.reasons[f"data.{name}"].split(" of ")[0] + f" {name}" for name in SPLITS]
+    if recipe.data.test_fraction:
+        splits.append(f"{recipe.data.test_fraction:g} of all rows test")
+    by = "by group" if recipe.data.group else "by time" if recipe.data.time else None
+    until = "validation rows get no likelier" if training.early_stopping else "it levels off"
+    steps = (
+        f"batches of {training.batch_rows}, rate {training.learning_rate:g}, until {until}, "
+        f"at most {training.max_epochs} epochs"
+    )
+    parts = {
+        "network": (f"{network}", plan.reasons.get("network")),
+        "method": (recipe.method, plan.reasons.get("method")),
+        "splits": (", ".join(splits), by),
+        "training": (steps, plan.reasons.get("training.max_epochs")),
+    }
+    if recipe.data.target_transform == "auto":
+        parts["target"] = ("as it is or transformed", plan.reasons.get("data.target_transform"))
+    lines = [
+        f"  {name:<9} {text}" + (f" ({why})" if why else "") for name, (text, why) in parts.items()
+    ]
+    return [*lines, *(f"! {warning}" for warning in plan.warnings)]
+
+
 def name_of(source: str) -> str:
     stem = re.split(r"[/\\]", source.partition(":")[2].rstrip("/\\"))[-1].split(".")[0]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64]

@@ -17,7 +17,7 @@ from model_store.inference.noise import MAX_SEED
 from training import log, silence
 from training.calibration.calibrate import groups_known
 from training.data import Dataset, Rows, leave_out, split, split_sizes
-from training.data.findings import near_duplicates_told
+from training.data.findings import describe_duplicates
 from training.evaluation import attacks, plots
 from training.evaluation import report as records
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
@@ -224,7 +224,7 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
         data = replace(data, left_out=left_out)
     if fitted is not None:
         measured = data.rows if data.is_held_out else data.test
-        told = near_duplicates_told(fitted.train, {f"rows of {source}": measured})
+        told = describe_duplicates(fitted.train, {f"rows of {source}": measured})
         if told:
             said = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
             log.info(said, told, version.label)

@@ -8,7 +8,7 @@ from tests.support.recipes import recipe_of
 from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import Rows, Splits, load
-from training.data.findings import near_duplicate_lines, near_duplicates
+from training.data.findings import duplicate_lines, near_duplicates
 
 RNG = np.random.default_rng(0)
 CLASSES = ["a", "b", "c", "d"]
@@ -36,9 +36,9 @@ def test_copies_of_training_rows_are_counted_by_split(dtype):
         "ranking": 1,
         "test": 20,
     }
-    (line,) = near_duplicate_lines(made)
+    (line,) = duplicate_lines(made)
     assert "5 of 20 validation, 20 of 20 test" in line
-    assert near_duplicate_lines(Splits(made.train, *[made.reference] * 4)) == []
+    assert duplicate_lines(Splits(made.train, *[made.reference] * 4)) == []
 
 
 def write(folder, copies):

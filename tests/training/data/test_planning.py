@@ -17,7 +17,6 @@ from tests.support.refusals import refused
 from training.__main__ import main
 from training.data import load as load_data
 from training.data import split, split_sizes
-from training.data.description import full_report, short_report
 from training.data.findings import findings_of, task_of
 from training.data.plan import BINS, keep_recipe, name_of, plan_of, recipe_text, share_of
 from training.recipe import DataSection, load
@@ -69,7 +68,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
         "code": ("categorical", "3 categories"),
         "price": ("numeric", kinds["price"][1]),
     }
-    text = "\n".join(full_report(found(tmp_path)))
+    text = "\n".join(found(tmp_path).report(is_full=True))
     assert re.search(r"  size +numeric +numbers, \S+ to \S+; 10 % missing", text)
     assert (
         "! column code may hold the target in other words: alone it gives the right class in "
@@ -82,7 +81,7 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
         "heaviest tails (interquartile ranges from the median to the furthest value): wealth"
         in text
     )
-    short = "\n".join(short_report(found(tmp_path)))
+    short = "\n".join(found(tmp_path).report(is_full=False))
     assert "left out: id (it numbers the rows); name" in short
     assert "columns: 3 numeric, 2 categorical, 1 time" in short
 
@@ -98,8 +97,8 @@ def test_every_column_is_taken_for_something_for_a_reason(tmp_path):
 )
 def test_numbers_with_signs_are_told_from_text(tmp_path, cells, is_said):
     write(tmp_path, price=cells)
-    for told in (full_report, short_report):
-        text = "\n".join(told(found(tmp_path)))
+    for is_full in (True, False):
+        text = "\n".join(found(tmp_path).report(is_full))
         assert ("They can be read in several ways" in text) == is_said
 
 
@@ -142,12 +141,6 @@ def test_a_regression_s_leak_and_repeated_rows_are_told(tmp_path):
     assert any(
         text.startswith("column size may hold the target in other words: alone it explains")
         for text in said
-    )
-    few = {name: cells[:30] * 10 for name, cells in COLUMNS.items()}
-    write(tmp_path, **few)
-    (said,) = (text for text in found(tmp_path).warnings if "nearly the same" in text)
-    assert said.startswith(
-        "300 rows (100 %) are nearly the same as another in all columns that are used: where"
     )
 
 
