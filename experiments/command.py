@@ -115,7 +115,7 @@ def known_targets() -> "dict[str, Target]":
 
 def reproduce(options: argparse.Namespace) -> None:
     from experiments.cells import measure_missing
-    from experiments.findings import findings_page
+    from experiments.findings import findings_page, read_claims
     from experiments.pages import write_pages
 
     known = known_targets()
@@ -133,7 +133,7 @@ def reproduce(options: argparse.Namespace) -> None:
         left = measure_missing(targets, options.out, runs, *limits)
     guides = GUIDES if options.out == OUT else options.out
     write_pages([*known.values()], options.out, guides)
-    (guides / "findings.md").write_text(findings_page(known, options.out, guides))
+    (guides / "findings.md").write_text(findings_page(known, options.out, guides, read_claims()))
     print(f"{options.out / 'README.md'}: {left} cells left" if left else options.out / "README.md")
 
 

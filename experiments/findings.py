@@ -1,5 +1,6 @@
 """Claims of the papers, each with its test, written down before the cells are measured."""
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from experiments.pages import counts, link_to, values_of
 from experiments.tables.uci import PUBLISHED
 
 LEVEL = 0.95
+CLAIMS = Path(__file__).parent / "claims.csv"
 
 
 @dataclass(frozen=True)
@@ -72,122 +74,22 @@ def outcome(low: float, high: float, least: float) -> str:
     return "does not hold" if high < least else "cannot be told"
 
 
-KRUEGER, BLUNDELL = "Krueger et al. 2017", "Blundell et al. 2015"
-LI = "Li and Gal 2017"
-WIDER = " (a spike wider than the paper's)"
-ATTACK = "fgsm-0.1-of-1-draws_bald"
-AHEAD = {  # in accuracy
-    ("couplings help: 8 are ahead of none", KRUEGER, "table-1"): ("realnvp-8", "realnvp-0"),
-    ("8 couplings are ahead of Bayes by Backprop", KRUEGER, "table-1"): ("realnvp-8", "bbb"),
-    ("dropout is ahead of 8 couplings", KRUEGER, "table-1"): ("dropout", "realnvp-8"),
-    **{
-        (
-            f"of 5,000 rows 12 couplings of {units:,} units are ahead of dropout",
-            KRUEGER,
-            f"table-1-few-{units}",
-        ): ("realnvp-12", "dropout")
-        for units in (800, 1200)
-    },
-    **{
-        (
-            f"the scale mixture is ahead of {what}, at 800 units{of}",
-            BLUNDELL,
-            "weight-uncertainty",
-        ): (f"bbb-mixture{kind}-800", row)
-        for of, kind in {"": "", WIDER: "-wide"}.items()
-        for what, row in {"the Gaussian prior": "bbb-gaussian-800", "SGD": "sgd-800"}.items()
-    },
-}
-DETECTED = {  # by AUROC
-    (
-        "dropout finds other data better than RealNVP",
-        "notmnist_variation_ratio",
-    ): "dropout bhn-realnvp",
-    ("IAF finds attacks (FGSM, .1) better than RealNVP", ATTACK): "bhn-iaf bhn-realnvp",
-    ("IAF finds attacks (FGSM, .1) better than dropout", ATTACK): "bhn-iaf dropout",
-}
-MEASURED = {  # by a figure that is larger in the first row, or smaller by a margin at most
-    (
-        "a hypernetwork's posterior has both modes of a product",
-        KRUEGER,
-        "toy-product",
-        "lesser_mode",
-    ): ("bhn-weights-8 bbb-gaussian", 0.0),
-    (
-        "a hypernetwork's parameters are correlated",
-        KRUEGER,
-        "toy-correlations",
-        "correlated",
-    ): ("bhn-scales bbb-gaussian", 0.0),
-    ("BALD needs fewer labels than random choice", KRUEGER, "figure-4", "labels"): (
-        "bhn-warm-random bhn-warm-bald",
-        0.0,
-    ),
-    ("of a digit left out dropout finds more than 4 couplings", KRUEGER, "table-3", "bald"): (
-        "dropout bhn-realnvp-4",
-        0.0,
-    ),
-    **{
-        (
-            f"removing 75 % of the weights costs at most .1 % of accuracy{of}",
-            BLUNDELL,
-            "pruning",
-            "error",
-        ): (f"{kind}0 {kind}75", 0.1)
-        for of, kind in {"": "", WIDER: "wide-"}.items()
-    },
-    **{
-        (
-            f"on MNIST alpha {alpha} is ahead of 0 in likelihood",
-            LI,
-            "alpha-mnist",
-            "log_likelihood",
-        ): (f"alpha-{alpha} alpha-0", 0.0)
-        for alpha in ("0.5", "1")
-    },
-    **{
-        (
-            f"attacked (FGSM, .1), alpha 1 keeps more accuracy than {what}",
-            LI,
-            "alpha-mnist",
-            "attacked_accuracy_0.1",
-        ): (f"alpha-1 {row}", 0.0)
-        for what, row in {"the network without dropout": "mlp", "alpha 0": "alpha-0"}.items()
-    },
-    (
-        "lambda .01 costs at most .5 % of accuracy",
-        "Kristiadi",
-        "variational-hypernet",
-        "accuracy",
-    ): ("1e-2 point", 0.5),
-}
-CLAIMS = (
-    *(Claim(*of, "accuracy", [pair]) for of, pair in AHEAD.items()),
-    *(
-        Claim(text, KRUEGER, "table-2", column, [(first, second)])
-        for (text, column), rows in DETECTED.items()
-        for first, second in [rows.split()]
-    ),
-    *(
-        Claim(*of, [(first, second)], margin)
-        for of, (rows, margin) in MEASURED.items()
-        for first, second in [rows.split()]
-    ),
-    *(
-        Claim(
-            f"alpha {alpha} is ahead of 0 in likelihood, on most sets",
-            LI,
-            "uci",
-            "log_likelihood",
-            [(f"{name}-alpha-{alpha}", f"{name}-alpha-0") for name in PUBLISHED],
-        )
-        for alpha in ("0.5", "1")
-    ),
-)
+def read_claims(path: Path = CLAIMS) -> list[Claim]:
+    """Read claims from a table; `*` in a row's name stands for each UCI set."""
+    claims = []
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            larger, smaller = line["larger"], line["smaller"]
+            names = PUBLISHED if "*" in larger else [""]
+            pairs = [(larger.replace("*", name), smaller.replace("*", name)) for name in names]
+            margin = float(line["margin"] or 0.0)
+            where = (line["source"], line["target"], line["column"])
+            claims.append(Claim(line["claim"], *where, pairs, margin))
+    return claims
 
 
 def findings_page(
-    targets: Mapping[str, Target], out: Path, guides: Path, claims: Sequence[Claim] = CLAIMS
+    targets: Mapping[str, Target], out: Path, guides: Path, claims: Sequence[Claim]
 ) -> str:
     lines = [
         "# What the replication found",

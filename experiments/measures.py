@@ -1,19 +1,30 @@
 """What cells measure of a fit."""
 
 import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.cells import ROOT, Measured
+from model_store.artifacts.manifest import Manifest
+from model_store.artifacts.store import ModelStore
+from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from training import recipe as recipes
 from training.data import Dataset, Rows
-from training.fit import Fitted, fit
+from training.evaluation.evaluate import Wanted, evaluate_version
+from training.evaluation.outliers import OutlierSource
+from training.fit import Fitted, fit, publish
 from training.fitting.early_stopping import find_moving
 from training.fitting.run import LEVELLED_OFF
+from training.folders import data_root
 from training.recipe import Recipe
+from training.versions import open_parent
 
 RECIPES = (ROOT / "experiments" / "recipes", ROOT / "recipes")
 CHUNK_ROWS = 500
@@ -34,6 +45,33 @@ def recipe_with(base: str, seed: int, /, **changes: Any) -> Recipe:
         is_merged = isinstance(value, dict) and not is_other
         content[key] = {**content.get(key, {}), **value} if is_merged else value
     return recipes.validate(content, base)
+
+
+@dataclass(frozen=True)
+class Published:
+    store: ModelStore
+    manifest: Manifest
+    model: Model
+
+    def evaluate(
+        self, rows: int, sources: Sequence[str] = (), attacks: bool = False
+    ) -> dict[str, Any]:
+        """Return the evaluation report; `rows` of the test rows and of each set of outliers."""
+        parent = open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
+        outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
+        wanted = Wanted(outliers, attacks=attacks, rows=rows)
+        return evaluate_version(
+            self.store, parent, self.model, data_root(), wanted, quiet=True
+        ).report
+
+
+@contextmanager
+def published(fitted: Fitted) -> Iterator[Published]:
+    """Publish a fit to a store of its own, which is deleted afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = ModelStore(Path(folder))
+        manifest = publish(fitted, store)
+        yield Published(store, manifest, Model.load(store.open(manifest.name, manifest.version)))
 
 
 def measure_fit(recipe: Recipe, runs: Path, data: Dataset | None = None) -> Measured:

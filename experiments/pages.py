@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -175,6 +176,30 @@ def dots(axis: Axes, target: Target, results: Results, key: str) -> None:
     axis.set_yticklabels(names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.3)
+
+
+def first_seeds(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the values of each row's first seed."""
+    return {row: cells[0].measured.values for row, cells in results.items() if cells}
+
+
+def panels(
+    count: int, across: int, width: float, height: float, margin: float = 0.0, share: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a grid of axes; `height` and `margin` make its height by rows."""
+    down = -(-count // across)
+    figure, axes = plt.subplots(
+        down,
+        across,
+        figsize=(width, margin + height * down),
+        sharex=share,
+        sharey=share,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis in axes.flat[count:]:
+        axis.set_axis_off()
+    return figure, [*axes.flat[:count]]
 
 
 def draw_columns(target: Target, results: Results) -> Figure:

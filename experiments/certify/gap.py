@@ -9,7 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from jaxtyping import Float64
@@ -19,6 +18,7 @@ from torch import Tensor
 from experiments.cells import Column, Measured, Results, Target
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
+from experiments.pages import first_seeds, panels
 from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
@@ -161,19 +161,10 @@ def _rows(data: Dataset) -> list[list[float]]:
 def _draw(_: Target, results: Results) -> Figure:
     """Draw each method's mean and two deviations of its draws' means, of the first seed, over the
     exact ones."""
-    first = {row: cells[0].measured.values for row, cells in results.items() if cells}
+    first = first_seeds(results)
     exact = first.pop(EXACT, None)
-    down = max(1, -(-len(first) // 4))
-    figure, axes = plt.subplots(
-        down,
-        4,
-        figsize=(12, 2.6 * down),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, (row, values) in zip(axes.flat, first.items(), strict=False):
+    figure, axes = panels(len(first), 4, 12, 2.6)
+    for axis, (row, values) in zip(axes, first.items(), strict=True):
         for of, color in ((exact, "0.5"), (values, "C0")):
             if of is not None:
                 mean, std = np.array(of["mean"]), np.array(of["std"])

@@ -5,7 +5,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from jaxtyping import Float64
@@ -27,6 +26,7 @@ from experiments.certify.gap import (
 )
 from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
 from experiments.measures import measured_of
+from experiments.pages import first_seeds, panels
 from training import recipe as recipes
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
@@ -132,19 +132,12 @@ def compare(
 
 def _draw(_: Target, results: Results) -> Figure:
     """Draw the probability of the second class by each method, of the first seed."""
-    first = {row: cells[0].measured.values for row, cells in results.items() if cells}
-    down = -(-len(first) // 4)
-    size = (11, 2.6 * down)
-    figure, axes = plt.subplots(
-        down, 4, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, (row, values) in zip(axes.flat, first.items(), strict=False):
+    first = first_seeds(results)
+    figure, axes = panels(len(first), 4, 11, 2.6)
+    for axis, (row, values) in zip(axes, first.items(), strict=True):
         image = np.array(values["probability"]).reshape(len(SIDE), -1)
         levels = np.linspace(0.0, 1.0, 11)
         shades = axis.contourf(SIDE, SIDE, image, levels=levels, cmap="RdBu")
-        axis.set_axis_on()
         axis.set(title=row, xticks=(-4, 0, 4), yticks=(-4, 0, 4))
     figure.colorbar(shades, ax=axes, label="probability of the second class", shrink=0.7)
     return figure

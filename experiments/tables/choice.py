@@ -12,17 +12,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import recipe_with
+from experiments.measures import published, recipe_with
 from experiments.pages import dots
 from experiments.tables.detection import ROWS
 from model_store.artifacts.manifest import GRAPHS
-from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
-from training.evaluation.evaluate import Wanted, evaluate_version
-from training.fit import Fitted, fit, publish
-from training.folders import data_root
+from training.fit import Fitted, fit
 from training.recipe import Recipe
-from training.versions import WEIGHTS, open_parent
+from training.versions import WEIGHTS
 
 SECONDS = {
     "digits": 10.0,
@@ -78,25 +75,20 @@ def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tu
 
 
 def measure(data: str, method: str, seed: int, _: Path) -> Measured:
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder) / "runs"  # nothing is to be resumed of what is timed
-        fitted, seconds = fit_for(SECONDS[data], data, method, seed, runs)
-        store = ModelStore(Path(folder) / "models")
-        manifest = publish(fitted, store)
-        parent = open_parent(store, f"{manifest.name}:{manifest.version}", "model")
-        model = Model.load(store.open(manifest.name, manifest.version))
-        wanted = Wanted(rows=ROWS)
-        report = evaluate_version(store, parent, model, data_root(), wanted, True).report
-        row = fitted.data.test.x[:1].astype(np.float32)
-        request = request_ms(model, row, manifest.noise.default_draws)
-        values = {
-            **values_of_report(report),
-            "request_ms": request,
-            "kilobytes": sum(manifest.files[file].size for file in (*GRAPHS, WEIGHTS)) / 1e3,
-            "seconds": seconds,
-            "epochs": float(fitted.recipe.training.epochs or 0),
-        }
-        return Measured(values, fitted.data.digest()[:16])  # level or not, its time is over
+    with tempfile.TemporaryDirectory() as folder:  # a timed fit must not resume another
+        fitted, seconds = fit_for(SECONDS[data], data, method, seed, Path(folder))
+        with published(fitted) as version:
+            report, manifest = version.evaluate(ROWS), version.manifest
+            row = fitted.data.test.x[:1].astype(np.float32)
+            request = request_ms(version.model, row, manifest.noise.default_draws)
+    values = {
+        **values_of_report(report),
+        "request_ms": request,
+        "kilobytes": sum(manifest.files[file].size for file in (*GRAPHS, WEIGHTS)) / 1e3,
+        "seconds": seconds,
+        "epochs": float(fitted.recipe.training.epochs or 0),
+    }
+    return Measured(values, fitted.data.digest()[:16])  # level or not, its time is over
 
 
 def request_ms(model: Model, row: np.ndarray, draws: int) -> float:

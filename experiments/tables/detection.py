@@ -1,7 +1,6 @@
 """What posterior scores and the flag tell of other data, of attacks and of a digit left out: Tables
 2 and 3 and Figures 5 and 7 of Krueger et al. 2017, "Bayesian hypernetworks"."""
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,18 +17,13 @@ from experiments.cells import (
     Target,
     mean_and_spread,
 )
-from experiments.measures import measured_of
+from experiments.measures import measured_of, published
 from experiments.pages import counts, draw_columns, values_of
 from experiments.tables.mnist import HELD_OUT, flow, recipe_of
-from model_store.artifacts.store import ModelStore
-from model_store.inference.model import Model
 from training.evaluation.attacks import STEPS
-from training.evaluation.evaluate import LEFT_OUT, Wanted, evaluate_version
-from training.evaluation.outliers import OutlierSource
-from training.fit import Fitted, fit, publish
-from training.folders import data_root
+from training.evaluation.evaluate import LEFT_OUT
+from training.fit import Fitted, fit
 from training.recipe import Recipe
-from training.versions import open_parent
 
 ROWS = 1000  # of the test rows, and of each set
 SOURCES = (
@@ -62,14 +56,8 @@ def evaluated(
 ) -> tuple[Fitted, dict[str, Any]]:
     """Fit a recipe and return the evaluation report of what is published of it."""
     fitted = fit(recipe, runs=runs, quiet=True)
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(Path(folder))
-        manifest = publish(fitted, store)
-        parent = open_parent(store, f"{manifest.name}:{manifest.version}", "model")
-        model = Model.load(store.open(manifest.name, manifest.version))
-        outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
-        wanted = Wanted(outliers, attacks=attacks, rows=ROWS)
-        return fitted, evaluate_version(store, parent, model, data_root(), wanted, True).report
+    with published(fitted) as version:
+        return fitted, version.evaluate(ROWS, sources, attacks)
 
 
 def _measure(recipe: str, changes: dict[str, Any], seed: int, runs: Path) -> Measured:

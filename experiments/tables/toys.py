@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float64
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measured_of
+from experiments.pages import first_seeds, panels
 from training import recipe as recipes
 from training.data import Dataset, Rows
 from training.fit import fit
@@ -123,21 +123,10 @@ def measure(
 
 def _draw(target: Target, results: Results) -> Figure:
     """Draw each method's median and interquartile range over draws, of the first seed."""
-    measured = {row: cells[0].measured.values for row, cells in results.items() if cells}
+    measured = first_seeds(results)
     across = min(4, len(measured))
-    down = -(-len(measured) // across)
-    figure, axes = plt.subplots(
-        down,
-        across,
-        figsize=(max(8, 3.2 * across), 0.5 + 2.8 * down),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis in axes.flat[len(measured) :]:
-        axis.set_axis_off()
-    for axis, (row, values) in zip(axes.flat, measured.items(), strict=False):
+    figure, axes = panels(len(measured), across, max(8, 3.2 * across), 2.8, margin=0.5)
+    for axis, (row, values) in zip(axes, measured.items(), strict=True):
         grid, low, median, high = values["curves"]
         x, y = values["rows"]
         axis.plot(x, y, ".", color="0.6", markersize=3)

@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measure_fit, recipe_with, values_of
-from experiments.pages import count, dots
+from experiments.pages import count, dots, panels
 from training import recipe as recipes
 from training.data import load
 from training.data.findings import findings_of
@@ -86,13 +85,8 @@ def _draw(target: Target, results: Results) -> Figure:
         for name in PUBLISHED
     }
     measured = {name: rows for name, rows in by_set.items() if any(rows.values())}
-    down = -(-len(measured) // 3)
-    figure, axes = plt.subplots(
-        down, 3, figsize=(12, 0.6 + 2.6 * down), squeeze=False, layout="constrained"
-    )
-    for axis in axes.flat[len(measured) :]:
-        axis.set_axis_off()
-    for axis, (name, rows) in zip(axes.flat, measured.items(), strict=False):
+    figure, axes = panels(len(measured), 3, 12, 2.6, margin=0.6, share=False)
+    for axis, (name, rows) in zip(axes, measured.items(), strict=True):
         dots(axis, target, rows, "log_likelihood")
         axis.set_yticklabels([row.removeprefix(f"{name}-") for row in rows])
         axis.set_title(name)
@@ -166,8 +160,8 @@ def _above(results: Results) -> str:
 
 def _draw_defaults(target: Target, results: Results) -> Figure:
     """Draw log-likelihoods, each on an axis of its own."""
-    figure, axes = plt.subplots(3, 3, figsize=(12, 4), squeeze=False, layout="constrained")
-    for axis, (name, cells) in zip(axes.flat, results.items(), strict=False):
+    figure, axes = panels(len(results), 3, 12, 4 / 3, share=False)
+    for axis, (name, cells) in zip(axes, results.items(), strict=True):
         dots(axis, target, {name: cells}, "log_likelihood")
     figure.suptitle(f"{target.title} (× MC dropout, Gal and Ghahramani 2016)")
     return figure

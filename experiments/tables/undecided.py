@@ -1,7 +1,6 @@
 """A Bayesian CNN that answers "undecided" on images unlike those of its training: Blundell et al.
 2015, "Weight uncertainty in neural networks", as a reading group showed it."""
 
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from jaxtyping import Bool
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
-from experiments.measures import measured_of, recipe_with
+from experiments.measures import measured_of, published, recipe_with
 from experiments.pages import values_of
 from experiments.tables.mnist import HELD_OUT
-from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.inference.model import Model
@@ -22,7 +20,7 @@ from model_store.inference.prediction import Prediction
 from training.data import Rows
 from training.evaluation.outliers import OutlierSource, near_rows, noise_sets
 from training.evaluation.quality import ServedPredictor
-from training.fit import fit, publish
+from training.fit import fit
 from training.folders import data_root
 
 DRAWS, ROWS = 30, 1000
@@ -46,10 +44,8 @@ def measure(method: str, seed: int, runs: Path) -> Measured:
         serving={"draws": DRAWS},
     )
     fitted = fit(recipe, runs=runs, quiet=True)
-    with tempfile.TemporaryDirectory() as folder:
-        store = ModelStore(Path(folder))
-        manifest = publish(fitted, store)
-        model = Model.load(store.open(manifest.name, manifest.version))
+    with published(fitted) as version:
+        model, manifest = version.model, version.manifest
     test = fitted.data.test
     test = test.take(np.arange(min(ROWS, len(test))))
     predictor = ServedPredictor(model, manifest.noise.default_draws, seed)

@@ -18,7 +18,7 @@ from experiments.active.protocol import End, Protocol
 from experiments.cells import Cell, Column, Measured, Target, measure_missing
 from experiments.certify import chains, moons
 from experiments.command import known_targets
-from experiments.findings import CLAIMS, Claim, difference_interval, findings_page
+from experiments.findings import Claim, difference_interval, findings_page, read_claims
 from experiments.measures import recipe_with
 from experiments.pages import OLDER, draw_columns, write_pages
 from experiments.tables import (
@@ -271,7 +271,7 @@ def test_the_interval_of_a_difference_is_welch_s():
 
 def test_every_claim_is_of_rows_that_there_are():
     targets = known_targets()
-    for claim in CLAIMS:
+    for claim in read_claims():
         assert {row for pair in claim.pairs for row in pair} <= {*targets[claim.target].rows}
 
 
