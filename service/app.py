@@ -14,9 +14,6 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from integrations.label_studio import routes as label_studio
-from integrations.mlflow import scoring as mlflow
-from integrations.open_inference import routes as open_inference
 from model_store.errors import DubitoError
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.inference.sessions import bound_memory
@@ -44,6 +41,7 @@ from service.auth.keys import KeyRing
 from service.auth.scopes import Scope as KeyScope
 from service.auth.scopes import authorize, needed_scope
 from service.context import Context
+from service.integrations import installed_integrations
 from service.server.process import end_with_notice, trim_memory
 from service.settings import Settings
 from service.shared_state import StateBackend
@@ -59,7 +57,7 @@ GZIP: dict[str, Any] = {
     "exclude_content_types": (*DEFAULT_EXCLUDED_CONTENT_TYPES, NPZ, PARQUET),
 }
 PACKED_FROM = 64 << 10  # bytes of an answer of a frequent route
-FREQUENT = (predict, acquire, open_inference)  # modules whose POST routes take the short path
+FREQUENT = {"/predict", "/acquire"}  # POST routes that take the short path
 DESCRIPTION = (
     "Predictions of Bayesian neural networks, each with how uncertain it is and why, and a "
     "calibrated flag for inputs\nunlike the data. Quantities of information are in nats. The "
@@ -132,26 +130,30 @@ def create_app(
     own = [predict, acquire, examples, pool_files, jobs, labels, models]
     if key_ring.keys.has_administration:
         own.append(admin)
-    others = [label_studio, health, problems, open_inference, mlflow]  # pass over unknown queries
+    others = [health.router, problems.router]  # pass over unknown queries
+    frequent = set(FREQUENT)
+    for integration in installed_integrations().values():
+        others += integration.routers()
+        frequent |= {*integration.short_paths}
     if settings.page:
-        others.append(page)
+        others.append(page.router)
         app.mount("/page", page.PageFiles())
     for part in own:
         app.include_router(part.router, dependencies=[Depends(refuse_unread_query)])
-    for part in others:
-        app.include_router(part.router)
-    routes = [route for part in (*own, *others) for route in part.router.routes]
+    for router in others:
+        app.include_router(router)
+    routers = [*(part.router for part in own), *others]
+    routes = [route for router in routers for route in router.routes]
     app.state.routes = [route for route in routes if isinstance(route, APIRoute)]
     for route in app.state.routes:
         needed_scope(route)  # fails for a route that declares none
-    frequent = [route for part in FREQUENT for route in part.router.routes]
     app.openapi = OpenApiDocument(app, context, app.state.routes)  # type: ignore[method-assign]
     problems.install(app)
 
     # The innermost first: the last one added is the first that a request passes.
     app.add_middleware(HttpForms)
     app.add_middleware(GZipMiddleware, **GZIP)
-    app.add_middleware(Shortcut, routes=[route for route in app.state.routes if route in frequent])
+    app.add_middleware(Shortcut, routes=[r for r in app.state.routes if r.path in frequent])
     origins = settings.known_origins()
     app.add_middleware(AuthMiddleware, ring=key_ring, hosts=settings.known_hosts(), origins=origins)
     if origins:

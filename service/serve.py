@@ -15,7 +15,8 @@ from model_store.artifacts.signature import read_public_key
 from model_store.errors import DubitoError, InvalidInput, StoreUnreachable
 from model_store.inference.preflight_process import PreflightProcess
 from model_store.processes import open_standard_files
-from service.auth.keys import OF_HEALTH, KeyRing
+from service.auth.keys import HEALTH_PATHS, KeyRing
+from service.integrations import installed_integrations
 from service.server.process import allow_open_files, cannot_listen, keep_heaps_whole
 from service.server.supervisor import WorkerPlace, supervise
 from service.settings import SWITCH_S, Settings, read_settings
@@ -112,8 +113,10 @@ def _serve(settings: Settings, place: WorkerPlace | None = None) -> int:
     from service.shared_state import FolderBackend
 
     budget = ByteBudget(settings.memory_budget_bytes)
-    of_health = OF_HEALTH | {"/metrics"}
-    connections = Connections(settings.deadline_s, settings.max_connections, budget, of_health)
+    health_paths = set(HEALTH_PATHS)
+    for integration in installed_integrations().values():
+        health_paths |= {*integration.health_paths}
+    connections = Connections(settings.deadline_s, settings.max_connections, budget, health_paths)
     allow_open_files(settings.max_connections)
     folder = None if place is None else place.folder
     backend = None if place is None else FolderBackend(str(place.worker), place.folder)

@@ -62,7 +62,7 @@ def imported_modules(path):
     [
         ("integrations", {"service", "model_store", "dubito"}),
         ("model_store", set()),
-        ("service", {"model_store", "integrations"}),
+        ("service", {"model_store"}),
         ("training", {"model_store"}),
         ("experiments", {"model_store", "training"}),
         ("dubito", set()),

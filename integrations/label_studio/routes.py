@@ -9,10 +9,13 @@ import asyncio
 import math
 import os
 import time
+from base64 import b64decode
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
 
 from integrations.label_studio.client import (
     URL_VARIABLE,
@@ -34,12 +37,6 @@ from model_store.inference.prediction import check_computed
 from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
 from service import limits
-from service.api.answers import (
-    StudioHealthAnswer,
-    StudioPredictAnswer,
-    StudioSetupAnswer,
-    StudioWebhookAnswer,
-)
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers
@@ -48,6 +45,7 @@ from service.api.predictions import scores_in_units
 from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
 from service.api.responses import json_response
 from service.api.schemas import Envelope, LabelEntry
+from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
 from service.call import Call
 from service.context import Context, context_of
@@ -59,7 +57,55 @@ from service.models.models import Served
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
 
-router = APIRouter(prefix="/label-studio/{name}", tags=["Label Studio"])
+
+class StudioHealthAnswer(BaseModel):
+    """That the backend is up."""
+
+    status: Literal["UP"]
+    model_class: str
+
+
+class StudioSetupAnswer(BaseModel):
+    """Which version answers."""
+
+    model_version: str
+
+
+class StudioResultAnswer(BaseModel):
+    """A prediction in Label Studio's form; the score is lowest where the model doubts most."""
+
+    model_version: str
+    score: float
+    result: list[dict[str, Any]]
+
+
+class StudioPredictAnswer(BaseModel):
+    """A result for each task."""
+
+    results: list[StudioResultAnswer]
+    model_version: str
+
+
+class StudioWebhookAnswer(BaseModel):
+    """Whether a label was kept."""
+
+    kept: bool
+
+
+async def accept_basic_authentication(request: Request) -> None:
+    """Accept a key as the password of basic authentication: Label Studio sends no other header."""
+    kind, _, content = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic" and key_name(request.scope) is None:
+        with suppress(ValueError):
+            password = b64decode(content.strip(), validate=True).partition(b":")[2]
+            authenticate(request.scope, context_of(request).key_ring.keys, password)
+
+
+router = APIRouter(
+    prefix="/label-studio/{name}",
+    tags=["Label Studio"],
+    dependencies=[Depends(accept_basic_authentication)],
+)
 A_JSON_OBJECT: dict[str, Any] = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
 }

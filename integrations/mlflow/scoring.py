@@ -68,7 +68,7 @@ def _error(status: int, detail: str) -> dict[str, str]:
     return {"error_code": code, "message": detail}
 
 
-register_error_form(ErrorForm(PATHS.__contains__, _error))
+register_error_form(ErrorForm(PATHS.__contains__, _error, "docs/open-inference.md"))
 
 router = APIRouter(include_in_schema=False)
 

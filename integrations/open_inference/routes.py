@@ -46,7 +46,9 @@ INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
 
 register_error_form(
     ErrorForm(
-        lambda path: path == "/v2" or path.startswith("/v2/"), lambda _, detail: {"error": detail}
+        lambda path: path == "/v2" or path.startswith("/v2/"),
+        lambda _, detail: {"error": detail},
+        "docs/open-inference.md",
     )
 )
 

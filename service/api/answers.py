@@ -1,4 +1,4 @@
-"""Answers about models, versions, the service and Label Studio's backend, in the OpenAPI
+"""Answers about models, versions, the service in the OpenAPI
 document."""
 
 from typing import Any, Literal
@@ -152,37 +152,3 @@ class DriftResetAnswer(BaseModel):
     model: str
     version: str
     reset: bool
-
-
-class StudioHealthAnswer(BaseModel):
-    """That the backend is up."""
-
-    status: Literal["UP"]
-    model_class: str
-
-
-class StudioSetupAnswer(BaseModel):
-    """Which version answers."""
-
-    model_version: str
-
-
-class StudioResultAnswer(BaseModel):
-    """A prediction in Label Studio's form; the score is lowest where the model doubts most."""
-
-    model_version: str
-    score: float
-    result: list[dict[str, Any]]
-
-
-class StudioPredictAnswer(BaseModel):
-    """A result for each task."""
-
-    results: list[StudioResultAnswer]
-    model_version: str
-
-
-class StudioWebhookAnswer(BaseModel):
-    """Whether a label was kept."""
-
-    kept: bool

@@ -36,6 +36,7 @@ class ErrorForm:
 
     matches: Callable[[str], bool]  # whether a path belongs to the protocol
     content: Callable[[int, str], dict[str, str]]  # from status and detail
+    guide: str  # the page that lists the protocol's paths
 
 
 _other_forms: list[ErrorForm] = []
@@ -114,7 +115,8 @@ async def _answer_routing_error(request: Request, error: Exception) -> Response:
         return error_response(request.scope, Unauthorized(REALM))
     if error.status_code == 405:
         return error_response(request.scope, MethodNotAllowed(_methods(request), request.method))
-    page = "GET /docs" if other_form(request.scope["path"]) is None else "docs/open-inference.md"
+    form = other_form(request.scope["path"])
+    page = "GET /docs" if form is None else form.guide
     missing = NotFound("path", f"one of those that {page} lists", "one that is not there")
     return error_response(request.scope, missing)
 

@@ -4,8 +4,6 @@ Without API keys, requests that a browser sends for pages of other origins are r
 """
 
 import re
-from base64 import b64decode
-from contextlib import suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,7 +14,6 @@ from service.call import record_of
 from service.errors import Forbidden, RequestError, WrongHost
 from service.server.shares import KEY_NAME
 
-LABEL_STUDIO_PREFIX = "/label-studio/"
 READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
 OF_OWN_PAGES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
 _OF_NO_PAGE = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
@@ -39,7 +36,8 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         keys = self.ring.keys
-        _authenticate(scope, keys)
+        scope[GRANTED] = API_SCOPES if keys.api_is_open else frozenset()
+        authenticate(scope, keys, _read_key(scope))
         try:
             if keys.api_is_open:
                 _refuse_other_pages(scope, self.hosts, self.origins)
@@ -49,16 +47,14 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
 
 
-def _authenticate(scope: Scope, keys: Keys) -> None:
-    granted = API_SCOPES if keys.api_is_open else frozenset()
-    text = _read_key(scope) if keys.names else b""
-    key = keys.find(text) if text else None
+def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
+    """Record the key that a request came with, and grant what it may do."""
+    key = keys.find(text) if keys.names and text else None
     if key is not None:
         record_of(scope).key = key.name
         if not key.has_expired:
             scope[KEY_NAME], scope[OWNER] = key.name, key.digest.hex()
-            granted |= key.scopes
-    scope[GRANTED] = granted
+            scope[GRANTED] |= key.scopes
 
 
 def _refuse_other_pages(
@@ -88,18 +84,11 @@ def _refuse_other_pages(
 
 
 def _read_key(scope: Scope) -> bytes:
-    """Return the key in X-API-Key or else the bearer's token; empty without one.
-
-    Label Studio can send a key to a backend only as the password of basic authentication.
-    """
-    is_of_label_studio = scope["path"].startswith(LABEL_STUDIO_PREFIX)
+    """Return the key in X-API-Key or else the bearer's token; empty without one."""
     key = b""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             return bytes(value)
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             key = value[7:].strip()
-        if name == b"authorization" and value[:6].lower() == b"basic " and is_of_label_studio:
-            with suppress(ValueError):
-                key = b64decode(value[6:].strip(), validate=True).partition(b":")[2]
     return key

@@ -60,7 +60,7 @@ NEW_KEY_PREFIX = "dubito_"  # by which scanners for secrets may know a key
 NEW_KEY_BYTES = 32
 
 # Answered even if there are too many connections
-OF_HEALTH = {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
+HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 
 @dataclass(frozen=True)
