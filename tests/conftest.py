@@ -114,6 +114,14 @@ def _kept_graphs(pytestconfig: pytest.Config) -> None:
     os.environ["DUBITO_GRAPHS"] = str(pytestconfig.cache.mkdir("graphs"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_the_disk() -> Iterator[None]:
+    """Let tests of this process skip the waits of `fsync`; a loss of power is simulated."""
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def quick_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe for digits that fits in seconds."""

@@ -17,7 +17,6 @@ ODD_JSON = {
     "lone-surrogate": b'"\\ud800"',
     "arrays-in-arrays": b"[" * 400 + b"]" * 400,
 }
-KEY = "a-key-of-the-interface"
 
 
 def test_odd_evaluation_reports_are_none_and_their_models_are_described(
@@ -37,16 +36,6 @@ def test_odd_evaluation_reports_are_none_and_their_models_are_described(
             assert (name, answer.status_code) == (name, 200)
             assert (name, answer.json()["report"]) == (name, None)
             assert (name, answer.json()["serving"]) == (name, "1")
-
-
-def test_ready_names_models_only_to_those_with_a_key(serve, digits_store):
-    with serve(digits_store, DUBITO_API_KEYS=KEY) as (url, _):
-        assert httpx.get(f"{url}/health/ready").json() == {"status": "ready"}
-        assert httpx.get(
-            f"{url}/health/ready", headers={"X-API-Key": "another-key-altogether"}
-        ).json() == {"status": "ready"}
-        named = httpx.get(f"{url}/health/ready", headers={"X-API-Key": KEY}).json()
-        assert named == {"status": "ready", "models": {"digits": "1"}}
 
 
 def test_no_byte_of_a_form_reaches_the_log(serve, digits_store):

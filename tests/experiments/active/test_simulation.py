@@ -22,6 +22,8 @@ from training.fitting.checkpoint import write_checkpoint
 from training.folders import hold
 from training.recipe import load as load_recipe
 
+pytestmark = pytest.mark.slow  # many fits
+
 OPTIONS = [
     "--until",
     "40",

@@ -172,17 +172,6 @@ def case(request, fits):
     return Case(*request.param)
 
 
-@pytest.mark.parametrize("draws", [1, 2, 5])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(case, draws):
-    x = case.x.numpy()
-    theta = case.runtime.draw(3, 0, min(draws, case.draws))[:, None]
-    together, density = case.runtime.run(x, theta)
-    for rows in (1, 2, 3, 5):
-        outputs, of_few = case.runtime.run(x[:rows], theta)
-        np.testing.assert_array_equal(outputs, together[:, :rows])
-        np.testing.assert_array_equal(of_few, density[:rows])
-
-
 def test_gradients_reach_every_parameter(case):
     for name, gradient in case.gradients.items():
         assert gradient is not None, name
