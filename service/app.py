@@ -26,6 +26,7 @@ from service.api import (
     jobs,
     labels,
     models,
+    new_jobs,
     page,
     pool_files,
     predict,
@@ -127,7 +128,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
-    own = [predict, acquire, examples, pool_files, jobs, labels, models]
+    own = [predict, acquire, examples, pool_files, new_jobs, jobs, labels, models]
     if key_ring.keys.has_administration:
         own.append(admin)
     others = [health.router, problems.router]  # pass over unknown queries

@@ -1,97 +1,26 @@
-"""`POST /acquire/jobs`, `POST /predict/jobs` and `/jobs`: work on whole pools in the background."""
+"""`/jobs`: work on whole pools in the background. `new_jobs.py` has the routes that begin it."""
 
-import io
-import os
-import shutil
-import sqlite3
-import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import orjson
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import FileResponse
 
-from model_store.acquisition.choice import most_candidates
-from model_store.acquisition.ranking import race_stages
-from model_store.errors import InvalidInput, NotFound
-from model_store.sources.files import open_rows, stamp_of
-from model_store.sources.row_file import RowFile
-from model_store.state.answers import Repeatable, Repeated
-from model_store.state.database import as_state_errors, may_be_damaged
-from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
-from service import limits
-from service.api.acquire import find_names, select_rows
+from model_store.errors import NotFound
+from model_store.state.database import may_be_damaged
+from model_store.state.jobs import Job, Jobs
 from service.api.dependencies import CurrentContext, LinkPrefix, Owner
-from service.api.idempotency import repeatable
 from service.api.media_types import JSON
-from service.api.openapi import BINARY, ROW_ERRORS, answers, errors, request_body
-from service.api.options import groups_of, num_samples_of
-from service.api.pool_files import open_rows_file
-from service.api.requests import (
-    ENDINGS,
-    NPZ,
-    PARQUET,
-    count_rows,
-    read_body,
-    read_rows,
-    row_numbers,
-)
+from service.api.openapi import BINARY, ROW_ERRORS, answers, errors
+from service.api.requests import NPZ, PARQUET
 from service.api.responses import json_response, moment
-from service.api.schemas import (
-    AcquireAnswer,
-    AcquireRequest,
-    Envelope,
-    JobAnswer,
-    JobsAnswer,
-    JobsQuery,
-    PredictJobRequest,
-)
-from service.auth.scopes import needs, owner_of
-from service.batch.computation import request_fields
-from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
-from service.call import Call, prefix_of
+from service.api.schemas import AcquireAnswer, JobAnswer, JobsAnswer, JobsQuery
+from service.auth.scopes import needs
 from service.context import Context
-from service.engine.pool_ranking import check_keeping
-from service.errors import NotDone, Overloaded, PastDeadline, TooLarge
-from service.models.models import Served
-from service.models.reservoir import fresh_seed
-from service.server.shares import is_within_share
-
-RETRY_AFTER_S = 60  # where too many jobs are queued
+from service.errors import NotDone
 
 MEDIA_TYPES = {".json": JSON, ".npz": NPZ, ".parquet": PARQUET, ".txt": "text/plain"}
 
 router = APIRouter(tags=["Jobs"])
-
-
-@router.post(
-    "/acquire/jobs",
-    status_code=202,
-    response_model=JobAnswer,
-    responses=ROW_ERRORS | errors(507),
-    openapi_extra=request_body(AcquireRequest),
-    dependencies=[needs("acquire")],
-)
-async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
-    """Rank a pool of any size as /acquire does; answers with the id of a job."""
-    return await _accept(request, context, "acquire", AcquireRequest, "pool")
-
-
-@router.post(
-    "/predict/jobs",
-    status_code=202,
-    response_model=JobAnswer,
-    responses=ROW_ERRORS | errors(507),
-    openapi_extra=request_body(PredictJobRequest),
-    dependencies=[needs("predict")],
-)
-async def post_predict_job(request: Request, context: CurrentContext) -> Response:
-    """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
-    return await _accept(request, context, "predict", PredictJobRequest, "inputs")
 
 
 @router.get("/jobs", response_model=JobsAnswer, responses=errors(422), dependencies=[needs("read")])
@@ -183,160 +112,6 @@ async def delete_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -
         raise NotDone("job", expected, f"one {job.state}")
     await context.threads.ask(lambda: Jobs(context.state).forget(job.id))
     return job_json(context, job, prefix)
-
-
-async def _accept(
-    request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
-) -> Response:
-    """Check a request for a job as far as can be done without computing, and queue it."""
-    owner = owner_of(request.scope)
-    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
-    body = await read_body(call, settings.max_body_bytes)
-    call.begun = time.monotonic()  # the body of a job may take long to come
-    call.deadline = call.begun + settings.deadline_s
-    try:
-        asked = await repeatable(context, call, body)
-        job = await _queue(context, call, (kind, owner), envelope_kind, field, body, asked)
-        answer = orjson.dumps(job_json(context, job))
-    except Repeated as again:
-        answer = again.answer
-    headers = {"Location": f"{prefix_of(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
-    return Response(answer, 202, headers, media_type=JSON)
-
-
-async def _queue(
-    context: Context,
-    call: Call,
-    of: tuple[Kind, str],
-    envelope_kind: type[Any],
-    field: str,
-    body: bytes | bytearray,
-    repeated: Repeatable | None,
-) -> Job:
-    (kind, owner), settings = of, context.settings
-    most = settings.max_pool_rows
-    envelope, inline = await read_rows(context, call, body, envelope_kind, field, most, ENDINGS)
-    _refuse_options(envelope)
-    served = await context.find_model(call, envelope)
-    rows: RowFile | np.ndarray
-    if inline is None:
-        rows = await open_rows_file(context, call, body, envelope, served, field)
-    else:
-        rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
-    del inline  # which may be many times as large as the numbers
-    num_samples = num_samples_of(envelope, served, settings)
-    work = count_rows(rows) * num_samples
-    if work > limits.MAX_JOB_ROW_DRAWS:
-        expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
-        raise TooLarge("rows x num_samples", expected, str(work))
-    names = await find_names(context, call, envelope, rows)
-    client = owner or str(call.client)
-
-    def may_wait(queued: Mapping[str, int]) -> bool:
-        return is_within_share(queued, client, 1, settings.max_jobs)
-
-    def note(connection: sqlite3.Connection, job: Job) -> None:
-        if repeated is not None:
-            repeated.keep(connection, orjson.dumps(job_json(context, job)))
-
-    def queue() -> Job:
-        jobs = Jobs(context.state)
-        name, folder = jobs.new_folder()
-        try:
-            wanted = _job_request(
-                context, envelope, served, field, rows, names, num_samples, folder
-            )
-            if time.monotonic() > call.deadline:
-                raise PastDeadline
-            asked = name, kind, owner, client, asdict(wanted), work
-            return jobs.add(*asked, may_wait, settings.max_job_bytes, note)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    try:
-        job = await context.threads.state(queue)
-    except TooManyJobs:
-        raise Overloaded(RETRY_AFTER_S) from None
-    context.runner.wake()
-    return job
-
-
-def _refuse_options(envelope: Envelope) -> None:
-    for name in ("deadline_s", "return_samples", "explain"):
-        if getattr(envelope, name, None):
-            raise InvalidInput(name, "none of a job", "one")
-
-
-def _job_request(
-    context: Context,
-    envelope: Any,
-    served: Served,
-    field: str,
-    rows: RowFile | np.ndarray,
-    names: list[str] | None,
-    num_samples: int,
-    folder: Path,
-) -> JobRequest:
-    """Return what a job is to do; rows that came with the request are written to its folder."""
-    stamp = None
-    if isinstance(rows, np.ndarray):
-        path = f"{field}.npy"
-        _write(folder / path, rows)
-        pool = open_rows(folder / path, served.model.manifest.input.encoded, field)
-    elif isinstance(rows.source, Path):  # in the operator's folder
-        pool, path, stamp = rows, str(rows.source), stamp_of(rows.source)
-    else:
-        pool, path = rows, f"{field}{rows.ENDING}"
-        _write(folder / path, rows.source)
-    if envelope.ids is not None:
-        _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
-    if getattr(envelope, "groups", None) is not None:
-        groups_of(envelope, pool.rows, served)
-        _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
-    seed = fresh_seed() if envelope.seed is None else envelope.seed
-    fields = request_fields(envelope, served, num_samples)
-    if isinstance(envelope, AcquireRequest):
-        selected, excluded = False, 0
-        if names is None:
-            check_keeping(envelope.keep, envelope.control, [], are_named=False)
-        else:
-            selection = select_rows(context, envelope, served.name, names, True, seed)
-            selected, excluded = len(selection.ranked) < pool.rows, selection.excluded
-        if selected:
-            file = io.BytesIO()
-            np.savez(file, ranked=selection.ranked, control=selection.control)
-            _write(folder / SELECTED_FILE, file.getvalue())
-        race_stages(envelope.race, fields["acquisition"], served.model.manifest.task, num_samples)
-        most_candidates(fields["acquisition"], served.model, pool.rows, envelope.k, num_samples)
-        fields |= {"race": envelope.race, "keep": envelope.keep}
-        fields |= {"selected": selected, "excluded": excluded}
-    else:
-        fields["format"] = envelope.format
-    return JobRequest(
-        model=served.name,
-        version=served.version,
-        num_samples=num_samples,
-        seed=seed,
-        field=pool.field,
-        path=path,
-        stamp=stamp,
-        rows=pool.rows,
-        read_as=pool.read_as,
-        ignored=pool.ignored,
-        encoded=envelope.encoded or isinstance(rows, np.ndarray),
-        **fields,
-    )
-
-
-def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
-    with as_state_errors(), path.open("wb") as file:
-        if isinstance(content, np.ndarray):
-            np.save(file, content, allow_pickle=False)
-        else:
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def job_json(context: Context, job: Job, prefix: str = "") -> dict[str, Any]:

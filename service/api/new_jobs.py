@@ -1,0 +1,241 @@
+"""`POST /acquire/jobs` and `POST /predict/jobs`: check a request for a job, and queue it."""
+
+import io
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from model_store.acquisition.choice import most_candidates
+from model_store.acquisition.ranking import race_stages
+from model_store.errors import InvalidInput
+from model_store.sources.files import open_rows, stamp_of
+from model_store.sources.row_file import RowFile
+from model_store.state.answers import Repeatable, Repeated
+from model_store.state.database import as_state_errors
+from model_store.state.jobs import Job, Jobs, Kind, TooManyJobs
+from service import limits
+from service.api.acquire import find_names, select_rows
+from service.api.dependencies import CurrentContext
+from service.api.idempotency import repeatable
+from service.api.jobs import job_json
+from service.api.media_types import JSON
+from service.api.openapi import ROW_ERRORS, errors, request_body
+from service.api.options import groups_of, num_samples_of
+from service.api.pool_files import open_rows_file
+from service.api.requests import ENDINGS, count_rows, read_body, read_rows, row_numbers
+from service.api.schemas import AcquireRequest, JobAnswer, PredictJobRequest
+from service.auth.scopes import needs, owner_of
+from service.batch.computation import request_fields
+from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
+from service.call import Call, prefix_of
+from service.context import Context
+from service.engine.pool_ranking import check_keeping
+from service.errors import Overloaded, PastDeadline, TooLarge
+from service.models.models import Served
+from service.models.reservoir import fresh_seed
+from service.server.shares import is_within_share
+
+RETRY_AFTER_S = 60  # if too many jobs are queued
+
+router = APIRouter(tags=["Jobs"])
+
+
+@router.post(
+    "/acquire/jobs",
+    status_code=202,
+    response_model=JobAnswer,
+    responses=ROW_ERRORS | errors(507),
+    openapi_extra=request_body(AcquireRequest),
+    dependencies=[needs("acquire")],
+)
+async def post_acquire_job(request: Request, context: CurrentContext) -> Response:
+    """Rank a pool of any size as /acquire does; answers with the id of a job."""
+    return await _accept(request, context, "acquire", AcquireRequest, "pool")
+
+
+@router.post(
+    "/predict/jobs",
+    status_code=202,
+    response_model=JobAnswer,
+    responses=ROW_ERRORS | errors(507),
+    openapi_extra=request_body(PredictJobRequest),
+    dependencies=[needs("predict")],
+)
+async def post_predict_job(request: Request, context: CurrentContext) -> Response:
+    """Predict the rows of a file of any size as /predict does; answers with the id of a job."""
+    return await _accept(request, context, "predict", PredictJobRequest, "inputs")
+
+
+async def _accept(
+    request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
+) -> Response:
+    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
+    body = await read_body(call, settings.max_body_bytes)
+    call.begun = time.monotonic()  # the body of a job may take long to arrive
+    call.deadline = call.begun + settings.deadline_s
+    try:
+        repeat = await repeatable(context, call, body)
+        new_job = await _check(context, call, kind, body, envelope_kind, field)
+        try:
+            job = await context.threads.state(lambda: new_job.queue(repeat))
+        except TooManyJobs:
+            raise Overloaded(RETRY_AFTER_S) from None
+        context.runner.wake()
+        answer = orjson.dumps(job_json(context, job))
+    except Repeated as repeated:
+        answer = repeated.answer
+    headers = {"Location": f"{prefix_of(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
+    return Response(answer, 202, headers, media_type=JSON)
+
+
+async def _check(
+    context: Context,
+    call: Call,
+    kind: Kind,
+    body: bytes | bytearray,
+    envelope_kind: type[Any],
+    field: str,
+) -> "NewJob":
+    """Check a request as far as possible without computing."""
+    max_rows = context.settings.max_pool_rows
+    envelope, inline = await read_rows(context, call, body, envelope_kind, field, max_rows, ENDINGS)
+    for name in ("deadline_s", "return_samples", "explain"):
+        if getattr(envelope, name, None):
+            raise InvalidInput(name, "none of a job", "one")
+    served = await context.find_model(call, envelope)
+    rows: RowFile | np.ndarray
+    if inline is None:
+        rows = await open_rows_file(context, call, body, envelope, served, field)
+    else:
+        rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
+    del inline  # it may be much larger than the numbers
+    num_samples = num_samples_of(envelope, served, context.settings)
+    if count_rows(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
+        expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
+        raise TooLarge("rows x num_samples", expected, str(count_rows(rows) * num_samples))
+    names = await find_names(context, call, envelope, rows)
+    return NewJob(context, call, kind, envelope, served, field, rows, names, num_samples)
+
+
+@dataclass(frozen=True, eq=False)
+class NewJob:
+    """A checked request for a job. Its methods write files: call them from a worker thread."""
+
+    context: Context
+    call: Call
+    kind: Kind
+    envelope: Any
+    served: Served
+    field: str  # that has the rows
+    rows: RowFile | np.ndarray
+    names: list[str] | None
+    num_samples: int
+
+    def queue(self, repeat: Repeatable | None) -> Job:
+        """Write the job to the state, with the answer to repetitions of its request.
+
+        Raises:
+            TooManyJobs: if the queue is full, and the client has its share of it.
+            OverQuota: if the files of the key's jobs take too much space.
+        """
+        settings, jobs = self.context.settings, Jobs(self.context.state)
+        owner = owner_of(self.call.request.scope)
+        client = owner or str(self.call.client)
+
+        def may_wait(queued: Mapping[str, int]) -> bool:
+            return is_within_share(queued, client, 1, settings.max_jobs)
+
+        def keep_answer(connection: sqlite3.Connection, job: Job) -> None:
+            if repeat is not None:
+                repeat.keep(connection, orjson.dumps(job_json(self.context, job)))
+
+        name, folder = jobs.new_folder()
+        try:
+            request = asdict(self.write_files(folder))
+            if time.monotonic() > self.call.deadline:
+                raise PastDeadline
+            work = count_rows(self.rows) * self.num_samples
+            entry = name, self.kind, owner, client, request, work
+            return jobs.add(*entry, may_wait, settings.max_job_bytes, keep_answer)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def write_files(self, folder: Path) -> JobRequest:
+        """Write what came with the request to the job's folder; return the work to do."""
+        envelope, served, stamp = self.envelope, self.served, None
+        if isinstance(self.rows, np.ndarray):
+            path = f"{self.field}.npy"
+            _write(folder / path, self.rows)
+            pool = open_rows(folder / path, served.model.manifest.input.encoded, self.field)
+        elif isinstance(self.rows.source, Path):  # in the operator's folder
+            pool, path, stamp = self.rows, str(self.rows.source), stamp_of(self.rows.source)
+        else:
+            pool, path = self.rows, f"{self.field}{self.rows.ENDING}"
+            _write(folder / path, self.rows.source)
+        if envelope.ids is not None:
+            _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
+        if getattr(envelope, "groups", None) is not None:
+            groups_of(envelope, pool.rows, served)
+            _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
+        seed = fresh_seed() if envelope.seed is None else envelope.seed
+        fields = request_fields(envelope, served, self.num_samples)
+        if isinstance(envelope, AcquireRequest):
+            fields |= self._select(envelope, pool, seed, fields["acquisition"], folder)
+        else:
+            fields["format"] = envelope.format
+        return JobRequest(
+            model=served.name,
+            version=served.version,
+            num_samples=self.num_samples,
+            seed=seed,
+            field=pool.field,
+            path=path,
+            stamp=stamp,
+            rows=pool.rows,
+            read_as=pool.read_as,
+            ignored=pool.ignored,
+            encoded=envelope.encoded or isinstance(self.rows, np.ndarray),
+            **fields,
+        )
+
+    def _select(
+        self, envelope: AcquireRequest, pool: RowFile, seed: int, acquisition: str, folder: Path
+    ) -> dict[str, Any]:
+        """Select the pool's rows to rank and to set aside; return the fields of the work."""
+        is_part, excluded = False, 0
+        if self.names is None:
+            check_keeping(envelope.keep, envelope.control, [], are_named=False)
+        else:
+            selection = select_rows(
+                self.context, envelope, self.served.name, self.names, True, seed
+            )
+            is_part, excluded = len(selection.ranked) < pool.rows, selection.excluded
+            if is_part:
+                file = io.BytesIO()
+                np.savez(file, ranked=selection.ranked, control=selection.control)
+                _write(folder / SELECTED_FILE, file.getvalue())
+        model, num_samples = self.served.model, self.num_samples
+        race_stages(envelope.race, acquisition, model.manifest.task, num_samples)
+        most_candidates(acquisition, model, pool.rows, envelope.k, num_samples)
+        options = {"race": envelope.race, "keep": envelope.keep}
+        return options | {"selected": is_part, "excluded": excluded}
+
+
+def _write(path: Path, content: bytes | bytearray | np.ndarray) -> None:
+    with as_state_errors(), path.open("wb") as file:
+        if isinstance(content, np.ndarray):
+            np.save(file, content, allow_pickle=False)
+        else:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
