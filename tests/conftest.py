@@ -87,7 +87,7 @@ def fits() -> Iterator[None]:
         )
         changes.setattr("training.export.graphs.export_program", _uncollected(export_program))
         changes.setattr("training.fitting.run.plot_run", lambda history, path, title: path.touch())
-        changes.setattr("training.publishing.stages.PreflightProcess", KeptPreflight)
+        changes.setattr("training.publishing.draft.PreflightProcess", KeptPreflight)
         yield
         KeptPreflight.end()
 

@@ -39,6 +39,7 @@ from training.evaluation.figures import Figure, Resamples
 from training.evaluation.pairs import difference, worse_by
 from training.fit import fit, publish
 from training.provenance import AddedLabels, Provenance
+from training.publishing.draft import Draft
 from training.publishing.gate import (
     GateError,
     check_gate,
@@ -47,7 +48,6 @@ from training.publishing.gate import (
 )
 from training.publishing.publish import quality_rows
 from training.publishing.quality import Measurable
-from training.publishing.stages import Draft
 from training.recipe import GateSection
 from training.versions import Parent, fitted_data, manifests, open_parent
 

@@ -1,5 +1,4 @@
-"""Calibration: one split that the model was not fitted on says what detectors' scores are usually
-like, another ranks their combination, by category where guarantees are to hold of each."""
+"""Calibrate detectors on two held-out splits."""
 
 from dataclasses import dataclass
 
@@ -24,13 +23,13 @@ from training.seeds import ServedRows, hash_key
 
 
 @dataclass(frozen=True)
-class CategoriesWanted:
+class CategoryChoice:
     kind: CategoryKind
     names: tuple[str, ...]
     column: str | None = None
 
     @classmethod
-    def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoriesWanted | None":
+    def by(cls, calibration: str, data: Dataset, column: str | None) -> "CategoryChoice | None":
         if calibration == "class":
             return cls("class", data.classes)
         if calibration != "group":
@@ -41,11 +40,11 @@ class CategoriesWanted:
             raise InvalidInput("serving.calibration", expected, repr(column))
         return cls("group", data.group_names, column)
 
-    def of_rows(self, scores: list[AnyScores], rows: Rows) -> Categories:
+    def categories(self, scores: list[AnyScores], rows: Rows) -> Categories:
         if self.kind == "class":
             return Categories("class", self.names, np.stack([s.labels for s in scores]), rows.y)
         if rows.groups is None:
-            raise ValueError("expected rows whose groups are known, got others")
+            raise ValueError("expected rows with groups")
         return Categories.by_group(self.names, rows.groups, len(scores))
 
 
@@ -58,10 +57,9 @@ def calibrate(
     num_labels: int,
     seed: int,
     transform: Transform | None = None,
-    wanted: CategoriesWanted | None = None,
+    by_category: CategoryChoice | None = None,
 ) -> Calibration:
-    """Fit and rank the detectors on two splits that the model was not fitted on, by category where
-    that is wanted."""
+    """Fit and rank the detectors on two splits that the model was not fitted on."""
     share = rows_per_draw_set(runtime, min(len(reference), len(ranking)), counts[-1])
     (of_reference, reference_density), (scores, density) = (
         served_scores(runtime, rows, counts, key, share, transform)
@@ -78,7 +76,7 @@ def calibrate(
         detectors,
         num_labels,
         _answers(of_reference, scores, ranking.y),
-        None if wanted is None else wanted.of_rows(scores, ranking),
+        None if by_category is None else by_category.categories(scores, ranking),
     )
 
 
@@ -116,10 +114,10 @@ def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray
 def groups_known(
     calibration: Calibration, rows: Rows, names: tuple[str, ...]
 ) -> Int64[np.ndarray, "N"] | None:
-    """Return rows' groups as a calibration by group numbers them, `UNKNOWN` of those that it has
-    not; None where it is not by group, or the rows have none.
+    """Return rows' groups by the numbers of a calibration by group, `UNKNOWN` for other groups.
 
-    `names` are those that the rows' own numbers mean.
+    None if the calibration is not by group or the rows have no groups. `names` are the groups by
+    the rows' numbers.
     """
     categories = calibration.categories
     if categories is None or categories.kind != "group" or rows.groups is None:

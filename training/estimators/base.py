@@ -41,8 +41,8 @@ from training.fit import fit, publish
 from training.fitting.plots import draw_run, png_of
 from training.fitting.run import Callback
 from training.publishing.baselines import lines, with_baselines
+from training.publishing.draft import Draft
 from training.publishing.publish import assemble_without_baselines
-from training.publishing.stages import Draft
 from training.recipe import DataSection
 
 if TYPE_CHECKING:

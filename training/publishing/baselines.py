@@ -35,8 +35,8 @@ from training import log
 from training.data import Rows
 from training.evaluation.figures import Figure, Mean, RootMean
 from training.evaluation.metrics import class_figures
+from training.publishing.draft import Draft
 from training.publishing.gate import GateError
-from training.publishing.stages import Draft
 
 if TYPE_CHECKING:
     from training.fit import Fitted

@@ -19,7 +19,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.runtime import Runtime
 from training import log
-from training.calibration.calibrate import CategoriesWanted
+from training.calibration.calibrate import CategoryChoice
 from training.calibration.temperature import choose_temperature, most_rows
 from training.data import Dataset, Rows, split, split_sizes
 from training.data.rows import class_shares
@@ -30,10 +30,10 @@ from training.fit import Fitted, temper
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
+from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.pruning import is_weight, prune, strongest
 from training.publishing.publish import assemble
 from training.publishing.quality import MeasuredRows
-from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.recipe import override
 from training.seeds import Stream, generator, hash_key
 from training.versions import WEIGHTS, Parent, as_taken_by, load_other, recipe_of, refuse_made_by
@@ -225,7 +225,7 @@ def recalibrate(
         MeasuredRows(rows.test, extent, classes, seed, data.group_names, data.input),
         seed,
         None if manifest.abstention is None else manifest.abstention.risk,
-        CategoriesWanted.by(kind, data, column),
+        CategoryChoice.by(kind, data, column),
         manifest.method,
         manifest.input,
         manifest.output,

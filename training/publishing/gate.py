@@ -19,8 +19,8 @@ from training.data import Rows, load
 from training.evaluation.figures import LEVEL, Figure, Resamples
 from training.evaluation.pairs import worse_by, worsening
 from training.provenance import Provenance
+from training.publishing.draft import Draft
 from training.publishing.quality import Measurable, MeasuredRows
-from training.publishing.stages import Draft
 from training.recipe import GateSection, Recipe
 
 ROUNDING = 1e-12

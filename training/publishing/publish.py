@@ -1,4 +1,4 @@
-"""From a fitted model to a published version: export, check, calibrate, measure, publish."""
+"""Publish a fitted model: export, check, calibrate, measure, publish."""
 
 import platform
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ from model_store.artifacts.store import LATEST, ModelStore
 from model_store.inference.training_rows import MAX_ID_BYTES, TrainingRows
 from model_store.types import DetectorNames
 from training import log
-from training.calibration.calibrate import CategoriesWanted
+from training.calibration.calibrate import CategoryChoice
 from training.data import Dataset, Rows, Splits
 from training.data.rows import class_shares
 from training.export.graphs import export, parity, runtime_of
@@ -33,9 +33,9 @@ from training.export.served import fit_detectors, fold
 from training.folders import data_root, hold
 from training.provenance import Provenance
 from training.publishing.baselines import check_constant, with_baselines
+from training.publishing.draft import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.publishing.gate import check_gate
 from training.publishing.quality import MeasuredRows
-from training.publishing.stages import Draft, Exported, HeldOut, draft_version, publish_draft
 from training.recipe import Recipe
 from training.scoring import draw_counts
 from training.seeds import Stream, generator
@@ -44,7 +44,7 @@ from training.versions import WEIGHTS, manifests
 if TYPE_CHECKING:
     from training.fit import Fitted
 
-MOST_NUMBERS = 1 << 21  # of all published training rows: 8 MB, of pixels 2 MB
+MAX_NUMBERS = 1 << 21  # in published training rows: 8 MB, or 2 MB of pixels
 
 
 def publish(
@@ -57,15 +57,15 @@ def publish(
     anyway: bool = False,
     draft: Draft | None = None,
 ) -> Manifest:
-    """Publish a fitted model as the next version of `name`, by default the recipe's; as the `draft`
-    that was assembled of it before, if there is one.
+    """Publish a fitted model as the next version of `name`, by default the recipe's.
 
-    A run is published once, however often a process was killed between its publication and its
-    end. The recipe's gate and the baselines of a table guard `latest` alone; `root` is where data
-    are that the gate reads, by default DUBITO_DATA.
+    A run is published once, even if its process was killed after the publication. The recipe's gate
+    and a table's baselines guard only `latest`: a model that is worse than the constant needs
+    `anyway`.
 
-    A table's model that is worse than the constant is published `anyway` or not at all
-    (`training.publishing.baselines`).
+    Args:
+        root: the folder of data that the gate reads, by default DUBITO_DATA.
+        draft: an earlier result of `assemble`.
 
     Raises:
         ParityError: if the exported graphs do not compute what the model computes.
@@ -112,8 +112,7 @@ def assemble_without_baselines(fitted: "Fitted") -> Draft:
     )
     if recipe.task == "classification":
         classes = len(data.classes)
-        # Rows of later times or other groups may have other shares of the classes: then those of
-        # the calibration rows.
+        # Later rows or other groups may have other shares of the classes than the training rows.
         are_alike = recipe.data.time is None and recipe.data.group is None
         held_out = np.concatenate([splits.reference.y, splits.ranking.y])
         shares = class_shares(data.train.y if are_alike else held_out, classes)
@@ -125,7 +124,7 @@ def assemble_without_baselines(fitted: "Fitted") -> Draft:
         quality_rows(recipe, data, splits),
         recipe.seed,
         recipe.serving.risk,
-        CategoriesWanted.by(recipe.serving.calibration, data, recipe.data.group_column),
+        CategoryChoice.by(recipe.serving.calibration, data, recipe.data.group_column),
         recipe.method,
         data.input,
         output,
@@ -136,8 +135,10 @@ def assemble_without_baselines(fitted: "Fitted") -> Draft:
 
 
 def _export(fitted: "Fitted") -> Exported:
-    """Export a fitted model with its detectors, check what comes of it, and take integers where
-    they are wanted and change nothing that could be told."""
+    """Export a fitted model with its detectors and check parity.
+
+    int8 graphs are used if the recipe asks for them and their error is below that of Monte Carlo.
+    """
     recipe, data, splits, encoding = fitted.recipe, fitted.data, fitted.splits, fitted.encoding
     model = fitted.model.cpu().eval()
     fold(model)
@@ -145,7 +146,7 @@ def _export(fitted: "Fitted") -> Exported:
     log.info("exporting")
     shape = data.shape if encoding is None else model.network.shape
     network = fit_detectors(model, splits.train, recipe, shape)
-    # Columns are explained by their usual values; ids, and what an encoder says, by nothing.
+    # Columns are explained by their usual values; ids and encodings have no explanation.
     with_terms = not data.columns and not data.takes_ids and encoding is None
     files = export(model, network, with_terms=with_terms)
     runtime = runtime_of(model, files)
@@ -201,14 +202,12 @@ def _export(fitted: "Fitted") -> Exported:
 def nearest_rows(
     train: Rows, data: Dataset, recipe: Recipe, is_encoded: bool = False
 ) -> dict[str, bytes | Path]:
-    """Return the file of a random choice of training rows, among which explanations name the
-    nearest; nothing where the recipe wants none.
+    """Return the file of random training rows from which explanations name the nearest.
 
-    Columns are compared as they are encoded, pixels by their values, other numbers in their
-    standard deviations, and so is what an encoder says of rows. Ids are not near to each other: of
-    such rows there is no file.
+    Distances use encoded columns, pixel values, or numbers and encodings in standard deviations.
+    Rows of ids have no distance, so they have no file.
     """
-    count = min(recipe.serving.nearest_rows, max(1, MOST_NUMBERS // train.x.shape[1]))
+    count = min(recipe.serving.nearest_rows, max(1, MAX_NUMBERS // train.x.shape[1]))
     if count == 0 or (data.takes_ids and not is_encoded):
         return {}
     index = np.sort(generator(recipe.seed, Stream.NEAREST_ROWS).permutation(len(train))[:count])

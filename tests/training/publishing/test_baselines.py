@@ -26,8 +26,8 @@ from training.publishing.baselines import (
     sentences,
     spread,
 )
+from training.publishing.draft import _agreement, fit_warnings
 from training.publishing.quality import Measured, disagreement
-from training.publishing.stages import _agreement, fit_warnings
 
 RANDOM = np.random.default_rng(3)
 
@@ -104,7 +104,9 @@ def test_a_temperature_beyond_two_says_that_training_went_wrong(value, is_wrong)
     choice = TemperatureChoice(value=value, fitted=value, gain=1.0, standard_error=0.1)
     said = tuple(fit_warnings(Provenance(temperature=choice)))
     assert bool(said) == is_wrong
-    assert all(f"the network is too sure (temperature {value:.4g})" in one for one in said)
+    assert all(
+        f"the network alone is overconfident (temperature {value:.4g})" in one for one in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_posterior_that_says_no_more_than_a_guess_is_told(nll, collapsed):
     guess = guess_nll(torch.tensor([0, 1] * 50))
     assert guess == pytest.approx(log(2))
     found = list(fit_warnings(Provenance(convergence={"nll": nll, "guess_nll": guess})))
-    assert [f"{nll:.3g} nats a row, of a guess 0.693" in one for one in found] == [True] * collapsed
+    assert [f"{nll:.3g} against 0.693 nats a row" in one for one in found] == [True] * collapsed
     assert list(fit_warnings(Provenance(convergence={"nll": nll}))) == list(
         fit_warnings(Provenance())
     )

@@ -16,9 +16,9 @@ from training.__main__ import main
 from training.data import Rows, digits
 from training.data import load as data_of
 from training.evaluation.pairs import worse_by
+from training.publishing.draft import Draft
 from training.publishing.gate import GateError, check_gate, rows_as_taken_by
 from training.publishing.quality import Measurable, MeasuredRows
-from training.publishing.stages import Draft
 from training.recipe import load
 
 POSTERIOR = {"couplings": 2, "hidden": 8}

@@ -9,8 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.manifest import FILES, ClassSpec, Description
 from model_store.artifacts.store import ModelStore
-from training.publishing import stages
-from training.publishing.stages import Draft, PreflightError, publish_draft
+from training.publishing.draft import Draft, PreflightError, publish_draft
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_what_training_has_in_memory_does_not_help(store, draft, monkeypatch):
 
 
 def test_a_model_that_does_not_answer_in_time_is_not_published(store, draft, monkeypatch):
-    monkeypatch.setattr(stages, "PREFLIGHT_S", 0.01)
+    monkeypatch.setattr("training.publishing.draft.PREFLIGHT_S", 0.01)
     assert "expected a prediction within 0.01 s, got none" in refused(store, draft)
 
 

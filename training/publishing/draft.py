@@ -1,9 +1,4 @@
-"""From exported graphs to a published version: calibrated, measured, tried by the service's own
-loading, published.
-
-`training.publishing.publish` and `prune` come here with graphs that they export, and `recalibrate`
-with published ones.
-"""
+"""Turn exported graphs into a published version: calibrate, measure, preflight, publish."""
 
 import math
 import shutil
@@ -44,7 +39,7 @@ from model_store.inference.runtime import Runtime
 from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames
 from training import log
-from training.calibration.calibrate import CategoriesWanted, calibrate
+from training.calibration.calibrate import CategoryChoice, calibrate
 from training.data import Rows
 from training.evaluation.figures import Figure, values
 from training.methods import METHODS, Laplace, Method
@@ -52,34 +47,32 @@ from training.provenance import Provenance
 from training.publishing.quality import Measurable, Measured, MeasuredRows
 from training.scoring import rows_per_draw_set
 
-PREFLIGHT_S = 120.0  # in which a version must be loaded and predict
-ABANDONED_S = 3600.0  # after which a preflight's files are those of a process that was killed
-EXACT = 0.02  # by which a posterior's temperature may be off 1 and go unsaid
-SOUND_TEMPERATURE = 2.0  # that of a fit that went well is at most this
-AGREED = 0.001  # of the uncertainty, up to which draws' disagreement is none
-PREFIX = ".trial-"  # not a model's name: stores pass such folders over
+PREFLIGHT_S = 120.0  # to load a version and predict with it
+ABANDONED_S = 3600.0  # age of a preflight's files after its process was killed
+TEMPERATURE_TOLERANCE = 0.02  # around 1, of a posterior
+MAX_TEMPERATURE = 2.0  # of a sound fit
+MIN_DISAGREEMENT = 0.001  # share of the uncertainty
+PREFIX = ".trial-"  # stores skip folders with this prefix
 
 
 class PreflightError(DubitoError):
-    """A version that the service could not load or predict with; nothing is published."""
+    """The service could not load a version or predict with it; nothing is published."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Rows that the model was not fitted on, by what each is used for. No row is in two."""
+    """Disjoint rows that the model was not fitted on."""
 
-    reference: Rows  # what the detectors' scores are usually like
-    ranking: Rows  # ranks the flag's statistic
-    test: Rows  # measures
-    shares: Float64[np.ndarray, "C"] | None = (
-        None  # of classes, where the calibration rows are from
-    )
-    validation: Rows | None = None  # fits the temperature again
+    reference: Rows  # distribution of the detectors' scores
+    ranking: Rows  # distribution of the flag's statistic
+    test: Rows
+    shares: Float64[np.ndarray, "C"] | None = None  # classes where the calibration rows are from
+    validation: Rows | None = None  # for a new temperature
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """Graphs and weights as files, what runs them, and what their manifest says of them."""
+    """Graphs and weights as files, their runtime, and their entries in the manifest."""
 
     files: dict[str, bytes | Path]
     runtime: Runtime
@@ -89,7 +82,7 @@ class Exported:
     num_labels: int
     precision: Literal["float32", "int8"]
     parity: dict[str, float]
-    transform: Transform | None = None  # of a regression's target
+    transform: Transform | None = None  # target of a regression
     encoder: EncoderSpec | None = None
 
     @classmethod
@@ -116,9 +109,8 @@ class Draft:
 
     description: Description
     files: dict[str, bytes | Path]
-    figures: dict[str, Figure] = field(default_factory=dict)  # of its quality, row by row
-    # Of a table, by name: what it must be better than
-    baselines: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)  # quality, row by row
+    baselines: dict[str, dict[str, Figure]] = field(default_factory=dict)  # by name, for a table
 
 
 def draft_version(
@@ -127,19 +119,21 @@ def draft_version(
     measured: MeasuredRows,
     seed: int,
     risk: float | None,
-    wanted: CategoriesWanted | None,
+    by_category: CategoryChoice | None,
     method: str,
     inputs: InputSpec,
     output: ClassSpec | TargetSpec,
     provenance: Provenance,
 ) -> Draft:
-    """Calibrate exported graphs, by category where that is wanted, measure what is served, and
-    return the version; `risk` is that of requests that name none."""
+    """Calibrate exported graphs and measure their quality as served.
+
+    `risk` is the default of requests.
+    """
     runtime, names, counts = exported.runtime, exported.detectors, list(exported.draw_counts)
     splits = rows.reference, rows.ranking
     log.info("calibrating on %d + %d rows", *map(len, splits))
     calibration = calibrate(
-        runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, wanted
+        runtime, *splits, counts, names, exported.num_labels, seed, exported.transform, by_category
     )
     detectors = DetectorSpec(
         density=names.density,
@@ -152,18 +146,18 @@ def draft_version(
         smallest_fpr=calibration.smallest_fpr,
         rows_per_draw_set=rows_per_draw_set(runtime, min(map(len, splits)), counts[-1]),
     )
-    categories = None if wanted is None else _category_spec(calibration, wanted.column)
+    categories = None if by_category is None else _category_spec(calibration, by_category.column)
     too_few = too_few_rows(detectors, categories)
     if too_few is not None:
         log.warning("%s", too_few)
     abstention = None if runtime.task == "regression" else _abstention_spec(calibration, risk)
     log.info("measuring on %d test rows", len(measured.test))
-    found = Measurable(
+    quality = Measurable(
         runtime, calibration, names.density, measured.classes, exported.transform
     ).measure(measured)
     warnings = (
         *fit_warnings(provenance),
-        *_agreement(found, METHODS[method], exported.noise.max_draws),
+        *_agreement(quality, METHODS[method], exported.noise.max_draws),
     )
     for warning in warnings:
         log.warning("%s", warning)
@@ -180,68 +174,68 @@ def draft_version(
         too_few_rows=too_few,
         training=provenance.content(),
         precision=exported.precision,
-        quality=values(found.figures),
+        quality=values(quality.figures),
         warnings=warnings,
         parity=exported.parity,
     )
     tensors = calibration.tensors()
     if rows.shares is not None:
         tensors |= LabelShift(rows.ranking.y, rows.shares).tensors()
-    return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, found.figures)
+    return Draft(description, {**exported.files, CALIBRATION_FILE: save(tensors)}, quality.figures)
 
 
 def fit_warnings(provenance: Provenance) -> Iterator[str]:
-    """Say it of a posterior whose KL did not have its full weight, 1 / (training rows), of a
-    network that is too sure by itself, and of draws that know no more than a guess."""
-    recipe, rows, found = provenance.recipe, provenance.rows, provenance.temperature
+    """Warn of a tempered posterior, of an overconfident network, and of draws that predict no
+    better than a guess."""
+    recipe, rows, tempering = provenance.recipe, provenance.rows, provenance.temperature
     if recipe is not None and rows is not None and recipe["training"].get("kl_weight") is not None:
         temperature = recipe["training"]["kl_weight"] * rows["train"]
         has_prior = recipe["posterior"].get("prior_std") is not None
         has_kl = METHODS[recipe["method"]].is_variational or has_prior
-        if has_kl and abs(temperature - 1.0) > EXACT:
-            why = recipe["training"].get("kl_weight_reason") or "its recipe does not say why"
-            said = f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight)"
-            yield f"{said}: {why}"
-    if found is not None and found.value > SOUND_TEMPERATURE:
-        why = "training went wrong: " if provenance.recalibrated is None else ""
-        yield f"{why}by itself the network is too sure (temperature {found.value:.4g})"
+        if has_kl and abs(temperature - 1.0) > TEMPERATURE_TOLERANCE:
+            reason = recipe["training"].get("kl_weight_reason") or "its recipe gives no reason"
+            yield (
+                f"a tempered posterior, of temperature {temperature:.2g} (training.kl_weight): "
+                f"{reason}"
+            )
+    if tempering is not None and tempering.value > MAX_TEMPERATURE:
+        cause = "training went wrong: " if provenance.recalibrated is None else ""
+        yield f"{cause}the network alone is overconfident (temperature {tempering.value:.4g})"
     facts = provenance.convergence or {}
     if facts.get("nll", -math.inf) >= facts.get("guess_nll", math.inf):
-        figures = f"{facts['nll']:.3g} nats a row, of a guess {facts['guess_nll']:.3g}"
+        figures = f"{facts['nll']:.3g} against {facts['guess_nll']:.3g} nats a row"
         yield (
-            f"a draw says no more of training rows than a guess does ({figures}): its posterior "
-            "has collapsed onto the prior, unless training went wrong; a smaller network, another "
-            "prior or a smaller training.kl_weight may change it"
+            f"draws predict training rows no better than a guess ({figures}): the posterior has "
+            "collapsed onto the prior, unless training went wrong; try a smaller network, another "
+            "prior or a smaller training.kl_weight"
         )
 
 
-def _agreement(found: Measured, method: type[Method], max_draws: int | None) -> Iterator[str]:
-    """Say it of draws that agree about test rows and about noise, so that the model never
-    doubts."""
-    shares = found.disagreement, found.disagreement_on_noise
-    if max_draws == 1 or max(shares) > AGREED:
+def _agreement(quality: Measured, method: type[Method], max_draws: int | None) -> Iterator[str]:
+    """Warn of draws that agree about test rows and about noise."""
+    shares = quality.disagreement, quality.disagreement_on_noise
+    if max_draws == 1 or max(shares) > MIN_DISAGREEMENT:
         return
-    change = "members that are trained for longer"
+    remedy = "longer training of the members"
     if method.is_variational:
-        change = "more epochs, or a larger posterior.initial_log_std to start from,"
+        remedy = "more epochs, or a larger posterior.initial_log_std"
     elif method is Laplace:
-        change = "a larger posterior.prior_std"
+        remedy = "a larger posterior.prior_std"
     elif method.groups_rows:
-        change = "a larger posterior.rate"
-    of_rows, of_noise = (f"{100 * share:.2g} %" for share in shares)
+        remedy = "a larger posterior.rate"
+    on_test, on_noise = (f"{100 * share:.2g} %" for share in shares)
     yield (
-        f"its draws agree, so it never doubts: their disagreement is {of_rows} of its uncertainty "
-        f"about test rows and {of_noise} about noise; {change} may change it"
+        f"its draws agree, so it never doubts: their disagreement is {on_test} of its uncertainty "
+        f"about test rows and {on_noise} about noise; try {remedy}"
     )
 
 
 def publish_draft(store: ModelStore, name: str, draft: Draft, alias: str = LATEST) -> Manifest:
-    """Publish a version as the next of `name`, if a fresh process can load it and predict with
-    it."""
-    scratch = store.storage.scratch  # where there is room for the version, as in no /tmp
+    """Publish the next version of `name`, if a fresh process can load it and predict with it."""
+    scratch = store.storage.scratch  # /tmp may be too small for a version
     scratch.mkdir(parents=True, exist_ok=True)
     for left in scratch.glob(f"{PREFIX}*"):
-        with suppress(FileNotFoundError):  # another publication's, and over
+        with suppress(FileNotFoundError):  # another publication just ended
             if time.time() - left.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=PREFIX, dir=scratch) as folder:
