@@ -50,8 +50,12 @@ class PreflightProcess(ChildProcess):
         Raises:
             GivenUp: if `stopping` is set meanwhile.
         """
-        request = {"store": str(store.resolve()), "name": name, "version": version}
-        request |= {"working_bytes": working_bytes}
+        request = {
+            "store": str(store.resolve()),
+            "name": name,
+            "version": version,
+            "working_bytes": working_bytes,
+        }
         try:
             failure = self.ask(request, seconds, stopping or threading.Event())
         except NoAnswer as error:
