@@ -1,9 +1,8 @@
-"""Jobs: work on whole pools, which goes on after the request was answered and after its process
-died.
+"""Jobs: work on whole pools, which survives the request and the process that runs it.
 
-A job is queued, running, and then done, failed or cancelled. The process that runs one holds the
-lock of a *slot*, a file that the system unlocks when the process is gone: a running job whose slot
-is free lost its process, and is queued again. No clock and no heartbeat is needed.
+A job is queued, running, and then done, failed or cancelled. The process that runs a job holds the
+lock of a *slot*, a file that the system unlocks when the process ends. A running job whose slot is
+free has lost its process and is queued again, without clocks or heartbeats.
 """
 
 import fcntl
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from model_store.artifacts.disk import make_folder, sync_folder
-from model_store.errors import NotFound, OverQuota, StateUnusable
+from model_store.errors import NotFound, OverQuota
 from model_store.state.database import Database, as_state_errors, may_be_damaged
 
 Kind = Literal["acquire", "predict", "candidate"]
@@ -28,13 +27,12 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final[tuple[State, ...]] = get_args(State)
 ENDED: Final[tuple[State, ...]] = ("done", "failed", "cancelled")
 
-FOLDER = "jobs"  # has a folder for each job, of its input and its results
+FOLDER = "jobs"  # has a folder for each job, with its input and results
 SLOTS = "slots"
-MOST_DEATHS = 5  # of a job's process without any progress, before the job has failed
-MOST_ORPHANED = 20  # the same where the service died too, which is rarely because of the job
-MAX_PLACE = (1 << 63) - 1
-OLD = "state IN ('done', 'failed', 'cancelled') AND ended < ?"
-STRAY_S = 3600.0  # after which a folder without a job belongs to none that is about to be added
+MAX_DEATHS = 5  # of a job's process without progress, before the job fails
+MAX_ORPHANED = 20  # the same if the service died too, which is rarely caused by the job
+MAX_ROWID = (1 << 63) - 1
+STRAY_S = 3600.0  # age at which a folder without a job is deleted
 
 
 class TooManyJobs(Exception):
@@ -43,7 +41,7 @@ class TooManyJobs(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it is now. Times are in seconds since 1970; `work` and `done` are rows x draws."""
+    """A job's current state. Times are seconds since 1970; `work` and `done` are rows x draws."""
 
     id: str
     kind: Kind
@@ -59,7 +57,7 @@ class Job:
     done: int
     worked_s: float
     cancel: bool
-    outcome: Any  # of a job that is done the name of its file, of one that failed the error
+    outcome: Any  # the name of the result file, or the error
 
     @property
     def is_over(self) -> bool:
@@ -67,7 +65,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a state folder. Any thread and process of the machine may call its methods."""
+    """The jobs of a state folder. Any thread and process on the machine may call the methods."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -91,30 +89,32 @@ class Jobs:
         request: dict[str, Any],
         work: int,
         may_wait: Callable[[Mapping[str, int]], bool],
-        most_bytes: int,
+        max_bytes: int,
         note: Callable[[sqlite3.Connection, Job], None] | None = None,
     ) -> Job:
-        """Queue a job, in its client's turn: after rows x draws of the client that wait or run, or
-        at once where others have as many before it. A job's place is `turn + done`, so that what
-        was done of one that gave way counts as well.
+        """Queue a job by fair shares of clients.
+
+        A job's `turn` is the work (rows x draws) of its client that waits or runs, but no less than
+        the turn of the job that runs now. The lowest `turn + done` is next, so the finished part of
+        a job that gave way counts too.
 
         Args:
-            name: that `new_folder` gave it, once its files are there.
-            may_wait: whether the client may queue one more, given how many jobs of each wait.
-            most_bytes: of the files of all jobs of the owner.
-            note: keeps something with it, or not at all.
+            name: from `new_folder`; the folder has the job's files.
+            may_wait: whether the client may queue a job, given the number of queued jobs by client.
+            max_bytes: for the files of all jobs of the owner.
+            note: saves something in the same transaction.
 
         Raises:
-            TooManyJobs: if it may not wait.
+            TooManyJobs: if the job may not wait.
         """
         size = self._bytes(name)
         with self._database.writing() as connection:
-            for folder in (self.folder / name, self.folder):  # its files are on the disk before it
+            for folder in (self.folder / name, self.folder):  # files reach the disk before the job
                 sync_folder(folder)
-            queued = connection.execute(  # as bytes, which can be read if one is damaged
-                "SELECT CAST(client AS BLOB), count(*) FROM jobs WHERE state = 'queued' GROUP BY 1"
+            queued = connection.execute(
+                "SELECT client, count(*) FROM jobs WHERE state = 'queued' GROUP BY client"
             )
-            if not may_wait({of.decode(errors="replace"): count for of, count in queued}):
+            if not may_wait(dict(map(tuple, queued))):
                 raise TooManyJobs
             row = connection.execute(
                 """
@@ -129,14 +129,14 @@ class Jobs:
                 """,
                 (name, kind, owner, client, json.dumps(request), time.time(), work, size, client),
             ).fetchone()
-            _check_bytes(connection, owner, most_bytes)
+            _check_bytes(connection, owner, max_bytes)
             job = _job(row)
             if note is not None:
                 note(connection, job)
         return job
 
     def get(self, name: str, owner: str | None = None) -> Job:
-        """Return a job; raises NotFound if there is none, or it is not of the `owner`."""
+        """Return a job; raises NotFound if there is none, or it has another `owner`."""
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None or (owner is not None and row["owner"] != owner):
@@ -148,20 +148,19 @@ class Jobs:
     def part_of(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
-        """Return the jobs of an owner, the latest first, and the place after which there are
-        more."""
+        """Return a page of an owner's jobs, the latest first, and where the next page starts."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT rowid AS place, * FROM jobs WHERE owner = ? AND rowid < ? "
                 "ORDER BY rowid DESC LIMIT ?",
-                (owner, MAX_PLACE if after is None else after, -1 if limit is None else limit + 1),
+                (owner, MAX_ROWID if after is None else after, -1 if limit is None else limit + 1),
             ).fetchall()
         listed = rows[:limit]
         more = listed[-1]["place"] if len(rows) > len(listed) else None
         return [_job(row) for row in listed], more
 
     def latest_candidate(self, model: str) -> Job | None:
-        """Return the job that last began to fit a candidate of a model, whoever asked for it."""
+        """Return the latest job that fits a candidate of a model, of any owner."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE kind = 'candidate' ORDER BY rowid DESC"
@@ -169,49 +168,31 @@ class Jobs:
         return next((job for job in map(_job, rows) if job.request["model"] == model), None)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many are queued, and how many are running."""
+        """Return the numbers of queued and running jobs."""
         with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT state, count(*) FROM jobs WHERE state IN ('queued', 'running') GROUP BY "
                 "state"
             ).fetchall()
-        found = {row[0]: int(row[1]) for row in rows}
-        return found.get("queued", 0), found.get("running", 0)
+        counts = {row[0]: int(row[1]) for row in rows}
+        return counts.get("queued", 0), counts.get("running", 0)
 
     def claim(self, slot: int) -> Job | None:
-        """Take the job whose turn it is, to run it in a slot whose lock the caller holds; None if
-        the queue is empty."""
-        while True:
-            with self._database.writing() as connection:
-                row = connection.execute(
-                    "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
-                    "WHERE rowid = (SELECT rowid FROM jobs WHERE state = 'queued' "
-                    "ORDER BY turn + done, rowid LIMIT 1) RETURNING rowid",
-                    (slot, time.time()),
-                ).fetchone()
-            if row is None:
-                return None
-            try:
-                return self._at(row["rowid"])
-            except StateUnusable as damage:  # no other job waits for it
-                self._fail(row["rowid"], str(damage))
-
-    def _at(self, place: int) -> Job:
-        with self._database.reading() as connection:
-            row = connection.execute("SELECT * FROM jobs WHERE rowid = ?", (place,)).fetchone()
-        return _job(row)
-
-    def _fail(self, place: int, why: str) -> None:
+        """Start the next job in a slot that the caller has locked; None if the queue is empty."""
         with self._database.writing() as connection:
-            connection.execute(
-                "UPDATE jobs SET state = 'failed', said = ?, ended = ?, slot = NULL "
-                "WHERE rowid = ?",
-                (json.dumps(why), time.time(), place),
-            )
+            row = connection.execute(
+                "UPDATE jobs SET state = 'running', slot = ?, begun = coalesce(begun, ?) "
+                "WHERE rowid = (SELECT rowid FROM jobs WHERE state = 'queued' "
+                "ORDER BY turn + done, rowid LIMIT 1) RETURNING *",
+                (slot, time.time()),
+            ).fetchone()
+        return None if row is None else _job(row)
 
     def is_due_to_give_way(self, name: str) -> bool:
-        """Return whether a running job has come further than the turn of another client's that
-        waits. Fits of candidates go on: they would lose what they did since their checkpoint."""
+        """Return whether a queued job of another client comes before a running one.
+
+        Fits of candidates never give way: they would lose the work since their last checkpoint.
+        """
         with self._database.reading() as connection:
             row = connection.execute(
                 "SELECT EXISTS (SELECT 1 FROM jobs AS one, jobs AS other WHERE one.id = ? "
@@ -222,8 +203,8 @@ class Jobs:
             ).fetchone()
         return bool(row[0])
 
-    def progress(self, name: str, work: int, done: int, worked_s: float, most_bytes: int) -> bool:
-        """Record how far a job is; return whether it is to go on."""
+    def progress(self, name: str, work: int, done: int, worked_s: float, max_bytes: int) -> bool:
+        """Record a job's progress; return whether it should continue."""
         size = self._bytes(name)
         with self._database.writing() as connection:
             row = connection.execute(
@@ -233,11 +214,11 @@ class Jobs:
                 (done, done, work, done, worked_s, size, name),
             ).fetchone()
             if row is not None:
-                _check_bytes(connection, row["owner"], most_bytes)
+                _check_bytes(connection, row["owner"], max_bytes)
         return row is not None and not row["cancel"]
 
     def finish(self, name: str, state: State, outcome: Any) -> None:
-        """End a running job with its result or error; one that is to be cancelled is."""
+        """End a running job with its result or error, or as cancelled if that was requested."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
@@ -246,44 +227,42 @@ class Jobs:
                 (state, json.dumps(outcome), time.time(), name),
             )
 
-    def put_back(self, name: str, why: str | None = None, is_orphan: bool = False) -> None:
-        """Queue a running job again; one that is to be cancelled is.
+    def put_back(
+        self, name: str, reason: str | None = None, orphan_slot: int | None = None
+    ) -> None:
+        """Queue a running job again, or cancel it if that was requested.
 
         Args:
-            why: how its process died; None if it ended in order. After some deaths without progress
-                the job has failed.
-            is_orphan: whether the service had died as well.
+            reason: how its process died; None if it ended in order. After several deaths without
+                progress the job fails.
+            orphan_slot: the job's slot if the service died as well. The caller has locked it; a
+                job in another slot has been claimed again meanwhile.
         """
-        self._put_back("id = ?", (name,), why, is_orphan)
-
-    def _put_back(
-        self, which: str, values: tuple[Any, ...], why: str | None, is_orphan: bool
-    ) -> None:
-        counted, most = ("orphaned", MOST_ORPHANED) if is_orphan else ("deaths", MOST_DEATHS)
+        counter, limit = ("deaths", MAX_DEATHS)
+        if orphan_slot is not None:
+            counter, limit = ("orphaned", MAX_ORPHANED)
         with self._database.writing() as connection:
-            row = connection.execute(  # numbers alone, which can be read whatever is damaged
-                "SELECT rowid, cancel, done, deaths, orphaned FROM jobs "
-                f"WHERE state = 'running' AND {which}",
-                values,
+            row = connection.execute(
+                "SELECT cancel, done, deaths, orphaned FROM jobs "
+                "WHERE state = 'running' AND id = ? AND slot = coalesce(?, slot)",
+                (name, orphan_slot),
             ).fetchone()
             if row is None:
                 return
-            times = min(row[counted], most) + (why is not None)
+            deaths = row[counter] + (reason is not None)
             state, outcome = ("cancelled", None) if row["cancel"] else ("queued", None)
-            if why is not None and times >= most and state == "queued":
-                state = "failed"
-                outcome = json.dumps(
-                    f"{why}, {times} times without getting further than {row['done']} rows x draws"
-                )
+            if reason is not None and deaths >= limit and state == "queued":
+                progress = f"without getting further than {row['done']} rows x draws"
+                state, outcome = "failed", json.dumps(f"{reason}, {deaths} times {progress}")
             ended = None if state == "queued" else time.time()
             connection.execute(
-                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counted} = ?, slot = NULL "
-                "WHERE rowid = ?",
-                (state, outcome, ended, times, row["rowid"]),
+                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counter} = ?, slot = NULL "
+                "WHERE id = ?",
+                (state, outcome, ended, deaths, name),
             )
 
     def cancel(self, name: str) -> Job:
-        """End a job: at once if it is queued, soon if it runs."""
+        """Cancel a job: at once if it is queued, soon if it is running."""
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ? AND state = 'queued'",
@@ -295,17 +274,12 @@ class Jobs:
         return self.get(name)
 
     def clear_ended(self) -> None:
-        """Delete the files of jobs that are over, but for their results."""
+        """Delete the files of ended jobs, except their results."""
         with self._database.reading() as connection:
-            places = connection.execute(
-                "SELECT rowid FROM jobs WHERE state IN ('done', 'failed', 'cancelled') "
-                "AND NOT cleared"
+            rows = connection.execute(
+                "SELECT * FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND NOT cleared"
             ).fetchall()
-        for (place,) in places:
-            try:
-                job = self._at(place)
-            except StateUnusable:  # nobody knows which of its files is the result
-                continue
+        for job in map(_job, rows):
             size = self._clear(job)
             with self._database.writing() as connection:
                 connection.execute(
@@ -313,7 +287,7 @@ class Jobs:
                 )
 
     def _clear(self, job: Job) -> int:
-        """Delete the files of a job that is over, but for its result; return what that takes."""
+        """Delete an ended job's files except its result; return the result's size in bytes."""
         with as_state_errors(), suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / job.id):
                 if entry.is_dir():
@@ -325,34 +299,28 @@ class Jobs:
     def _bytes(self, name: str) -> int:
         size = 0
         for path in (self.folder / name).rglob("*"):
-            with suppress(FileNotFoundError):  # another process deletes them too
+            with suppress(FileNotFoundError):  # another process may delete files
                 size += path.stat().st_size
         return size
 
     def forget(self, name: str) -> None:
-        """Delete a job that is over: its files first, which makes room on a full disk."""
+        """Delete an ended job: first its files, which frees space on a full disk."""
         if self.get(name).is_over:
             shutil.rmtree(self.folder / name, ignore_errors=True)
             with self._database.writing() as connection:
                 connection.execute("DELETE FROM jobs WHERE id = ?", (name,))
 
-    def forget_old(self, kept_s: float) -> None:
+    def forget_old(self, retention_s: float) -> None:
         """Delete jobs that ended longer ago, their files, and folders without a job."""
         now = time.time()
         with self._database.reading() as connection:
-            old = connection.execute(
-                f"SELECT rowid FROM jobs WHERE {OLD}", (now - kept_s,)
+            rows = connection.execute(
+                "SELECT id FROM jobs WHERE state IN ('done', 'failed', 'cancelled') AND ended < ?",
+                (now - retention_s,),
             ).fetchall()
-        for (place,) in old:
-            try:
-                self.forget(self._at(place).id)
-            except NotFound:  # another process deletes them too
-                pass
-            except StateUnusable:  # damaged: its folder is then of no job
-                with self._database.writing() as connection:
-                    connection.execute(
-                        f"DELETE FROM jobs WHERE rowid = ? AND {OLD}", (place, now - kept_s)
-                    )
+        for (name,) in rows:
+            with suppress(NotFound):  # another process may delete them
+                self.forget(name)
         with as_state_errors(), suppress(FileNotFoundError):
             entries = os.scandir(self.folder)
             for name in [e.name for e in entries if e.stat().st_mtime < now - STRAY_S]:
@@ -360,25 +328,23 @@ class Jobs:
                     self.get(name)
                 except NotFound:
                     shutil.rmtree(self.folder / name, ignore_errors=True)
-                except StateUnusable:  # it has a job, if a damaged one
-                    pass
-        with self._database.writing() as connection:  # where the clock was ahead
+        with self._database.writing() as connection:  # the clock may have been ahead
             connection.execute("UPDATE jobs SET ended = ? WHERE ended > ?", (now, now))
 
     def put_back_orphans(self) -> None:
+        """Queue running jobs whose process is gone."""
         with self._database.reading() as connection:
             rows = connection.execute(
-                "SELECT rowid, slot FROM jobs WHERE state = 'running'"
+                "SELECT id, slot FROM jobs WHERE state = 'running'"
             ).fetchall()
-        for place, number in rows:
+        for name, number in rows:
             with self.slot(number) as handle:
                 if handle is not None:
-                    why, of_it = "the service that ran it ended", "rowid = ? AND slot IS ?"
-                    self._put_back(of_it, (place, number), why, is_orphan=True)
+                    self.put_back(name, "the service that ran it ended", number)
 
     @contextmanager
     def slot(self, number: int) -> Iterator[int | None]:
-        """Hold a slot's lock, as an open file that a child can inherit; None if it is taken."""
+        """Lock a slot, as an open file that a child can inherit; None if another process has it."""
         with as_state_errors():
             self.slots.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.slots / str(number), os.O_CREAT | os.O_RDWR, 0o600)
@@ -393,11 +359,11 @@ class Jobs:
             os.close(handle)
 
 
-def _check_bytes(connection: sqlite3.Connection, owner: str, most: int) -> None:
-    found = connection.execute("SELECT sum(bytes) FROM jobs WHERE owner = ?", (owner,))
-    held = found.fetchone()[0]
-    if held > most:
-        raise OverQuota(most, held)
+def _check_bytes(connection: sqlite3.Connection, owner: str, max_bytes: int) -> None:
+    query = "SELECT sum(bytes) FROM jobs WHERE owner = ?"
+    size = connection.execute(query, (owner,)).fetchone()[0]
+    if size > max_bytes:
+        raise OverQuota(max_bytes, size)
 
 
 def _job(row: sqlite3.Row) -> Job:
