@@ -1,1 +1,1 @@
-"""What the service must not forget: jobs, what was acquired, and labels."""
+"""The service's durable state: jobs, acquired rows and labels."""

@@ -1,7 +1,7 @@
-"""A state folder as one tar file, copied while it is in use; and the way back.
+"""Back up a state folder in use to a tar file, and restore it.
 
-It holds the database as it was at one moment, the results of jobs that were done then, and what
-came with those that were not: these begin again at their first row.
+The file has a consistent copy of the database, the results of finished jobs, and the input of the
+others, which start again after a restore.
 """
 
 import json
@@ -24,10 +24,10 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
     if folder is None or not has_state(folder):
         raise InvalidInput("DUBITO_STATE", "the folder of a service's state", "none, or another")
     with (
-        TemporaryDirectory(prefix="backup-", dir=folder) as own,
+        TemporaryDirectory(prefix="backup-", dir=folder) as temporary,
         tarfile.open(fileobj=archive, mode="w|") as tar,
     ):
-        copy = Path(own)
+        copy = Path(temporary)
         with (
             closing(Database(folder)) as database,
             closing(sqlite3.connect(copy / FILE)) as target,
@@ -37,13 +37,13 @@ def back_up(folder: Path | None, archive: BinaryIO) -> None:
         tar.add(copy / FILE, FILE, filter=_private)
         with closing(sqlite3.connect(copy / FILE)) as copied:
             jobs = copied.execute(
-                "SELECT id, state, said FROM jobs WHERE state IN ('queued', 'running', 'done')"
+                "SELECT id, state, outcome FROM jobs WHERE state IN ('queued', 'running', 'done')"
             )
-            for name, state, said in jobs:
-                with suppress(FileNotFoundError):  # it was deleted, or ended, meanwhile
+            for name, state, outcome in jobs:
+                with suppress(FileNotFoundError):  # the job was deleted or ended meanwhile
                     for file in sorted((folder / FOLDER / name).iterdir()):
-                        wanted = json.loads(said) if state == "done" else file.name
-                        if file.is_file() and file.name == wanted:
+                        is_result = state == "done" and file.name == json.loads(outcome)
+                        if file.is_file() and (is_result or state != "done"):
                             tar.add(file, f"{FOLDER}/{name}/{file.name}", filter=_private)
 
 
@@ -53,11 +53,10 @@ def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def restore(folder: Path | None, archive: BinaryIO) -> None:
-    """Make a state folder of what `back_up` wrote.
+    """Restore a state folder from a file of `back_up`.
 
     Raises:
-        InvalidInput: if the folder is not empty, since what is left of another database would
-            damage this one; or if the file is no backup.
+        InvalidInput: if the folder is not empty, or the file is no backup.
         StateUnusable: if the folder cannot be written to.
     """
     if folder is None or (folder.exists() and any(folder.iterdir())):

@@ -18,7 +18,7 @@ FILE = "state.sqlite"
 PROBE, PROBE_BYTES = "probe", 1 << 16
 NO_SPACE = "no space is left for the service's state (DUBITO_STATE)"
 UNUSABLE = "the service's state (DUBITO_STATE) cannot be read or written"
-BUSY_S = 10.0  # that another process may take to write
+BUSY_S = 10.0  # to wait for another process that writes
 # Script n takes a database from format n to n + 1; a new database has format 0
 MIGRATIONS = (
     """
@@ -26,19 +26,19 @@ CREATE TABLE jobs (
     id TEXT PRIMARY KEY,
     kind TEXT NOT NULL,               -- acquire, predict or candidate
     state TEXT NOT NULL,              -- queued, running, done, failed or cancelled
-    owner TEXT NOT NULL,              -- digest of the key it was asked for with, or empty
-    request TEXT NOT NULL,            -- JSON: all that was asked, with what defaults came to
+    owner TEXT NOT NULL,              -- digest of the request's key, or empty
+    request TEXT NOT NULL,            -- JSON, with defaults filled in
     created REAL NOT NULL,            -- seconds since 1970, as all times here
     begun REAL,
     ended REAL,
-    slot INTEGER,                     -- of the process that runs it, which holds the slot's lock
-    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process alone, since it last got further
-    orphaned INTEGER NOT NULL DEFAULT 0, -- times that its process died with the service, since then
-    work INTEGER NOT NULL DEFAULT 0,  -- rows x draws to be done, 0 while it is not known
-    done INTEGER NOT NULL DEFAULT 0,  -- of these
-    worked_s REAL NOT NULL DEFAULT 0, -- that they took
+    slot INTEGER,                     -- whose lock the job's process holds
+    deaths INTEGER NOT NULL DEFAULT 0,   -- of its process alone, since the last progress
+    orphaned INTEGER NOT NULL DEFAULT 0, -- deaths with the service, since the last progress
+    work INTEGER NOT NULL DEFAULT 0,  -- rows x draws in all, 0 while unknown
+    done INTEGER NOT NULL DEFAULT 0,  -- rows x draws
+    worked_s REAL NOT NULL DEFAULT 0,
     cancel INTEGER NOT NULL DEFAULT 0,
-    said TEXT,                        -- JSON: the answer of one that is done, or why it failed
+    outcome TEXT,                     -- JSON: the name of the result file, or the error
     client TEXT NOT NULL DEFAULT '',  -- whose share it uses: the owner, or else an address
     turn REAL NOT NULL DEFAULT 0,     -- the lowest is next: rows x draws of its client before it
     bytes INTEGER NOT NULL DEFAULT 0, -- of its files
@@ -49,31 +49,31 @@ CREATE INDEX jobs_by_owner ON jobs (owner);
 CREATE TABLE acquired (
     model TEXT NOT NULL,
     id TEXT NOT NULL,
-    version TEXT NOT NULL,            -- that chose it
+    version TEXT NOT NULL,
     acquisition TEXT NOT NULL,
     seed INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,
     rank INTEGER NOT NULL,
-    score REAL,                       -- null of one set aside
-    control INTEGER NOT NULL,         -- whether it was set aside
-    said TEXT,                        -- JSON: what the version said of one set aside
+    score REAL,                       -- null for a control row
+    control INTEGER NOT NULL,         -- boolean
+    prediction TEXT,                  -- JSON: of a control row
     row BLOB NOT NULL,                -- float32, little-endian
-    format TEXT NOT NULL,             -- what the row's numbers mean: `row_format`
+    format TEXT NOT NULL,             -- `row_format`
     time REAL NOT NULL,
     PRIMARY KEY (model, id)
 ) STRICT;
 CREATE TABLE labels (
     model TEXT NOT NULL,
     id TEXT NOT NULL,
-    label TEXT,                       -- of a classification
-    target REAL,                      -- of a regression
-    row BLOB,                         -- of one that was not acquired
+    label TEXT,                       -- classification
+    target REAL,                      -- regression
+    row BLOB,                         -- unless the row was acquired
     format TEXT NOT NULL,
-    key TEXT,                         -- name of the key it came with; null: the API was open
+    key TEXT,                         -- name of the request's key; null without keys
     time REAL NOT NULL,
     PRIMARY KEY (model, id)
 ) STRICT;
-CREATE TABLE replaced (  -- labels that others took the place of
+CREATE TABLE replaced (  -- former labels
     model TEXT NOT NULL,
     id TEXT NOT NULL,
     label TEXT,
@@ -85,11 +85,11 @@ CREATE TABLE replaced (  -- labels that others took the place of
 CREATE TABLE candidates (
     model TEXT NOT NULL,
     version TEXT NOT NULL,
-    parent TEXT NOT NULL,             -- the version it was compared with
-    labels INTEGER NOT NULL,          -- it was fitted with
-    control INTEGER NOT NULL,         -- labels that it was compared on
+    parent TEXT NOT NULL,             -- version that it was compared with
+    labels INTEGER NOT NULL,          -- number used in the fit
+    control INTEGER NOT NULL,         -- number used in the comparison
     promoted INTEGER NOT NULL,
-    said TEXT NOT NULL,               -- JSON: why not, and both versions' figures
+    outcome TEXT NOT NULL,            -- JSON: the reason, and both versions' figures
     time REAL NOT NULL,
     PRIMARY KEY (model, version)
 ) STRICT;
@@ -109,13 +109,13 @@ class Database:
     """A connection that the threads of a process share."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, made in `folder` if there is none."""
+        """Open the database in `folder`, and create it if there is none."""
         self.folder = folder
         self._lock = threading.Lock()
         with as_state_errors():
             make_folder(folder)
             path = folder / FILE
-            # What came as rows and labels is for nobody else to read
+            # Only the owner may read rows and labels
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._connection = sqlite3.connect(
@@ -140,20 +140,18 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection, to read."""
+        """Lock the connection for reading."""
         with self._lock, as_state_errors():
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection in a transaction, in which no other process writes: all of it is
-        kept, or nothing."""
+        """Lock the connection in a transaction; other processes cannot write meanwhile."""
         with self._lock, as_state_errors(), self._transaction():
             yield self._connection
 
     def probe(self) -> None:
-        """Write a file and delete it, as on a full disk nobody can; small changes to the database
-        may go on there for long."""
+        """Write and delete a file, which fails on a full disk; small transactions may not."""
         path = self.folder / PROBE
         with as_state_errors():
             try:
@@ -172,26 +170,26 @@ class Database:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # SQLite rolls back by itself where the disk is full
+            with suppress(sqlite3.Error):  # SQLite rolls back by itself on a full disk
                 self._connection.execute("ROLLBACK")
             raise
 
 
 @contextmanager
-def may_be_damaged(what: str) -> Iterator[None]:
-    """Take what is read of the database, and is not what was written, for damage to it."""
+def may_be_damaged(record: str) -> Iterator[None]:
+    """Raise StateUnusable if a record cannot be decoded."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise StateUnusable(f"{UNUSABLE}: {what} is damaged in {FILE}") from error
+        raise StateUnusable(f"{UNUSABLE}: {record} is damaged in {FILE}") from error
 
 
 @contextmanager
 def as_state_errors() -> Iterator[None]:
-    """Tell of errors of SQLite and of the disk as of the state's."""
+    """Raise errors of SQLite and of the disk as errors of the state."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError, IndexError) as error:  # the last: a column is gone
+    except (sqlite3.Error, UnicodeDecodeError, IndexError) as error:  # IndexError: a missing column
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(NO_SPACE) from error
         raise StateUnusable(f"{UNUSABLE}: {error}") from error
@@ -200,8 +198,7 @@ def as_state_errors() -> Iterator[None]:
 
 
 def of_disk(error: OSError) -> NoSpace | StateUnusable:
-    """Return an error of the disk as one of the state. It names no path: a client of the service
-    may read it."""
+    """Convert an error of the disk to an error of the state, without paths: clients may see it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(NO_SPACE)
     return StateUnusable(f"{UNUSABLE}: {error.strerror}")

@@ -145,7 +145,7 @@ class Jobs:
             )
         return _job(row)
 
-    def part_of(
+    def page(
         self, owner: str, limit: int | None = None, after: int | None = None
     ) -> tuple[list[Job], int | None]:
         """Return a page of an owner's jobs, the latest first, and where the next page starts."""
@@ -222,7 +222,7 @@ class Jobs:
         with self._database.writing() as connection:
             connection.execute(
                 "UPDATE jobs SET state = CASE WHEN cancel THEN 'cancelled' ELSE ? END, "
-                "said = CASE WHEN cancel THEN NULL ELSE ? END, ended = ?, slot = NULL "
+                "outcome = CASE WHEN cancel THEN NULL ELSE ? END, ended = ?, slot = NULL "
                 "WHERE id = ? AND state = 'running'",
                 (state, json.dumps(outcome), time.time(), name),
             )
@@ -256,7 +256,7 @@ class Jobs:
                 state, outcome = "failed", json.dumps(f"{reason}, {deaths} times {progress}")
             ended = None if state == "queued" else time.time()
             connection.execute(
-                f"UPDATE jobs SET state = ?, said = ?, ended = ?, {counter} = ?, slot = NULL "
+                f"UPDATE jobs SET state = ?, outcome = ?, ended = ?, {counter} = ?, slot = NULL "
                 "WHERE id = ?",
                 (state, outcome, ended, deaths, name),
             )
@@ -368,9 +368,9 @@ def _check_bytes(connection: sqlite3.Connection, owner: str, max_bytes: int) -> 
 
 def _job(row: sqlite3.Row) -> Job:
     with may_be_damaged(f"job {row['id']}"):
-        values = {field.name: row[field.name] for field in fields(Job) if field.name != "outcome"}
+        values = {field.name: row[field.name] for field in fields(Job)}
         values["request"] = json.loads(row["request"])
-        values["outcome"] = None if row["said"] is None else json.loads(row["said"])
+        values["outcome"] = None if row["outcome"] is None else json.loads(row["outcome"])
         values |= {"worked_s": float(row["worked_s"]), "cancel": bool(row["cancel"])}
         for column, known in (("state", STATES), ("kind", get_args(Kind))):
             if row[column] not in known:

@@ -1,8 +1,7 @@
-"""Rows that were acquired, and their labels. The service writes them, `python -m training
-candidate` reads them.
+"""Acquired rows and their labels, written by the service and read by `dubito candidate`.
 
-A row is known by its model and id. Labels are accepted all or none, are on the disk when `accept`
-returns, and the same label again changes nothing.
+A model and an id identify a row. A request's labels are accepted together or not at all, and are on
+the disk when `accept` returns. Sending a label again changes nothing.
 """
 
 import json
@@ -39,19 +38,19 @@ class Acquisition:
 
 @dataclass(frozen=True, eq=False)
 class AcquiredRow:
-    """A row that was acquired; `said` is what the version said of one that was set aside."""
+    """An acquired row. A control row has the version's `prediction` when it was set aside."""
 
     id: str
     rank: int
     score: float | None
     x: Float32[np.ndarray, "I"]
     control: bool = False
-    said: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """A label or target that came, with the row where the id is not that of an acquired one."""
+    """A label or target, with its row unless the row was acquired."""
 
     id: str
     value: str | float
@@ -60,8 +59,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What became of labels: new ones, those that were known, and those that took another's
-    place."""
+    """Numbers of new labels, repeated ones, and replacements."""
 
     accepted: int
     known: int
@@ -70,19 +68,18 @@ class Accepted:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Labelled rows of a model whose numbers mean the same, in the order in which their labels
-    came."""
+    """Labelled rows of a model in one format, in the order of their labels."""
 
     ids: list[str]
     x: Float32[np.ndarray, "N I"]
     values: list[str | float]
     is_control: Bool[np.ndarray, "N"]
-    is_chosen: Bool[np.ndarray, "N"]  # by a score
-    are_known: bool  # whether each label came with a key
-    left_out: int = 0  # rows of other formats
+    is_chosen: Bool[np.ndarray, "N"]  # by a score, not at random
+    are_known: bool  # whether every label has a key
+    left_out: int = 0  # rows in other formats
 
     def digest(self) -> str:
-        """Return a SHA-256 of what a fit takes of them, by which it knows them again."""
+        """Return a SHA-256 of everything that a fit uses of the rows."""
         digest = sha256()
         for name, value, x, is_control in sorted(
             zip(self.ids, self.values, self.x, self.is_control.tolist(), strict=True),
@@ -94,8 +91,7 @@ class LabelledRows:
 
 
 def row_format(manifest: Manifest) -> str:
-    """Return what tells rows of numbers apart that mean something else: a digest of what a version
-    takes."""
+    """Return a digest of a version's input. Rows with different formats cannot be mixed."""
     files = dict.fromkeys(OF_FILES, True)
     spec = manifest.input.model_dump(
         mode="json",
@@ -106,8 +102,7 @@ def row_format(manifest: Manifest) -> str:
 
 
 def has_state(folder: Path | None) -> bool:
-    """Return whether there is a folder and it has a database, so that looking for one makes
-    none."""
+    """Return whether a folder has a database, without creating one."""
     return folder is not None and (folder / FILE).exists()
 
 
@@ -118,15 +113,16 @@ def check_id(name: str, field: str) -> None:
         )
 
 
-def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredRow]) -> None:
-    """Keep rows that were acquired. One that is labelled, or was set aside before, stays as it is
-    kept."""
+def keep_acquired(
+    database: Database, acquisition: Acquisition, rows: Sequence[AcquiredRow]
+) -> None:
+    """Save acquired rows. Labelled rows and control rows stay unchanged."""
     now = time.time()
     columns = [
         {
-            **vars(how),
+            **vars(acquisition),
             **vars(row),
-            "said": None if row.said is None else json.dumps(row.said),
+            "prediction": None if row.prediction is None else json.dumps(row.prediction),
             "x": row.x.astype(ROW_TYPE).tobytes(),
             "time": now,
         }
@@ -136,12 +132,13 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
         connection.executemany(
             """
             INSERT INTO acquired VALUES (:model, :id, :version, :acquisition, :seed, :num_samples,
-                :rank, :score, :control, :said, :x, :format, :time)
+                :rank, :score, :control, :prediction, :x, :format, :time)
             ON CONFLICT (model, id) DO UPDATE SET
                 version = excluded.version, acquisition = excluded.acquisition,
                 seed = excluded.seed, num_samples = excluded.num_samples, rank = excluded.rank,
-                score = excluded.score, control = excluded.control, said = excluded.said,
-                row = excluded.row, format = excluded.format, time = excluded.time
+                score = excluded.score, control = excluded.control,
+                prediction = excluded.prediction, row = excluded.row, format = excluded.format,
+                time = excluded.time
             WHERE acquired.control = 0 AND NOT EXISTS
                 (SELECT 1 FROM labels l WHERE l.model = acquired.model AND l.id = acquired.id)
             """,
@@ -151,25 +148,25 @@ def keep_acquired(database: Database, how: Acquisition, rows: Sequence[AcquiredR
 
 def labelled_ids(database: Database, model: str, ids: Sequence[str]) -> set[str]:
     with database.reading() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM labels WHERE model = ? "
             "AND id = value)",
             (json.dumps(list(ids)), model),
         )
-        return {row["value"] for row in found}
+        return {row["value"] for row in rows}
 
 
 def is_known(database: Database, model: str, name: str) -> bool:
-    """Return whether the row of an id is kept, so that a label needs the id alone."""
+    """Return whether an id has a saved row, so that a label needs no row."""
     with database.reading() as connection:
-        found = connection.execute(
+        row = connection.execute(
             """
             SELECT EXISTS (SELECT 1 FROM acquired WHERE model = :m AND id = :i)
                 OR EXISTS (SELECT 1 FROM labels WHERE model = :m AND id = :i)
             """,
             {"m": model, "i": name},
         ).fetchone()
-        return bool(found[0])
+        return bool(row[0])
 
 
 def accept(
@@ -181,10 +178,14 @@ def accept(
     key: str | None = None,
     note: Callable[[Connection, Accepted], None] | None = None,
 ) -> Accepted:
-    """Keep labels of different ids, all or none; they are on the disk when this returns.
+    """Save labels of different ids, all or none.
 
-    `key` is the name of the key that they came with. `note` keeps something with them, or not at
-    all. What they contradict is a Conflict.
+    Args:
+        key: the name of the request's key.
+        note: saves something in the same transaction.
+
+    Raises:
+        Conflict: if a label contradicts an earlier row or label.
     """
     now, outcomes = time.time(), Counter[str]()
     with database.writing() as connection:
@@ -208,32 +209,32 @@ def _accept(
     key: str | None,
     now: float,
 ) -> str:
-    """Keep a label; return what became of it, a field of `Accepted`."""
+    """Save a label; return the field of `Accepted` that counts it."""
     place = model, label.id
-    kept = connection.execute(
+    acquired = connection.execute(
         "SELECT row FROM acquired WHERE model = ? AND id = ?", place
     ).fetchone()
-    there = connection.execute(
+    current = connection.execute(
         "SELECT label, target, row, key, time FROM labels WHERE model = ? AND id = ?", place
     ).fetchone()
     row = None if label.x is None else label.x.astype(ROW_TYPE).tobytes()
-    known = kept or there
-    known_row = known["row"] if known else None
-    if known_row is None and row is None:
+    saved = acquired or current
+    saved_row = saved["row"] if saved else None
+    if saved_row is None and row is None:
         expected = "that of a row that was acquired, or an `input` with it"
         raise InvalidInput(f"{field}.id", expected, "one that was not, and no `input`")
-    if known_row is not None and row is not None and row != known_row:
+    if saved_row is not None and row is not None and row != saved_row:
         expected = "the row that this id was first used for"
         raise Conflict(f"{field}.input", expected, "another")
     value = (label.value, None) if isinstance(label.value, str) else (None, label.value)
-    if there is None:
+    if current is None:
         connection.execute(
             "INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*place, *value, None if kept else row, row_format, key, now),
+            (*place, *value, None if acquired else row, row_format, key, now),
         )
         return "accepted"
-    if (there["label"], there["target"]) == value:
-        if there["key"] is None and key is not None:  # somebody who is known says the same
+    if (current["label"], current["target"]) == value:
+        if current["key"] is None and key is not None:
             connection.execute(
                 "UPDATE labels SET key = ? WHERE model = ? AND id = ?", (key, *place)
             )
@@ -243,7 +244,7 @@ def _accept(
         raise Conflict(field, expected, "another label")
     connection.execute(
         "INSERT INTO replaced VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*place, there["label"], there["target"], there["key"], there["time"], now),
+        (*place, current["label"], current["target"], current["key"], current["time"], now),
     )
     connection.execute(
         "UPDATE labels SET label = ?, target = ?, key = ?, time = ? WHERE model = ? AND id = ?",
@@ -258,10 +259,9 @@ def count_labels(connection: Connection, model: str) -> int:
 
 
 def counts(database: Database, model: str) -> dict[str, int]:
-    """Return how many rows were acquired, wait for a label, and have one, and how many of these are
-    control."""
+    """Return the numbers of acquired, waiting and labelled rows, and of labelled control rows."""
     with database.reading() as connection:
-        found = connection.execute(
+        row = connection.execute(
             """
             SELECT (SELECT count(*) FROM acquired WHERE model = :m) acquired,
                 (SELECT count(*) FROM acquired a WHERE model = :m AND NOT EXISTS
@@ -272,16 +272,18 @@ def counts(database: Database, model: str) -> dict[str, int]:
             """,
             {"m": model},
         ).fetchone()
-        return dict(found)
+        return dict(row)
 
 
 def kept_labels(
     database: Database, model: str, key: str | None, after: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return labels of a model in the order in which they first came, each with its `place` in
-    it, from the place `after` on; with a `key`, by its name, those that came with it."""
+    """Return a page of a model's labels in the order of their arrival, optionally of one key.
+
+    A page starts after the `place` of the last label before it.
+    """
     with database.reading() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             """
             SELECT l.rowid place, l.id, l.label, l.target, l.key annotator, l.time,
                 coalesce(a.control, 0) control
@@ -291,27 +293,26 @@ def kept_labels(
             """,
             {"model": model, "key": key, "after": after, "limit": limit},
         ).fetchall()
-    return [{**dict(row), "control": bool(row["control"])} for row in found]
+    return [{**dict(row), "control": bool(row["control"])} for row in rows]
 
 
 def delete_labels(database: Database, model: str, ids: Sequence[str]) -> int:
-    """Delete labels, all that are there or none; return how many there were. They are remembered
-    among those that others took the place of."""
-    of_ids = "model = ? AND id IN (SELECT value FROM json_each(?))"
-    which = model, json.dumps(list(ids))
+    """Delete labels in one transaction, record them as replaced, and return their number."""
+    condition = "model = ? AND id IN (SELECT value FROM json_each(?))"
+    values = model, json.dumps(list(ids))
     with database.writing() as connection:
         connection.execute(
             "INSERT INTO replaced SELECT model, id, label, target, key, time, ? FROM labels "
-            f"WHERE {of_ids}",
-            (time.time(), *which),
+            f"WHERE {condition}",
+            (time.time(), *values),
         )
-        return connection.execute(f"DELETE FROM labels WHERE {of_ids}", which).rowcount
+        return connection.execute(f"DELETE FROM labels WHERE {condition}", values).rowcount
 
 
 def labelled_rows(database: Database, model: str, row_format: str, size: int) -> LabelledRows:
-    """Return the labelled rows of a model that have this format; `size` numbers each."""
+    """Return the labelled rows of a model in a format, with `size` numbers each."""
     with database.reading() as connection:
-        found = connection.execute(
+        labelled = connection.execute(
             """
             SELECT l.id, l.label, l.target, coalesce(a.row, l.row) row,
                 coalesce(a.format, l.format) format, coalesce(a.control, 0) control,
@@ -321,7 +322,7 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
             """,
             {"model": model, "random": RANDOM},
         ).fetchall()
-    rows = [row for row in found if row["format"] == row_format]
+    rows = [row for row in labelled if row["format"] == row_format]
     with may_be_damaged(f"a labelled row of {model}"):
         x = np.frombuffer(b"".join(row["row"] for row in rows), dtype=ROW_TYPE)
         x = x.astype(np.float32).reshape(len(rows), size)
@@ -332,24 +333,25 @@ def labelled_rows(database: Database, model: str, row_format: str, size: int) ->
         is_control=np.array([bool(row["control"]) for row in rows], dtype=bool),
         is_chosen=np.array([r["acquisition"] != RANDOM and not r["control"] for r in rows], bool),
         are_known=all(row["key"] is not None for row in rows),
-        left_out=len(found) - len(rows),
+        left_out=len(labelled) - len(rows),
     )
 
 
 def control_labels(database: Database, model: str) -> list[tuple[str, dict[str, Any], str | float]]:
-    """Return of each labelled control row the version that set it aside, what that said, and the
-    label."""
+    """Return the version, the prediction and the label of each labelled control row."""
     with database.reading() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             """
-            SELECT a.version, a.said, l.label, l.target
+            SELECT a.version, a.prediction, l.label, l.target
             FROM acquired a JOIN labels l USING (model, id)
-            WHERE model = ? AND a.control AND a.said IS NOT NULL
+            WHERE model = ? AND a.control AND a.prediction IS NOT NULL
             """,
             (model,),
         ).fetchall()
     with may_be_damaged(f"a control row of {model}"):
-        return [(str(int(row["version"])), json.loads(row["said"]), _value(row)) for row in found]
+        return [
+            (str(int(row["version"])), json.loads(row["prediction"]), _value(row)) for row in rows
+        ]
 
 
 def _value(row: Row) -> str | float:
@@ -365,18 +367,27 @@ def keep_candidate(
     labels: int,
     control: int,
     promoted: bool,
-    said: dict[str, Any],
+    outcome: dict[str, Any],
 ) -> None:
     with database.writing() as connection:
         connection.execute(
             "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (model, version, parent, labels, control, int(promoted), json.dumps(said), time.time()),
+            (
+                model,
+                version,
+                parent,
+                labels,
+                control,
+                int(promoted),
+                json.dumps(outcome),
+                time.time(),
+            ),
         )
 
 
 def candidates(database: Database, model: str) -> list[dict[str, Any]]:
     with database.reading() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT * FROM candidates WHERE model = ? ORDER BY rowid DESC", (model,)
         ).fetchall()
     with may_be_damaged(f"a candidate of {model}"):
@@ -388,7 +399,7 @@ def candidates(database: Database, model: str) -> list[dict[str, Any]]:
                 "control_labels": row["control"],
                 "promoted": bool(row["promoted"]),
                 "time": row["time"],
-                **json.loads(row["said"]),
+                **json.loads(row["outcome"]),
             }
-            for row in found
+            for row in rows
         ]

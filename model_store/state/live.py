@@ -1,10 +1,10 @@
-"""How good a version was on live data: figures of the control rows that it set aside, once they
-have labels.
+"""The quality of a version on live data, from labelled control rows.
 
-Each row is judged by what the version said of it when it was set aside. Nothing is computed again.
-Intervals are of 95 %: a share's is Wilson's ("Probable inference, the law of succession, and
-statistical inference", 1927), others are the bootstrap's. A calibration error is above 0 by chance
-alone, so its interval begins as much lower as chance may add, as that of evaluation reports does.
+A row is judged by the version's prediction when the row was set aside; nothing is computed again.
+Intervals have level 95 %. Shares have Wilson's interval ("Probable inference, the law of
+succession, and statistical inference", 1927), other figures a bootstrap interval. A calibration
+error is positive by chance, so its interval starts lower by the amount that chance can add, as in
+evaluation reports.
 """
 
 import math
@@ -19,22 +19,22 @@ from model_store.inference.prediction import Prediction
 from model_store.scores.classification import Scores
 from model_store.state.database import may_be_damaged
 
-FEWEST = 50  # labelled control rows, below which a figure would say little
+FEWEST = 50  # labelled control rows for a figure
 LEVEL = 0.95
-COVERAGE = 0.95  # of the sets and intervals that are kept
+COVERAGE = 0.95  # of the saved sets and intervals
 RESAMPLES = 1000
 BINS = 15
 LEAST_PROBABILITY = 1e-12
-SEED = 0  # of resamples: the same labels have the same intervals
+SEED = 0  # of the resamples, so that intervals are reproducible
 CHUNK_NUMBERS = 4_000_000  # of resamples x rows at once
 
 
-def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return what is kept of each row's prediction: probabilities and prediction set, or mean, std
-    and interval.
+def prediction_records(
+    prediction: Prediction, classes: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    """Return the record of each row: probabilities and prediction set, or mean, std and interval.
 
-    Sets and intervals are of coverage .95; of a regression without `classes`, in the target's
-    units.
+    Sets and intervals have coverage .95. Numbers are in the target's units.
     """
     if isinstance(prediction.scores, Scores):
         names, inside = classes or (), prediction.prediction_sets(COVERAGE)
@@ -55,23 +55,22 @@ def said_of(prediction: Prediction, classes: Sequence[str] | None) -> list[dict[
 
 
 def live_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    """Return the figures of rows of one version, given what it said of each and its label or
-    target."""
-    with may_be_damaged("what a version said of a control row"):
-        return _of_classes(rows) if "probabilities" in rows[0][0] else _of_targets(rows)
+    """Return a version's figures from its predictions and the labels or targets."""
+    with may_be_damaged("the prediction of a control row"):
+        return _class_figures(rows) if "probabilities" in rows[0][0] else _target_figures(rows)
 
 
-def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+def _class_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
     likelihood, brier, confidence, correct, inside = [], [], [], [], []
-    for said, label in rows:
-        probs: dict[str, float] = said["probabilities"]
+    for prediction, label in rows:
+        probs: dict[str, float] = prediction["probabilities"]
         best = max(probs, key=lambda name: probs[name])
         true = probs.get(str(label), 0.0)
         likelihood.append(math.log(max(true, LEAST_PROBABILITY)))
         brier.append(sum(p * p for p in probs.values()) - 2.0 * true + 1.0)
         confidence.append(probs[best])
         correct.append(best == label)
-        inside.append(label in said["set"])
+        inside.append(label in prediction["set"])
     means = np.array(likelihood), np.array(brier)
     gaps = _gaps(np.array(confidence), np.array(correct))
     *sampled, sampled_gaps = _resample_sums(*means, gaps)
@@ -84,10 +83,10 @@ def _of_classes(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
     }
 
 
-def _of_targets(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
-    squares = np.array([(said["mean"] - float(target)) ** 2 for said, target in rows])
-    inside = [said["interval"][0] <= float(target) <= said["interval"][1] for said, target in rows]
-    stds = np.array([said["std"] for said, _ in rows])
+def _target_figures(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str, Any]:
+    squares = np.array([(row["mean"] - float(target)) ** 2 for row, target in rows])
+    inside = [row["interval"][0] <= float(target) <= row["interval"][1] for row, target in rows]
+    stds = np.array([row["std"] for row, _ in rows])
     sampled_squares, sampled_stds = _resample_sums(squares, stds)
     return {
         "rmse": _mean(squares, sampled_squares, math.sqrt),
@@ -97,7 +96,7 @@ def _of_targets(rows: Sequence[tuple[dict[str, Any], str | float]]) -> dict[str,
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    """Return the interval of a share, which need not be of whole rows (Wilson 1927)."""
+    """Return the interval of a share (Wilson 1927); `share * rows` need not be an integer."""
     z = NormalDist().inv_cdf((1.0 + LEVEL) / 2.0)
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = (
@@ -114,16 +113,16 @@ def _share(hits: Sequence[bool]) -> dict[str, Any]:
 def _mean(
     values: Float64[np.ndarray, "N"],
     sampled: Float64[np.ndarray, "R"],
-    of_mean: Callable[[float], float] = float,
+    transform: Callable[[float], float] = float,
 ) -> dict[str, Any]:
     ends = np.quantile(sampled / len(values), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    return {"value": of_mean(float(values.mean())), "interval": [of_mean(end) for end in ends]}
+    return {"value": transform(float(values.mean())), "interval": [transform(end) for end in ends]}
 
 
 def _gaps(
     confidence: Float64[np.ndarray, "N"], correct: Bool[np.ndarray, "N"]
 ) -> Float64[np.ndarray, "N B"]:
-    """Return what each row adds to the gap between confidence and accuracy of its bin."""
+    """Return each row's contribution to the gap between accuracy and confidence of its bin."""
     index = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(index)), index] = (correct - confidence) / len(index)
@@ -131,17 +130,16 @@ def _gaps(
 
 
 def _calibration_error(
-    here: Float64[np.ndarray, "B"], sampled: Float64[np.ndarray, "R B"]
+    gaps: Float64[np.ndarray, "B"], sampled: Float64[np.ndarray, "R B"]
 ) -> dict[str, Any]:
-    value = float(np.abs(here).sum())
-    chance = float(np.quantile(np.abs(sampled - here).sum(axis=1), (1 + LEVEL) / 2))
-    most = float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
-    return {"value": value, "interval": [max(0.0, value - chance), max(value, most)]}
+    value = float(np.abs(gaps).sum())
+    chance = float(np.quantile(np.abs(sampled - gaps).sum(axis=1), (1 + LEVEL) / 2))
+    upper = float(np.quantile(np.abs(sampled).sum(axis=1), (1 + LEVEL) / 2))
+    return {"value": value, "interval": [max(0.0, value - chance), max(value, upper)]}
 
 
 def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.ndarray, "R ..."]]:
-    """Return the sums of values over each of R samples of the rows with replacement, some samples
-    at a time: all counts of all rows may be more than memory."""
+    """Return the sums of values over R bootstrap samples, computed in chunks to save memory."""
     random, rows = np.random.default_rng(SEED), len(values[0])
     sums: list[list[np.ndarray]] = [[] for _ in values]
     step = max(1, CHUNK_NUMBERS // rows)
@@ -149,6 +147,6 @@ def _resample_sums(*values: Float64[np.ndarray, "N ..."]) -> list[Float64[np.nda
         counts = np.empty((min(step, RESAMPLES - start), rows), dtype=np.int64)
         for sample in counts:
             sample[:] = np.bincount(random.integers(rows, size=rows), minlength=rows)
-        for parts, of in zip(sums, values, strict=True):
-            parts.append(counts @ of)
+        for parts, terms in zip(sums, values, strict=True):
+            parts.append(counts @ terms)
     return [np.concatenate(parts) for parts in sums]

@@ -33,7 +33,7 @@ async def get_jobs(
     """List the jobs of the request's key, the latest first."""
 
     def listed() -> dict[str, Any]:
-        jobs, more = Jobs(context.state).part_of(owner, query.limit, query.after)
+        jobs, more = Jobs(context.state).page(owner, query.limit, query.after)
         content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
         return content if query.limit is None else {**content, "next": more}
 

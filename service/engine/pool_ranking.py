@@ -17,7 +17,7 @@ from model_store.errors import InvalidInput
 from model_store.inference.prediction import Prediction, check_computed
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, check_id
-from model_store.state.live import said_of
+from model_store.state.live import prediction_records
 from service.call import Phase
 from service.engine.batching import Engine, kept_bytes
 from service.engine.jobs import Job, PoolScores
@@ -117,7 +117,7 @@ def control_said(manifest: Manifest, prediction: Prediction) -> list[dict[str, A
     # Which is not known
     if manifest.categories is not None and manifest.categories.kind == "group":
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))
-    return said_of(prediction, manifest.classes)
+    return prediction_records(prediction, manifest.classes)
 
 
 def set_aside(places: Sequence[int], ids: Sequence[str], ranked: int) -> list[dict[str, Any]]:

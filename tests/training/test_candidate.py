@@ -77,7 +77,7 @@ def work(fitted, tmp_path):
             None if i < 60 else 0.5,
             row,
             control=i < 60,
-            said=said if i < 60 else None,
+            prediction=said if i < 60 else None,
         )
         for i, row in enumerate(fitted.pool)
     ]

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from model_store.errors import InvalidInput
-from model_store.state.answers import KEPT_S, Repeatable, Repeated, refuse_again
+from model_store.state.answers import RETENTION_S, Repeatable, Repeated, refuse_again
 from model_store.state.database import Database
 
 
@@ -35,7 +35,7 @@ def keep_answer(database, repeatable, answer):
 
 def test_an_answer_is_kept_for_a_day(database, clock):
     keep_answer(database, asked("a"), b"first")
-    clock[0] += KEPT_S - 1
+    clock[0] += RETENTION_S - 1
     with pytest.raises(Repeated) as repeated:
         refuse_again(database, asked("a"))
     assert repeated.value.answer == b"first"
@@ -46,14 +46,14 @@ def test_an_answer_is_kept_for_a_day(database, clock):
 
 
 def test_a_clock_that_goes_back_loses_no_answer_and_keeps_none_for_longer(database, clock):
-    clock[0] += 1000 * KEPT_S
+    clock[0] += 1000 * RETENTION_S
     keep_answer(database, asked("a"), b"ahead")
-    clock[0] -= 1000 * KEPT_S
+    clock[0] -= 1000 * RETENTION_S
     keep_answer(database, asked("b"), b"right")
     for key in ("a", "b"):
         with pytest.raises(Repeated):
             keep_answer(database, asked(key), b"again")
-    clock[0] += KEPT_S + 1
+    clock[0] += RETENTION_S + 1
     keep_answer(database, asked("c"), b"later")
     with database.reading() as connection:
         kept = [row["key"] for row in connection.execute("SELECT key FROM answers")]

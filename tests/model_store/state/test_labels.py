@@ -101,7 +101,9 @@ def test_what_was_replaced_is_remembered_and_a_known_label_gets_the_key_of_who_c
 
 
 def test_a_control_row_stays_one_and_a_labelled_row_stays_as_it_was(database):
-    keep_acquired(database, HOW, [AcquiredRow("c", 1, None, ROW, control=True, said={"mean": 1.0})])
+    keep_acquired(
+        database, HOW, [AcquiredRow("c", 1, None, ROW, control=True, prediction={"mean": 1.0})]
+    )
     keep_acquired(database, HOW, [AcquiredRow("c", 1, 0.9, ROW + 1), AcquiredRow("a", 2, 0.8, ROW)])
     accept(database, "m", "f", [Label("c", 1.0), Label("a", 2.0), Label("own", 3.0, ROW)])
     keep_acquired(database, HOW, [AcquiredRow("a", 1, 0.7, ROW + 5)])
