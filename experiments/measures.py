@@ -20,8 +20,7 @@ from training.data import Dataset, Rows
 from training.evaluation.evaluate import Wanted, evaluate_version
 from training.evaluation.outliers import OutlierSource
 from training.fit import Fitted, fit, publish
-from training.fitting.early_stopping import find_moving
-from training.fitting.run import LEVELLED_OFF
+from training.fitting.stopping import LEVELLED_OFF, find_moving
 from training.folders import data_root
 from training.recipe import Recipe
 from training.versions import open_parent

@@ -26,8 +26,9 @@ from training.data.rows import class_weights
 from training.data.targets import fit_transform, kinds_for, log_slope_of, transform_splits
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
-from training.fitting.run import CHECKPOINT, Callback, Run, keep_freed_memory, run_provenance
-from training.fitting.steps import check_augmentation, restoring_torch
+from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
+from training.fitting.steps import check_augmentation, keep_freed_memory, restoring_torch
+from training.fitting.stopping import FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
 from training.model import with_knots
@@ -394,7 +395,7 @@ def check_pixels(recipe: Recipe, data: Dataset) -> None:
 
 def _announce(run: Run, start: Parent | None) -> None:
     begun = f"{run.steps} steps"
-    if run.told_epochs is None:
+    if not isinstance(run.stopping, FixedEpochs):
         begun = f"{run.recipe.training.max_epochs * run.epoch_steps} steps at most"
     if run.resumed:
         begun = f"going on from step {run.progress.step}"

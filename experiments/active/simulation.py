@@ -24,7 +24,7 @@ from model_store.errors import InvalidInput
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES, AnyScores
 from training.data import Dataset
-from training.fitting.run import keep_freed_memory
+from training.fitting.steps import keep_freed_memory
 from training.progress import Bar
 from training.seeds import ActiveStream, generator, hash_key
 

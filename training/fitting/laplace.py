@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
@@ -21,10 +21,10 @@ from training.bayes.laplace import (
     output_hessian,
 )
 from training.bayes.layers import WeightLayer
-from training.bayes.likelihoods import SPEED, Gaussian
+from training.bayes.likelihoods import SPEED, Gaussian, Likelihood
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
-from training.fitting.early_stopping import is_as_good
+from training.fitting.stopping import fixed_epochs, is_as_good
 from training.methods import Laplace
 from training.networks.networks import DrawnNetwork
 from training.networks.probes import watch
@@ -40,7 +40,7 @@ LOST_NATS = 0.01
 
 def check_trained(recipe: Recipe, parent: Parent | None) -> None:
     """Check that a recipe of laplace either trains its network or has a trained one."""
-    if not isinstance(recipe.posterior, Laplace) or epochs_told(recipe, parent) != 0:
+    if not isinstance(recipe.posterior, Laplace) or fixed_epochs(recipe, parent) != 0:
         return
     if parent is None and not recipe.network.is_trained:
         expected = (
@@ -51,14 +51,6 @@ def check_trained(recipe: Recipe, parent: Parent | None) -> None:
     if recipe.data.target_transform == "auto" and parent is None:
         expected = "the transform that the trained network's outputs have"
         raise InvalidInput("data.target_transform", expected, "'auto'")
-
-
-def epochs_told(recipe: Recipe, parent: Parent | None) -> int | None:
-    """Return the fit's number of epochs: 0 for laplace with a trained network, None if the fit
-    decides."""
-    is_trained = recipe.network.is_trained or parent is not None
-    is_done = isinstance(recipe.posterior, Laplace) and is_trained
-    return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
 
 
 @dataclass(frozen=True)
@@ -246,3 +238,28 @@ def _set_noise(model: BayesianModel, facts: CurvatureFacts, rows: int) -> Curvat
     log_likelihood = -0.5 * (rows * math.log(2 * math.pi * after) + facts.square_error / after)
     eigen = replace(facts.eigen, values=facts.eigen.values * (before / after))
     return CurvatureFacts(eigen, log_likelihood, facts.square_error)
+
+
+def loss_warning(
+    before: Float64[Tensor, "N S"],
+    after: Float64[Tensor, "N S"],
+    likelihood: Likelihood,
+    section: Laplace,
+) -> str:
+    """Return a warning if validation rows are less likely under the draws than at their centre,
+    beyond chance; else nothing.
+
+    Both are what `Likelihood.validation` returns.
+    """
+    lost = before[:, 1] - after[:, 1]
+    if not lost.mean() > max(LOST_NATS, 2.0 * (lost.std() / math.sqrt(len(lost))).item()):
+        return ""
+    old, new = (likelihood.to_metric(part[:, 2].mean().item()) for part in (before, after))
+    narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
+    advised = narrower.get(section.prior_std, "'auto'")
+    return (
+        f"; ! its draws say less than the trained network alone: validation {likelihood.metric} "
+        f"{new:.4g}, which was {old:.4g}, log-likelihood {after[:, 1].mean():.4g}, which was "
+        f"{before[:, 1].mean():.4g}; "
+        f"set posterior.prior_std to {advised}"
+    )

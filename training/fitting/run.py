@@ -6,13 +6,11 @@ is killed and started again does the same arithmetic as one that was not, and en
 weights.
 """
 
-import ctypes
 import json
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,7 @@ from training.fitting.checkpoint import (
     write_checkpoint,
 )
 from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
-from training.fitting.early_stopping import (
-    cooling_epochs,
-    find_moving,
-    is_as_good,
-    patience_of,
-    with_an_error,
-)
-from training.fitting.laplace import LOST_NATS, epochs_told, fit_laplace
+from training.fitting.laplace import fit_laplace, loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
     Steps,
@@ -53,6 +44,14 @@ from training.fitting.steps import (
     full_kl_weight,
     kl_ramp,
     kl_weight,
+)
+from training.fitting.stopping import (
+    EarlyStopping,
+    Metrics,
+    Progress,
+    is_as_good,
+    stopping_rule,
+    with_an_error,
 )
 from training.fitting.warm_start import begin_at, carry_over
 from training.methods import Laplace
@@ -65,31 +64,13 @@ from training.versions import Parent
 
 CHECKPOINT = "checkpoint.safetensors"
 INITIALISATION_ROWS = 1000
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT_BYTES = 1 << 30
 HELD_OUTPUTS = 20_000_000  # numbers, of all draws of validation rows
 WRITE_INTERVAL_S = 1  # at least between two states of metrics.jsonl
-LEVELLED_OFF = "levelled off"  # says of a fit that it ended by itself
 PLOT_INTERVAL_S = 20  # at least between two plots of a run, which take half a second each
 
 
 # Is given the metrics of an epoch, those of a line of metrics.jsonl
-Callback = Callable[[dict[str, float | int]], object]
-
-
-@dataclass
-class Progress:
-    """Where a run stands, but for its tensors. It is stored as JSON."""
-
-    step: int
-    best_epoch: int
-    history: list[dict[str, float | int]]
-    seconds: float
-    token: str  # tells this run from all others: its publication carries it
-    start_log_std: dict[str, float]  # of theta, by layer, of a variational method
-    # epochs after which the rates began to decay, of a fit that was told no number; 0 before that
-    levelled: int = 0
-    still_moving: list[str] = field(default_factory=list)  # then, of one that had no more time
+Callback = Callable[[Metrics], object]
 
 
 class Diverged(DubitoError):
@@ -131,10 +112,9 @@ class Run:
         self.rows = len(splits.train)
         self.batch_rows = min(recipe.training.batch_rows, self.rows)
         self.epoch_steps = self.rows // self.batch_rows
-        self.patience = patience_of(recipe.training, self.epoch_steps)
+        self.stopping = stopping_rule(recipe, parent, self.epoch_steps, self.kl_ramp_epochs)
         order = _order(self.rows, recipe.seed, Stream.INITIAL_ROWS)[:INITIALISATION_ROWS]
         rows = self.train[0][order.to(device)]
-        self.told_epochs = epochs_told(recipe, parent)
         weights = None
         if parent is not None and parent.recipe.method != recipe.method:
             weights = parent.network_weights()
@@ -146,8 +126,7 @@ class Run:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.losses = torch.zeros(self.epoch_steps, dtype=torch.float64, device=device)
         self.best: dict[str, Tensor] = {}
-        # score of each validation row or step, at the epoch of the lowest mean; of early stopping,
-        # the lowest loss alone
+        # scores of validation rows or steps at the epoch of the lowest mean; of early stopping, one
         self.lowest: Tensor | None = None
         self.progress = Progress(0, -1, [], 0.0, secrets.token_hex(8), {})
         self.plotted = time.monotonic()
@@ -205,59 +184,15 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """How many epochs the fit has: as told, or as many as it may have until it has levelled
-        off, or for all that is known until validation rows like no later epoch better."""
-        settings = self.recipe.training
-        if self.told_epochs is not None:
-            return self.told_epochs
-        if settings.early_stopping:
-            return min(max(0, self.progress.best_epoch) + self.patience, settings.max_epochs)
-        if self.progress.levelled == 0:
-            return settings.max_epochs
-        cooling = cooling_epochs(self.progress.levelled, self.patience)
-        return min(self.progress.levelled + cooling, settings.max_epochs)
+        return self.stopping.epochs(self.progress)
 
     @property
     def steps(self) -> int:
         return self.epochs * self.epoch_steps
 
-    def _decay(self) -> float:
-        if self.told_epochs is not None:
-            return self.progress.step / self.steps
-        if self.progress.levelled == 0:  # always, of early stopping: it has no end to decay to
-            return 0.0
-        begun = self.progress.levelled * self.epoch_steps
-        return (self.progress.step - begun) / max(1, self.steps - begun)
-
-    def _check_level(self) -> None:
-        """Let the rates decay from here on if what counts has levelled off, or just enough epochs
-        are left for it."""
-        settings, epochs = self.recipe.training, len(self.progress.history)
-        if self.told_epochs is not None or settings.early_stopping:
-            return
-        must_end = epochs + cooling_epochs(epochs, self.patience) >= settings.max_epochs
-        if not must_end and epochs < self.kl_ramp_epochs + self.patience:
-            return
-        still = find_moving(self.progress.history, self.patience, self.recipe.is_variational)
-        if not still or must_end:
-            self.progress.levelled = epochs
-            self.progress.still_moving = still
-
     def stopped(self) -> str:
-        if self.epochs == 0:
-            return "before the first epoch: the network was trained already"
-        if self.told_epochs is not None:
-            return f"after {self.epochs} epochs, as told"
-        if self.recipe.training.early_stopping:
-            since = self.epochs - self.progress.best_epoch
-            best = f"held-out rows were likeliest after {self.progress.best_epoch}"
-            most = "" if since == self.patience else ", the most there may be (training.max_epochs)"
-            return f"after {self.epochs} epochs{most}: {best}"
-        if self.progress.still_moving or not self.progress.levelled:
-            still = "; ".join(self.progress.still_moving or ["too few epochs to tell"])
-            most = "the most there may be (training.max_epochs)"
-            return f"after {self.epochs} epochs, {most}: {still}"
-        return f"after {self.epochs} epochs: {LEVELLED_OFF} after {self.progress.levelled}"
+        """Describe when and why the fit ended."""
+        return self.stopping.reason(self.progress)
 
     def fit(self, quiet: bool = False, callback: Callback | None = None) -> BayesianModel:
         """Train to the end and return the model of the best checkpoint; after each epoch, call
@@ -281,8 +216,7 @@ class Run:
                     metrics = self._end_epoch(epoch)
                     if callback is not None:
                         callback({**metrics})
-                    if not self.progress.levelled:
-                        self._check_level()
+                    self.stopping.update(self.progress)
                     bar.total = self.steps
                     bar.say(
                         f"epoch {epoch + 1}/{self.epochs} loss {metrics['loss']:.4f} "
@@ -301,8 +235,6 @@ class Run:
         return self.model
 
     def _fit_laplace(self, section: Laplace) -> None:
-        """Find the posterior, and warn if validation rows are less likely under its draws than they
-        were at its centre, beyond chance."""
         before = self._validate()
         homoscedastic = getattr(self.model.likelihood, "log_variance", None) is not None
         self.laplace = fit_laplace(
@@ -316,23 +248,11 @@ class Run:
             finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
         )
         after = self._validate()
-        lost = before[:, 1] - after[:, 1]
-        if not lost.mean() > max(LOST_NATS, 2.0 * (lost.std() / math.sqrt(len(lost))).item()):
-            return
-        likelihood = self.model.likelihood
-        was, now = (likelihood.to_metric(of[:, 2].mean().item()) for of in (before, after))
-        figures = f"validation {likelihood.metric} {now:.4g}, which was {was:.4g}, log-likelihood "
-        figures += f"{after[:, 1].mean():.4g}, which was {before[:, 1].mean():.4g}"
-        narrower: dict[Any, str] = {"auto": "'held-out'", "held-out": "a smaller number"}
-        advised = narrower.get(section.prior_std, "'auto'")
-        self.laplace["says"] += (
-            f"; ! its draws say less than the trained network alone: {figures}; "
-            f"set posterior.prior_std to {advised}"
-        )
+        self.laplace["says"] += loss_warning(before, after, self.model.likelihood, section)
 
     def _step(self, index: Tensor) -> None:
         settings, step = self.recipe.training, self.progress.step
-        decay_rates(self.optimizer, self._decay())
+        decay_rates(self.optimizer, self.stopping.decay(self.progress, self.epoch_steps))
         weight = kl_weight(settings, self.rows, self.epoch_steps, step, self.kl_ramp_epochs)
         result = self._take_step(self.train[0][index], self.train[1][index], weight, step)
         nll, kl, _ = result.float()
@@ -354,7 +274,7 @@ class Run:
     def full_kl_weight(self) -> float:
         return full_kl_weight(self.recipe.training, self.rows)
 
-    def _end_epoch(self, epoch: int) -> dict[str, float | int]:
+    def _end_epoch(self, epoch: int) -> Metrics:
         nll, kl, error = (self.sums / self.epoch_steps).tolist()
         self.sums.zero_()
         if not math.isfinite(nll + kl):
@@ -382,7 +302,7 @@ class Run:
             "theta_std": theta_std,  # stays at its start where the posterior has collapsed
             "seconds": self.progress.seconds,
         }
-        if self.recipe.training.early_stopping:
+        if isinstance(self.stopping, EarlyStopping):
             metrics["stopping_log_likelihood"] = stopping.item()
         if self.progress.start_log_std:
             by_layer = log_std_by_layer(self.model, self.spread_seed)
@@ -435,8 +355,8 @@ class Run:
         still rises."""
         if self.recipe.choose == "last":
             return True
-        if self.recipe.training.early_stopping:
-            if self.lowest is not None and not -stopping < self.lowest.mean():
+        if isinstance(self.stopping, EarlyStopping):
+            if self.lowest is not None and not -stopping < self.lowest:
                 return False
             self.lowest = -stopping
             return True
@@ -518,16 +438,3 @@ def _tensors(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _order(rows: int, *key: int) -> Tensor:
     return torch.randperm(rows, generator=torch.Generator().manual_seed(hash_key(*key)))
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep large blocks that are freed, and hand them out again.
-
-    Blocks of more than 32 MB it gives back to the system at once. A convolution's activations are
-    as large, and every step would find all their pages again, a quarter of its time. Other C
-    libraries are left alone.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)

@@ -17,7 +17,7 @@ from training.bayes.posterior import noise
 from training.data import Rows
 from training.export.graphs import CHECKED_DETECTORS, PARITY_TOLERANCE, export, parity, runtime_of
 from training.export.served import fold, served_network
-from training.fitting.early_stopping import with_an_error
+from training.fitting.stopping import with_an_error
 from training.model import build, initialise
 from training.recipe import Recipe
 

@@ -17,8 +17,8 @@ from experiments.certify.exact import (
 )
 from training.data import Rows, Splits
 from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
-from training.fitting.early_stopping import is_as_good
 from training.fitting.run import Run, run_provenance
+from training.fitting.stopping import is_as_good
 from training.recipe import Recipe
 
 VARIANCE_TOLERANCE = 0.2  # of logarithms

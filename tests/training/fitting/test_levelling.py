@@ -9,13 +9,13 @@ import torch
 
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
-from training.fitting.early_stopping import (
+from training.fitting.run import Run
+from training.fitting.stopping import (
     cooling_epochs,
     find_moving,
     patience_of,
     with_an_error,
 )
-from training.fitting.run import Run
 from training.recipe import TrainingSection
 
 

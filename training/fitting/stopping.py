@@ -1,0 +1,219 @@
+"""Stopping rules: when a fit ends, and how far its learning rates have decayed.
+
+* `FixedEpochs`: after a number of epochs, over which the rates decay.
+* `EarlyStopping`: `patience` epochs after the one of the highest held-out likelihood (Prechelt
+  1998), at the first rates.
+* `Plateau`: it trains at the first rates until the curves that count have levelled off over the
+  last `patience` epochs. The rates then decay over half as many epochs again.
+
+A rule reads and updates the run's `Progress`, which checkpoints hold.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from training.fitting.convergence import LEVEL, slope
+from training.methods import Laplace
+from training.recipe import Recipe, TrainingSection
+from training.versions import Parent
+
+Metrics = dict[str, float | int]  # of an epoch: a line of metrics.jsonl
+
+PLATEAU_STEPS, PLATEAU_EPOCHS = 600, 5  # of `patience`, at least, if a recipe does not set it
+STOPPING_STEPS, STOPPING_EPOCHS = 400, 16  # the same, for early stopping
+COOLING = 1 / 2  # of the epochs before
+LEVEL_NATS = 0.01  # a row: a smaller rise of the held-out likelihood over the window is level
+LEVELLED_OFF = "levelled off"  # in the reason of a fit that ended by itself
+AT_MOST = "the most there may be (training.max_epochs)"
+
+
+@dataclass
+class Progress:
+    """The state of a run except its tensors; stored as JSON."""
+
+    step: int
+    best_epoch: int
+    history: list[Metrics]
+    seconds: float
+    token: str  # identifies this run; its publication carries it
+    start_log_std: dict[str, float]  # of theta, by layer, for variational methods
+    levelled: int = 0  # epochs after which the rates began to decay; 0 before that
+    still_moving: list[str] = field(default_factory=list)  # then, if there was no more time
+
+
+@dataclass(frozen=True)
+class FixedEpochs:
+    number: int
+
+    def epochs(self, _: Progress) -> int:
+        """Return the number of the last epoch, as far as it is known."""
+        return self.number
+
+    def decay(self, progress: Progress, epoch_steps: int) -> float:
+        """Return how far the rates have decayed, from 0 (the first) to 1 (the final ones)."""
+        return progress.step / (self.number * epoch_steps)
+
+    def update(self, progress: Progress) -> None:
+        """Note the end of an epoch."""
+
+    def reason(self, _: Progress) -> str:
+        """Describe why the fit ended."""
+        if self.number == 0:
+            return "before the first epoch: the network was trained already"
+        return f"after {self.number} epochs, as told"
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    patience: int
+    max_epochs: int
+
+    def epochs(self, progress: Progress) -> int:
+        return min(max(0, progress.best_epoch) + self.patience, self.max_epochs)
+
+    def decay(self, _: Progress, __: int) -> float:
+        return 0.0
+
+    def update(self, progress: Progress) -> None:
+        pass
+
+    def reason(self, progress: Progress) -> str:
+        epochs = self.epochs(progress)
+        is_over = epochs - progress.best_epoch == self.patience
+        most = "" if is_over else f", {AT_MOST}"
+        return (
+            f"after {epochs} epochs{most}: held-out rows were likeliest after {progress.best_epoch}"
+        )
+
+
+@dataclass(frozen=True)
+class Plateau:
+    patience: int
+    max_epochs: int
+    ramp_epochs: float  # of the KL's weight
+    has_bound: bool  # the method maximises one, which must level off as well
+
+    def epochs(self, progress: Progress) -> int:
+        if progress.levelled == 0:
+            return self.max_epochs
+        cooling = cooling_epochs(progress.levelled, self.patience)
+        return min(progress.levelled + cooling, self.max_epochs)
+
+    def decay(self, progress: Progress, epoch_steps: int) -> float:
+        if progress.levelled == 0:
+            return 0.0
+        start, end = progress.levelled * epoch_steps, self.epochs(progress) * epoch_steps
+        return (progress.step - start) / max(1, end - start)
+
+    def update(self, progress: Progress) -> None:
+        """Let the rates decay if the curves are level, or if only as many epochs are left."""
+        epochs = len(progress.history)
+        must_end = epochs + cooling_epochs(epochs, self.patience) >= self.max_epochs
+        if progress.levelled or (not must_end and epochs < self.ramp_epochs + self.patience):
+            return
+        moving = find_moving(progress.history, self.patience, self.has_bound)
+        if not moving or must_end:
+            progress.levelled, progress.still_moving = epochs, moving
+
+    def reason(self, progress: Progress) -> str:
+        epochs = self.epochs(progress)
+        if progress.still_moving or not progress.levelled:
+            moving = "; ".join(progress.still_moving or ["too few epochs to tell"])
+            return f"after {epochs} epochs, {AT_MOST}: {moving}"
+        return f"after {epochs} epochs: {LEVELLED_OFF} after {progress.levelled}"
+
+
+StoppingRule = FixedEpochs | EarlyStopping | Plateau
+
+
+def stopping_rule(
+    recipe: Recipe, parent: Parent | None, epoch_steps: int, ramp_epochs: float
+) -> StoppingRule:
+    settings, fixed = recipe.training, fixed_epochs(recipe, parent)
+    if fixed is not None:
+        return FixedEpochs(fixed)
+    patience = patience_of(settings, epoch_steps)
+    if settings.early_stopping:
+        return EarlyStopping(patience, settings.max_epochs)
+    return Plateau(patience, settings.max_epochs, ramp_epochs, recipe.is_variational)
+
+
+def fixed_epochs(recipe: Recipe, parent: Parent | None) -> int | None:
+    """Return the recipe's number of epochs, None without one; 0 for laplace with a trained
+    network."""
+    is_trained = recipe.network.is_trained or parent is not None
+    is_done = isinstance(recipe.posterior, Laplace) and is_trained
+    return 0 if is_done and recipe.training.epochs is None else recipe.training.epochs
+
+
+def patience_of(section: TrainingSection, epoch_steps: int) -> int:
+    if section.patience is not None:
+        return section.patience
+    if section.early_stopping:
+        return max(STOPPING_EPOCHS, math.ceil(STOPPING_STEPS / epoch_steps))
+    return max(PLATEAU_EPOCHS, math.ceil(PLATEAU_STEPS / epoch_steps))
+
+
+def cooling_epochs(epochs: int, patience: int) -> int:
+    return max(patience, math.ceil(COOLING * epochs))
+
+
+def find_moving(history: list[Metrics], patience: int, has_bound: bool) -> list[str]:
+    """Name the curves that have not levelled off over the last `patience` epochs.
+
+    They are the held-out likelihood and, if the method has a bound, the bound and theta's spread.
+    """
+    if len(history) < patience + 1:
+        return ["too few epochs to tell"]
+    window = max(3, patience)
+
+    def rise(key: str, min_rise: float) -> float:
+        """Return the rise over the window, 0 if it is within two standard errors or small."""
+        per_epoch, error = slope([m[key] for m in history[-window:]], share=1.0)
+        is_rise = abs(per_epoch) > 2 * error and abs(per_epoch) * window > min_rise
+        return per_epoch * window if is_rise else 0.0
+
+    moving = []
+    if rise("validation_log_likelihood", LEVEL_NATS) > 0:
+        moving.append("the held-out likelihood still rose")
+    if has_bound:
+        size = abs(sum(m["objective"] for m in history[-window:]) / window)
+        if rise("objective", max(LEVEL * size, LEVEL_NATS)) < 0:
+            moving.append("the bound still fell")
+        if "log_std" in history[-1] and rise("log_std", 5 * LEVEL) != 0:
+            moving.append("the spread still moved")
+    return moving
+
+
+def with_an_error(
+    log_likelihood: Float[Tensor, "N"],
+    log_wrong: Float[Tensor, "N"],
+    wrong_log_likelihood: Float[Tensor, "N"],
+) -> Float[Tensor, ""]:
+    """Return the mean log-likelihood of held-out rows and of one more, whose label is wrong.
+
+    After N rows that were all predicted rightly, the next one is wrong with probability 1 / (N +
+    2), by the rule of succession. Without it, a few rows that are all predicted rightly would be
+    likeliest under the surest network. The network's own odds decide which row it is:
+    exp(`log_wrong`) is the probability of all labels but the row's own, and `wrong_log_likelihood`
+    their mean log-likelihood.
+    """
+    error = (log_wrong.softmax(0) * wrong_log_likelihood).sum()
+    return (log_likelihood.sum() + error) / (len(log_likelihood) + 1)
+
+
+def is_as_good(scores: Float[Tensor, "N"], lowest: Float[Tensor, "N"], paired: bool) -> bool:
+    """Check that the mean of scores (less is better) is within a standard error of the lowest.
+
+    The error is that of the difference of means, over the same rows (paired) or over different
+    steps. Among checkpoints that cannot be told apart, the latest has the smallest step size behind
+    it (Breiman et al. 1984, the one-standard-error rule).
+    """
+    if len(scores) < 2:  # a lone score has no error
+        return True
+    difference = scores - lowest
+    variance = difference.var() if paired else scores.var() + lowest.var()
+    return not difference.mean() > (variance / len(scores)).sqrt()
