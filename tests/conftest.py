@@ -12,6 +12,7 @@ import shutil
 import signal
 import ssl
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,12 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 FITS = {"fits", "digits_store", "evaluated_store"}
 SERVES = {"serve", "client_of", "service_url"}
+
+
+def pytest_configure() -> None:
+    if not entry_points(group="dubito.integrations"):
+        command = ".venv/bin/pip install --no-deps --no-build-isolation -e . -e ./client"
+        raise pytest.UsageError(f"entry points are missing: run `{command}` (or `make install`)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

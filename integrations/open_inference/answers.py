@@ -165,7 +165,7 @@ def model_outputs(manifest: Manifest) -> list[Described]:
     return [
         output
         for field in fields
-        if IS_GIVEN.get(field.name, lambda _: True)(manifest)
+        if field.name not in IS_GIVEN or IS_GIVEN[field.name](manifest)
         for output in _field_outputs(field, manifest)
     ]
 
