@@ -1,21 +1,20 @@
-"""Files of tables as Arrow tables whose columns have types, and their cells as numbers or
+"""Read CSV and Parquet files as Arrow tables with typed columns, and their cells as numbers or
 categories.
 
-A column of text is numeric where every value is a number. Where most are and a few are not, a
-person has to say what those few are: it is refused, with the cells, rather than taken for a column
-of as many categories as it has numbers. A column is one of times if every value is, in one way of
-writing them. Where two ways are possible, as of 03/04/2024, a person has to say which
-(`data.date_format`).
+A text column is numeric if every value is a number. If only most values are, the column is refused
+and the error lists the others, because a person must decide what they mean. A column holds times if
+every value is a time in one format. If two formats fit, as for 03/04/2024, `data.date_format` must
+name one.
 """
 
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -47,25 +46,23 @@ from training import log
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
-# The share of a column's values that are numbers from which on the others are taken for mistakes.
-MOSTLY = 0.9
-NAMED_CELLS = 3  # of those that an error names
-CHUNK_ROWS = 1 << 14  # of a CSV file, that are Python's strings at a time
-LOOKED_AT = 10_000  # rows by which decimal points are recognised
-# What pandas calls an index without a name: in a CSV file it wrote, in one it read and wrote, in
-# Parquet.
+MIN_NUMBER_SHARE = 0.9  # of a column, from which other values count as mistakes
+SHOWN_CELLS = 3  # in an error
+CHUNK_ROWS = 1 << 14  # of a CSV file, converted at a time
+SAMPLE_ROWS = 10_000  # that decide the decimal mark
+# Names of pandas' unnamed index: in CSV, in CSV that was read and written again, in Parquet.
 INDEX_NAMES = re.compile(r"|Unnamed: 0|__index_level_0__")
-WRITTEN = b"written"  # in a field's metadata: how its numbers were
+WRITTEN = b"written"  # metadata key of a number format
 CLOCK = r"(?:[T ]\d{1,2}:\d{2}(?::\d{2})?)?"
-DATES = {  # what text looks like, and the formats that it may be read by
+DATES = {  # patterns of text, and the formats that may read it
     re.compile(r"\d{4}/\d{1,2}/\d{1,2}" + CLOCK, re.ASCII): ("%Y/%m/%d",),
     re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}" + CLOCK, re.ASCII): ("%d.%m.%Y",),
     re.compile(r"\d{1,2}/\d{1,2}/\d{4}" + CLOCK, re.ASCII): ("%d/%m/%Y", "%m/%d/%Y"),
     re.compile(r"\d{1,2}-\d{1,2}-\d{4}" + CLOCK, re.ASCII): ("%d-%m-%Y", "%m-%d-%Y"),
 }
-GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # a number whose point may group it
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)  # the point may group thousands
 SMALL_WHOLE = re.compile(r"[+-]?\d{1,3}", re.ASCII)
-FEWEST_GROUPED = 5  # different ones, that are taken to be no accident
+MIN_GROUPED = 5  # different numbers, more than an accident
 SHOWN = 40  # characters of a cell
 NUMERIC = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
 
@@ -74,23 +71,17 @@ Column = Any  # an array of pyarrow, whole or in chunks
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """The decimal mark of plain numbers, and what groups their digits, if anything does.
-
-    `is_known` says that the mark was told, or follows from other numbers. Where every point may as
-    well be between thousands (2.471), points are `doubted`.
-    """
-
     decimal: str = "."
     thousands: str | None = None
-    is_known: bool = False
-    doubted: bool = False
+    is_known: bool = False  # configured, or implied by other numbers
+    is_ambiguous: bool = False  # every point may also group thousands, as in 2.471
 
     @property
     def is_plain(self) -> bool:
         return self.decimal == "." and self.thousands is None
 
     def plain(self, text: str) -> str | None:
-        """Return a number's text with a point and no groups, None of what is no number."""
+        """Return a number's text with a point and without groups; None for other text."""
         text = text.strip()
         if self.thousands is not None and re.search(r"\d", text):
             head, mark, tail = text.partition(self.decimal)
@@ -112,10 +103,7 @@ PLAIN = NumberFormat()
 def csv_table(
     path: Path, task: str | None, section: "DataSection", columns: Columns = ()
 ) -> pa.Table:
-    """Read a CSV file; columns of numbers and booleans are such.
-
-    Without a task the target is as any other column.
-    """
+    """Read a CSV file with typed columns; without a task the target is an ordinary column."""
     table = _read_text(path, section)
     kinds: dict[str, str] = {**section.columns}
     as_written = {name for name in (section.id, section.text) if name is not None}
@@ -141,8 +129,7 @@ def parquet_table(path: Path, task: str | None, section: "DataSection") -> pa.Ta
 
 
 def index_column(names: list[str], wanted: set[str]) -> str | None:
-    """Return the name of pandas' unnamed index, a table's first or last column, unless it is one of
-    those wanted."""
+    """Return the name of pandas' unnamed index (a first or last column), unless it is wanted."""
     for name in (names[0], names[-1]) if names else ():
         if INDEX_NAMES.fullmatch(name) and name not in wanted and (name or names[0] == name):
             return name
@@ -163,13 +150,12 @@ def stored_writing(table: pa.Table, name: str) -> NumberWriting | None:
 def with_times(
     table: pa.Table, names: set[str], kinds: Mapping[str, str], date_format: str | None
 ) -> tuple[pa.Table, dict[str, str | None]]:
-    """Return a table whose columns of dates and times are numbers of seconds, and by the names of
-    these columns the format of their dates, None of those that requests write in ISO 8601 alone.
+    """Convert dates and times to seconds; return the table and each such column's date format.
 
-    Text is so where every value is a date or time; in a column of kind `time` another value is
-    refused.
+    The format is None if requests must use ISO 8601. A text column is converted if every value is a
+    date or time; kind `time` refuses other values.
     """
-    found: dict[str, str | None] = {}
+    formats: dict[str, str | None] = {}
     for i, name in enumerate(table.column_names):
         column, kind = table.column(i), kinds.get(name)
         if name not in names or kind not in (None, "time"):
@@ -189,9 +175,9 @@ def with_times(
             raise InvalidInput(f"column {name}", "dates or times", f"type {column.type}"[:80])
         else:
             continue
-        found[name] = form
+        formats[name] = form
         table = table.set_column(i, name, seconds)
-    return table, found
+    return table, formats
 
 
 def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categories:
@@ -212,7 +198,7 @@ def values_of(column: Column, name: str, kind: str | None) -> Numbers | Categori
         _refuse_others(cells, name, _is_finite)
         return np.array([np.nan if cell is None else float(cell) for cell in cells])
     if kind is None and text is not None:
-        _refuse_mostly_numbers(cells, name, is_number)
+        refuse_mostly_numbers(cells, name, is_number)
     return [None if cell is None or cell != cell else category_text(cell) for cell in cells]
 
 
@@ -228,16 +214,16 @@ def floats_of(column: Column) -> Numbers:
 def infer_writing(
     texts: Collection[str], decimal: str | None, thousands: str | None
 ) -> NumberWriting | None:
-    """Return how texts are written as numbers, None where they are not, or it can be doubted.
+    """Return the number format of texts; None if they are no numbers or the format is ambiguous.
 
-    All must have the same sign, or none. Every way of writing that reads all of them must read the
-    same numbers: 1,234 alone may be 1234 or 1.234. A `decimal` or `thousands` that is known leaves
-    fewer ways.
+    All must have the same sign of money or percent, or none. All formats that fit must give the
+    same numbers: 1,234 alone may be 1234 or 1.234. A known `decimal` or `thousands` rules formats
+    out.
     """
     signs = {sign_of(text) for text in texts}
     if len(signs) != 1 or (sign := signs.pop()) is None:
         return None
-    found: dict[tuple[float, ...], NumberWriting] = {}
+    matches: dict[tuple[float, ...], NumberWriting] = {}
     for point in get_args(Decimal):
         for mark in (None, *get_args(Thousands)):
             is_told = decimal in (None, point) and (thousands is None or thousands == mark)
@@ -248,8 +234,8 @@ def infer_writing(
                 numbers = tuple(number_of(text, writing) for text in texts)
             except ValueError:
                 continue
-            found.setdefault(numbers, writing)
-    return next(iter(found.values())) if len(found) == 1 else None
+            matches.setdefault(numbers, writing)
+    return next(iter(matches.values())) if len(matches) == 1 else None
 
 
 def _read_text(path: Path, section: "DataSection") -> pa.Table:
@@ -284,8 +270,7 @@ def _chunks(file: CsvTable) -> Iterator[list[pa.Array]]:
 
 
 def _trim(table: pa.Table, as_written: set[str]) -> pa.Table:
-    """Return a table of text without blanks around cells, but for some columns, and without cells
-    that are missing values."""
+    """Strip blanks around cells, except in `as_written`, and clear missing values."""
     for i, name in enumerate(table.column_names):
         column = table.column(i)
         if name not in as_written:
@@ -295,8 +280,7 @@ def _trim(table: pa.Table, as_written: set[str]) -> pa.Table:
 
 
 def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[str]]:
-    """Return a table without the cells of text that say one of `values`, and the names of columns
-    that had such."""
+    """Clear text cells that equal one of `values`; return the table and the changed columns."""
     changed = set()
     for i, name in enumerate(table.column_names if values else ()):
         column = as_text(table.column(i))
@@ -310,8 +294,7 @@ def _without(table: pa.Table, values: Collection[str]) -> tuple[pa.Table, set[st
 
 
 def _empty_without(table: pa.Table, target: str | None) -> pa.Table:
-    """Return a table whose rows without a target have no cells, so that these say nothing of what
-    columns are."""
+    """Clear rows without a target, so that they do not decide column types."""
     if table.column_names.count(target) != 1:
         return table
     is_dropped = compute.is_null(table.column(target), nan_is_null=True).to_numpy()
@@ -326,11 +309,10 @@ def _null_where(column: Column, looked_at: Column, values: Collection[str]) -> C
 
 
 def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
-    """Return how plain numbers are written: as the recipe says, or with commas where no number has
-    a point."""
+    """Return the configured number format, or decimal commas if no number has a point."""
     if section.decimal is not None:
         return NumberFormat(section.decimal, section.thousands, is_known=True)
-    distinct = (column[:LOOKED_AT].unique().to_pylist() for column in table.columns)
+    distinct = (column[:SAMPLE_ROWS].unique().to_pylist() for column in table.columns)
     texts = [text.strip() for values in distinct for text in values if text is not None]
     points = list(filter(POINT_NUMBER.fullmatch, texts))
     commas = list(filter(COMMA_NUMBER.fullmatch, texts))
@@ -343,8 +325,8 @@ def _number_format(table: pa.Table, section: "DataSection") -> NumberFormat:
         log.info(said, between)
         thousands = section.thousands or ("." if points else None)
         return NumberFormat(",", thousands, is_known=True)
-    is_doubted = may_be_grouped and section.thousands is None
-    return NumberFormat(".", section.thousands, bool(points), is_doubted)
+    is_ambiguous = may_be_grouped and section.thousands is None
+    return NumberFormat(".", section.thousands, bool(points), is_ambiguous)
 
 
 def _infer_types(
@@ -354,10 +336,9 @@ def _infer_types(
     booleans: set[str],
     written: NumberFormat,
 ) -> pa.Table:
-    """Return a table whose text columns of these names, if of numbers or booleans, are such, but
-    for those of a kind.
+    """Convert text columns of numbers or booleans, except those with a configured kind.
 
-    Columns known as `booleans` are named as booleans are, whatever else is in them.
+    Columns known as `booleans` only get lower-case text.
     """
     for i, name in enumerate(table.column_names):
         text, kind = as_text(table.column(i)), kinds.get(name)
@@ -382,8 +363,8 @@ def _infer_type(
     plain = {text: number for text, number in read if number is not None}
     is_grouped = written.thousands is not None and any(written.thousands in t for t in texts)
     if len(plain) == len(texts) and not is_grouped:
-        if written.doubted and kind != "ignored":
-            _refuse_doubted(name, texts)
+        if written.is_ambiguous and kind != "ignored":
+            _refuse_ambiguous(name, texts)
         return name, _floats(column, plain, written)
     if kind == "ignored":
         return name, column
@@ -400,17 +381,17 @@ def _infer_type(
     if len(plain) == len(texts):
         return name, _floats(column, plain, written)
     if not written.is_plain:
-        refuse = _refuse_mostly_numbers if kind is None else _refuse_others
+        refuse = refuse_mostly_numbers if kind is None else _refuse_others
         refuse(column.to_pylist(), name, plain.__contains__)
     return name, column
 
 
-def _refuse_doubted(name: str, texts: Sequence[str]) -> None:
-    """Raise InvalidInput for a column whose points may be between thousands: it has whole numbers
-    as well, and none of these has more than three digits."""
+def _refuse_ambiguous(name: str, texts: Sequence[str]) -> None:
+    """Refuse a column whose points may group thousands: its whole numbers have up to three
+    digits."""
     grouped = [text for text in texts if GROUPED.fullmatch(text)]
     others = [text for text in texts if not GROUPED.fullmatch(text)]
-    if len(grouped) >= FEWEST_GROUPED and others and all(map(SMALL_WHOLE.fullmatch, others)):
+    if len(grouped) >= MIN_GROUPED and others and all(map(SMALL_WHOLE.fullmatch, others)):
         expected = (
             'numbers that can be read in one way (data.decimal = "," and data.thousands = ".", or '
             f"--decimal , --thousands . reads {grouped[0]} as {grouped[0].replace('.', '')}; "
@@ -436,8 +417,8 @@ def _map_cells(column: Column, values: Mapping[str, object], of: pa.DataType) ->
 def _times(
     values: Sequence[str | None], name: str, date_format: str | None, is_wanted: bool
 ) -> tuple[Numbers, str | None] | None:
-    """Return a column's times, NaN where missing, and the format of its dates: None of ISO 8601,
-    and where several fit; None if it is not one of times."""
+    """Return a column's times (NaN if missing) and its date format (None for ISO 8601, or if
+    several fit); None if some value is no time."""
     distinct = {value for value in values if value is not None}
     forms = _date_forms(min(distinct, default=""), date_format)
     tables = {form: _all_seconds(form, distinct) for form in forms}
@@ -487,11 +468,6 @@ def _first_bad(values: Sequence[str | None], date_format: str | None) -> tuple[i
     return 0, present[0][1] if present else ""
 
 
-def is_mostly_numbers(others: int, present: int) -> bool:
-    """Whether so few of a column's values are no numbers that a person has to say what they are."""
-    return 0 < others <= (1.0 - MOSTLY) * present + 1e-9
-
-
 def _refuse_others(
     cells: Sequence[str | None], name: str, is_number: Callable[[str], bool]
 ) -> None:
@@ -500,17 +476,22 @@ def _refuse_others(
             raise InvalidInput(f"column {name}", "numbers", f"{str(cell)[:SHOWN]!r} in row {row}")
 
 
-def _refuse_mostly_numbers(
-    texts: Sequence[str | None], name: str, is_number: Callable[[str], bool]
+def refuse_mostly_numbers(
+    texts: Sequence[str | None],
+    name: str,
+    is_number: Callable[[str], bool],
+    rows: Iterable[int] | None = None,
 ) -> None:
+    """Refuse a column of numbers with a few other texts; `rows` are its row numbers."""
     present = sum(text is not None for text in texts)
-    cells = [(row, t) for row, t in enumerate(texts) if t is not None and not is_number(t)]
-    if not is_mostly_numbers(len(cells), present):
+    numbered = zip(count() if rows is None else rows, texts, strict=False)
+    cells = [(row, text) for row, text in numbered if text is not None and not is_number(text)]
+    if not 0 < len(cells) <= (1.0 - MIN_NUMBER_SHARE) * present + 1e-9:
         return
-    named = ", ".join(f"{text[:SHOWN]!r} in row {row}" for row, text in cells[:NAMED_CELLS])
-    if len(cells) > NAMED_CELLS:
-        named += f" and {len(cells) - NAMED_CELLS} more"
-    examples = list(dict.fromkeys(text.strip()[:SHOWN] for _, text in cells[:NAMED_CELLS]))
+    named = ", ".join(f"{text[:SHOWN]!r} in row {row}" for row, text in cells[:SHOWN_CELLS])
+    if len(cells) > SHOWN_CELLS:
+        named += f" and {len(cells) - SHOWN_CELLS} more"
+    examples = list(dict.fromkeys(text.strip()[:SHOWN] for _, text in cells[:SHOWN_CELLS]))
     missing = json.dumps(examples, ensure_ascii=False)
     expected = (
         f"numbers, as {present - len(cells)} of its {present} values are (data.missing_values = "

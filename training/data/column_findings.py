@@ -1,4 +1,4 @@
-"""What each column of a table is taken for, and what about it a person should know."""
+"""Decide the kind of each column of a table, and note what a person should know about it."""
 
 import re
 from collections import Counter, defaultdict
@@ -13,27 +13,26 @@ from pyarrow import types
 from model_store.errors import InvalidInput
 from model_store.sources.cells import is_number
 from model_store.sources.columns import Numbers, category_text
-from training.data.cells import as_text, floats_of, is_mostly_numbers, is_numeric, with_times
+from training.data.cells import as_text, floats_of, is_numeric, refuse_mostly_numbers, with_times
 from training.data.columns import FREQUENT, MAX_CATEGORIES
 
 Index = Int64[np.ndarray, "N"]
 Kind = Literal["numeric", "categorical", "time", "ignored", "refused"]
 ID_NAME = re.compile(r"(?i)(^|.*[_ -])(id|uuid|guid|key|index|row|nr|no|number)$")
-RARE = 4 * FREQUENT  # rows of the most frequent of many values; about half of them train
-FEWEST_ROWS = 20  # from which on values that are all different are worth a word
-DATE_LIKE = re.compile(  # that is read by no format unless told
+RARE = 4 * FREQUENT  # rows of the most frequent value; about half of them train
+MIN_ROWS = 20  # from which distinct values are remarkable
+DATE_LIKE = re.compile(  # dates that need `data.date_format`
     r"\d{1,4}[-/. ]+(?:\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}(?:\D.*)?"
     r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}(?:\D.*)?|\d{4}[-/]\d{2}"
 )
-HEAVY = 30.0  # interquartile ranges that the furthest value is away from the median
+HEAVY = 30.0  # interquartile ranges from the median to the furthest value
 # Numbers as text with signs of money, percent signs or groups of thousands.
 DRESSED = re.compile(
     r"[+-]?[$€£¥]?\s?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)?\s?[%$€£¥]?", re.ASCII
 )
-SHOWN_VALUES = 4
-WORDS_OF_TEXT = 4  # on average, of values that are nearly all different
+MIN_WORDS = 4  # of free text, on average
 LEAK_ROWS = 5_000
-LEAK = 0.99  # share of the target that a column determines, from which on it may be the target
+LEAK = 0.99  # share of the target that a leaking column determines
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +44,16 @@ class ColumnFinding:
     values: Numbers | list[str | None]
     notes: list[str] = field(default_factory=list)
     tail: float = 0.0  # interquartile ranges from the median to the furthest value
-    is_id: bool = False  # it tells the rows apart, by its name or since it numbers them
+    is_id: bool = False  # by its name, or because it numbers the rows
 
 
 def find(
     table: Any, name: str, date_format: str | None, rows: Index, told: Any = None
 ) -> ColumnFinding:
-    """Return what a column of an Arrow table, whose texts of numbers are numbers, is taken for: the
-    kind that a recipe tells, or that its values speak for. `rows` are the numbers of the table's
-    rows in its file."""
+    """Return the kind of a typed column: configured, or inferred from its values.
+
+    `rows` are the row numbers in the file.
+    """
     column = table.column(name)
     missing = column.null_count / max(1, len(column))
     kinds = {} if told in (None, "time") else {name: "-"}
@@ -61,9 +61,7 @@ def find(
     try:
         timed, times = with_times(table.select([name]), {name}, kinds, date_format)
     except InvalidInput as error:
-        why = f"expected {error.expected}, got {error.got}"
-        values = [] if texts is None else texts.to_pylist()
-        return ColumnFinding(name, "refused", why, missing, values)
+        return _refused(error, name, missing, [] if texts is None else texts.to_pylist())
     if name in times:
         seconds = floats_of(timed.column(name))
         ends = (0.0, 0.0) if np.isnan(seconds).all() else (np.nanmin(seconds), np.nanmax(seconds))
@@ -92,7 +90,7 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
         row = rows[int(np.argmax(np.isinf(numbers)))]
         notes.append(f"infinity in row {row}: such a cell stops a fit")
     is_whole = bool((present == np.round(present)).all())
-    if is_whole and len(distinct) == len(present) >= FEWEST_ROWS:
+    if is_whole and len(distinct) == len(present) >= MIN_ROWS:
         steps, of_rows = np.diff(present), np.diff(rows[np.isfinite(numbers)])
         if any((steps == step).all() for step in (1, -1, of_rows, -of_rows)):
             why, kind = "it numbers the rows", "ignored"
@@ -114,9 +112,15 @@ def _of_numbers(name: str, numbers: Numbers, rows: Index, told: Any) -> ColumnFi
     return ColumnFinding(name, kind, why, missing, numbers, notes, tail, is_id)
 
 
+def _refused(
+    error: InvalidInput, name: str, missing: float, values: list[str | None]
+) -> ColumnFinding:
+    reason = f"expected {error.expected}, got {error.got}"
+    return ColumnFinding(name, "refused", reason, missing, values)
+
+
 def tail_of(present: Numbers) -> float:
-    """Return how many interquartile ranges the furthest value is away from the median; 0 where
-    these are 0."""
+    """Return the distance of the furthest value from the median in interquartile ranges, or 0."""
     low, median, high = np.percentile(present, [25, 50, 75]) if len(present) else np.zeros(3)
     return float(np.abs(present - median).max() / (high - low)) if high > low else 0.0
 
@@ -132,16 +136,10 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
         if counts:
             why = f"the same in every row ({next(iter(counts))[:40]!r})"
         return ColumnFinding(name, "ignored", why, missing, values)
-    words = {value for value in counts if not is_number(value)}
-    odd = sum(counts[value] for value in words)
-    if is_mostly_numbers(odd, present):
-        cells = [f"{v[:30]!r} in row {n}" for n, v in zip(rows, values, strict=True) if v in words]
-        shown = ", ".join(cells[:SHOWN_VALUES])
-        more = f" and {len(cells) - SHOWN_VALUES} more" if len(cells) > SHOWN_VALUES else ""
-        listed = ", ".join(f'"{word}"' for word in sorted(words)[:SHOWN_VALUES])
-        reads = f"data.missing_values = [{listed}] or --missing-value reads these as missing"
-        why = f"numbers but for {shown}{more}: {reads}"
-        return ColumnFinding(name, "refused", why, missing, values)
+    try:
+        refuse_mostly_numbers(values, name, is_number, rows.tolist())
+    except InvalidInput as error:
+        return _refused(error, name, missing, values)
     notes = []
     if all(DRESSED.fullmatch(value.strip()) for value in counts):
         notes.append(
@@ -154,10 +152,10 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
             "such as %d/%m/%y"
         )
     is_rare = len(counts) > MAX_CATEGORIES and max(counts.values()) < RARE
-    if is_rare or len(counts) == present >= FEWEST_ROWS:
+    if is_rare or len(counts) == present >= MIN_ROWS:
         why = f"an id or free text: {len(counts)} different values in {present} rows"
         mean_words = float(np.mean([len(value.split()) for value in counts]))
-        if mean_words >= WORDS_OF_TEXT:
+        if mean_words >= MIN_WORDS:
             reads = "data.text reads it, for a network of your own"
             why = f"free text of {mean_words:.0f} words on average; {reads}"
         is_id = ID_NAME.fullmatch(name) is not None and len(counts) == len(values)
@@ -172,7 +170,7 @@ def _of_text(name: str, values: list[str | None], rows: Index, told: Any) -> Col
 
 
 def alike(values: Iterable[str]) -> list[list[str]]:
-    """Return the values that differ in spaces or capitals alone, together."""
+    """Group the values that differ only in spaces or capitals."""
     same = defaultdict(list)
     for value in sorted(values):
         same["".join(value.split()).casefold()].append(value)
@@ -180,9 +178,9 @@ def alike(values: Iterable[str]) -> list[list[str]]:
 
 
 def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
-    """Return what to say of a column that alone almost determines the target; None of others.
+    """Return a note on a column that almost determines the target; None for other columns.
 
-    A small tree of this column alone is fitted on one half of the rows and measured on the other.
+    A small tree on this column is fitted on one half of the rows and measured on the other.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -198,7 +196,7 @@ def leak_of(values: Any, target: np.ndarray, is_regression: bool) -> str | None:
         x = np.where(np.abs(values) < np.finfo(np.float32).max, values, np.nan)  # as trees take it
     order = np.random.default_rng(0).permutation(len(y))[:LEAK_ROWS]
     half = len(order) // 2
-    if half < FEWEST_ROWS:
+    if half < MIN_ROWS:
         return None
     fitted, measured = order[:half], order[half:]
     if not is_regression and len(np.unique(y[fitted])) > half / 2:  # no classes to speak of
