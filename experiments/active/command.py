@@ -1,8 +1,4 @@
-"""`python -m training active RECIPE...`: simulate labelling on labelled data, and say how many
-labels are needed.
-
-The simulation is `experiments.active.simulation`, what it found `experiments.active.report`.
-"""
+"""`dubito active RECIPE...`: simulate active learning on labelled data."""
 
 import argparse
 from contextlib import ExitStack
@@ -35,7 +31,7 @@ def active(options: argparse.Namespace) -> None:
     protocol, end = _protocol(options, loaded[0].task), _end(options, loaded[0].task, rows)
     arms = [arm for recipe in loaded for arm in _arms(options, recipe)]
 
-    # wrong recipes and data are answered before torch is there
+    # Wrong recipes and data are reported before torch is imported.
     from experiments.active.report import report
     from experiments.active.simulation import Work, curves_of, simulate_all
     from training.fit import check_pixels, find_device, weights_digest
@@ -45,16 +41,12 @@ def active(options: argparse.Namespace) -> None:
         check_augmentation(recipe.augmentation, data[recipe.name].shape)
         check_pixels(recipe, data[recipe.name])
     device = find_device(options.device)
-    asked = asdict(protocol)
-    if protocol.beta == 1.0:  # so that simulations of before there was one go on
-        del asked["beta"]
     runs = {}
     for recipe in loaded:
-        digests = f"{recipe.digest()} {data[recipe.name].digest()}"
-        told = f"{digests} {device.type} {sorted(asked.items())}"
+        digests = [recipe.digest(), data[recipe.name].digest(), device.type]
         if recipe.network.weights is not None:
-            told += f" {weights_digest(Path(recipe.network.weights))}"
-        digest = sha256(told.encode()).hexdigest()[:12]
+            digests.append(weights_digest(Path(recipe.network.weights)))
+        digest = sha256(f"{digests} {asdict(protocol)}".encode()).hexdigest()[:12]
         runs[recipe.name] = runs_folder() / FOLDER / f"{recipe.name}-{digest}"
     work = [
         Work(arm, data[arm.recipe.name], seed, runs[arm.recipe.name])

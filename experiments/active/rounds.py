@@ -97,7 +97,6 @@ class Curves:
 class Needed:
     labels: int  # at the first round at the target; else of the last round
     is_reached: bool  # else more than `labels` are needed
-    kept: int | None  # at the first of several rounds in a row at the target
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,10 @@ class Saved:
     seeds: int
 
 
-def count_needed(rounds: Sequence[Round], target: float, task: Task, in_a_row: int) -> Needed:
-    at = [is_at(done.metric, target, task) for done in rounds]
-    runs = [i for i in range(len(at) - in_a_row + 1) if all(at[i : i + in_a_row])]
-    kept = rounds[runs[0]].labels if runs else None
-    first = next((i for i, is_there in enumerate(at) if is_there), None)
-    return Needed(rounds[-1 if first is None else first].labels, first is not None, kept)
+def count_needed(rounds: Sequence[Round], target: float, task: Task) -> Needed:
+    at_target = (done.labels for done in rounds if is_at(done.metric, target, task))
+    labels = next(at_target, None)
+    return Needed(rounds[-1].labels if labels is None else labels, labels is not None)
 
 
 def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool:

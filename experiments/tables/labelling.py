@@ -39,7 +39,7 @@ def measure(base: str, start: Start, acquisition: str, seed: int, runs: Path) ->
     work = Work(Arm(recipe, acquisition, start), data, seed, folder)
     simulate_all([work], PROTOCOL, END, find_device("auto"), quiet=True)
     rounds = work.record().rounds
-    needed = count_needed(rounds, ACCURACY, recipe.task, END.rounds)
+    needed = count_needed(rounds, ACCURACY, recipe.task)
     values = {
         "labels": float(needed.labels if needed.is_reached else needed.labels + PROTOCOL.batch),
         "labels_at": [done.labels for done in rounds],

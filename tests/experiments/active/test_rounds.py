@@ -12,24 +12,23 @@ def rounds(*metrics):
 
 
 def reached(*labels):
-    return [Needed(round(n), True, None) for n in labels]
+    return [Needed(round(n), True) for n in labels]
 
 
 @pytest.mark.parametrize(
     ("metrics", "expected"),
     [
-        ((0.5, 0.9, 0.96, 0.94, 0.95, 0.96), Needed(40, True, 60)),
-        ((0.95, 0.2), Needed(20, True, None)),
-        ((0.5, 0.6, 0.949), Needed(40, False, None)),
-        ((0.5, 0.97, 0.97, 0.2, 0.96, 0.96), Needed(30, True, 30)),
+        ((0.5, 0.9, 0.96, 0.94, 0.95, 0.96), Needed(40, True)),
+        ((0.95, 0.2), Needed(20, True)),
+        ((0.5, 0.6, 0.949), Needed(40, False)),
     ],
 )
 def test_labels_needed_are_those_of_the_first_round_at_the_target(metrics, expected):
-    assert count_needed(rounds(*metrics), 0.95, "classification", 2) == expected
+    assert count_needed(rounds(*metrics), 0.95, "classification") == expected
 
 
 def test_of_a_regression_less_is_better():
-    assert count_needed(rounds(3.0, 2.0, 1.0), 2.0, "regression", 2) == Needed(30, True, 30)
+    assert count_needed(rounds(3.0, 2.0, 1.0), 2.0, "regression") == Needed(30, True)
 
 
 def test_the_interval_is_students_of_the_differences():
@@ -55,7 +54,7 @@ def test_an_interval_of_many_seeds_covers_the_true_difference_as_often_as_it_say
 
 
 def test_a_seed_below_the_target_makes_bounds_of_means_and_is_never_left_out():
-    below = [*reached(100, 120), Needed(200, False, None)]
+    below = [*reached(100, 120), Needed(200, False)]
     there = reached(150, 160, 170)
     assert (mean_needed(below).value, mean_needed(below).bound) == (140.0, "at least")
     assert mean_needed([one for one in below if not one.is_reached]).bound == "more than"

@@ -208,7 +208,7 @@ def test_an_arm_ends_after_three_rounds_at_the_target(tmp_path):
     )
     assert {len(rounds) for rounds in rounds_of(tmp_path).values()} == {3}
     for arm in report_of(tmp_path)["arms"]:
-        assert arm["needed"] == {"0": {"labels": 20, "is_reached": True, "kept": 20}}
+        assert arm["needed"] == {"0": {"labels": 20, "is_reached": True}}
 
 
 def test_regressions_have_an_rmse(tmp_path):
