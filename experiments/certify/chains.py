@@ -21,10 +21,8 @@ from experiments.cells import (
     Results,
     Target,
 )
-from experiments.certify.gap import DRAWS, EXACT, METHODS, OVER_WEIGHTS
-from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
+from experiments.certify import hamiltonian as hmc
 from experiments.measures import measured_of
-from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.fit import Fitted, fit
@@ -44,26 +42,16 @@ MARGIN = 4.0  # deviations of the targets, by which their grid goes beyond them
 
 
 def recipe_of(name: str, method: str, seed: int, **training: Any) -> Recipe:
-    # what keeps a posterior over weights from a poor optimum of its bound
-    ramp = {"kl_ramp_epochs": RAMP_EPOCHS, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
-    content = {
-        "name": f"{name}-{method}",
-        "task": "regression",
-        "seed": seed,
-        "data": {"source": f"uci:{SETS[name]}", "split": seed, **HELD_OUT[name]},
-        "network": {"hidden": [UNITS]},
-        "likelihood": {"noise": "homoscedastic"},
-        "training": {
-            "max_epochs": EPOCHS,
-            "batch_rows": 32,
-            "learning_rate": 3e-3,
-            **ramp,
-            **training,
-        },
-        "serving": {"draws": DRAWS},
-        **METHODS[method],
-    }
-    return recipes.validate(content, name)
+    return hmc.compared_recipe(
+        name,
+        method,
+        seed,
+        data={"source": f"uci:{SETS[name]}", "split": seed, **HELD_OUT[name]},
+        units=UNITS,
+        training={"max_epochs": EPOCHS, "batch_rows": 32, **training},
+        ramp_epochs=RAMP_EPOCHS,
+        **hmc.REGRESSION,
+    )
 
 
 def rows_to_judge(fitted: Fitted, seed: int) -> Float32[np.ndarray, "M I"]:
@@ -91,10 +79,10 @@ def exact_posterior(name: str, seed: int, runs: Path) -> Exact:
     prior."""
     fitted = fit(recipe_of(name, "bbb-gaussian", seed, epochs=1), runs=runs, quiet=True)
     places = rows_to_judge(fitted, seed)
-    chains, kept, accepted = sample_answers(fitted, _moments, places, seed, extra=1)
+    chains, kept, accepted = hmc.sample_answers(fitted, _moments, places, seed, extra=1)
     fitted.discard_checkpoint()
     y, train_y = (rows.y.astype(np.float64) for rows in (fitted.data.test, fitted.splits.train))
-    r_hat = split_r_hat(chains[..., 0])[: len(y)]
+    r_hat = hmc.split_r_hat(chains[..., 0])[: len(y)]
     mixed = {"r_hat": r_hat.median().item(), "r_hat_most": r_hat.max().item(), "accepted": accepted}
     return Exact(kept, y, train_y, mixed, fitted.data.digest()[:16])
 
@@ -110,21 +98,9 @@ def _moments(model: BayesianModel, drawn: Tensor, x: Tensor) -> Tensor:
     return torch.cat([means, (log_variance + in_units).expand_as(means)], dim=-1)
 
 
-def densities(
-    moments: Float64[np.ndarray, "K M 2"], y: Float64[np.ndarray, "T"]
-) -> Float64[np.ndarray, "M T"]:
-    """Return the predictive density of each row on a grid of targets."""
-    found = np.empty((moments.shape[1], len(y)))
-    for row in range(len(found)):
-        mean, variance = moments[:, row, :1], np.exp(moments[:, row, 1:])
-        each = np.exp(-0.5 * np.square(y - mean) / variance) / np.sqrt(2 * np.pi * variance)
-        found[row] = each.mean(axis=0)
-    return found
-
-
 def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
     exact = exact_posterior(name, seed, runs)
-    if method == EXACT:
+    if method == hmc.EXACT:
         return Measured(compare(exact.moments, exact) | exact.mixed, exact.data)
     fitted = fit(recipe_of(name, method, seed), runs=runs, quiet=True)
     own = fitted.outputs(rows_to_judge(fitted, seed)).astype(np.float64)
@@ -140,7 +116,7 @@ def compare(own: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
     of_own, of_exact = own[..., 0].std(axis=0), exact.moments[..., 0].std(axis=0)
     edge = MARGIN * exact.train_y.std()
     grid = np.linspace(exact.train_y.min() - edge, exact.train_y.max() + edge, GRID_POINTS)
-    ours, theirs = (densities(of[:, :tests], grid) for of in (own, exact.moments))
+    ours, theirs = (hmc.densities(of[:, :tests], grid) for of in (own, exact.moments))
     step = grid[1] - grid[0]
     mean, log_variance = own[:, :tests, 0], own[:, :tests, 1]
     each = -0.5 * (np.square(y - mean) / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
@@ -158,16 +134,16 @@ def _draw(_: Target, results: Results) -> Figure:
     """Draw each test row's epistemic deviation over the exact one, of the first seed."""
     figure, axes = plt.subplots(
         len(SETS),
-        len(METHODS),
-        figsize=(1.7 * len(METHODS), 2.6 * len(SETS)),
+        len(hmc.METHODS),
+        figsize=(1.7 * len(hmc.METHODS), 2.6 * len(SETS)),
         sharex="row",
         sharey="row",
         squeeze=False,
         layout="constrained",
     )
     for of_set, name in zip(axes, SETS, strict=True):
-        exact = results.get(f"{name}-{EXACT}")
-        for axis, method in zip(of_set, METHODS, strict=True):
+        exact = results.get(f"{name}-{hmc.EXACT}")
+        for axis, method in zip(of_set, hmc.METHODS, strict=True):
             cells = results.get(f"{name}-{method}")
             axis.set(xscale="log", yscale="log")
             if name == next(iter(SETS)):
@@ -188,7 +164,7 @@ def _draw(_: Target, results: Results) -> Figure:
 def _conclude(results: Results) -> str:
     said = []
     for name in SETS:
-        of = [cell.measured.values for cell in results[f"{name}-{EXACT}"]]
+        of = [cell.measured.values for cell in results[f"{name}-{hmc.EXACT}"]]
         if of:
             median, most = (max(values[key] for values in of) for key in ("r_hat", "r_hat_most"))
             said.append(f"{name} {median:.2f} at the median row and {most:.2f} at most")
@@ -201,8 +177,7 @@ CHAINS_OF_UCI = Target(
     protocol=(
         f"One hidden layer of {UNITS} ReLU units, homoscedastic noise; seeds are standard splits, "
         "of whose training rows half validate, since chains mix with the others alone. "
-        f"Hamiltonian Monte Carlo has {CHAINS} chains of {KEPT:,} draws after {WARM_UP:,}, of the "
-        "posterior that `bbb-gaussian` approximates, and of the noise with a flat prior of its log "
+        f"Hamiltonian Monte Carlo has {hmc.SAMPLED}, and of the noise with a flat prior of its log "
         "variance; other methods have priors of their own. Epistemic deviation: of the draws' "
         "means, over the exact one's: 1 is right, below 1 too sure; of test rows, and off the data "
         f"where every column of these is moved by {MOVED:g} deviations up or down. Rank "
@@ -212,7 +187,7 @@ CHAINS_OF_UCI = Target(
     rows={
         f"{name}-{method}": partial(measure, name, method)
         for name in SETS
-        for method in (EXACT, *METHODS)
+        for method in (hmc.EXACT, *hmc.METHODS)
     },
     columns={
         "ratio": Column("deviation, of the exact"),

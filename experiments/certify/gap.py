@@ -16,17 +16,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
+from experiments.certify import hamiltonian as hmc
 from experiments.measures import measured_of
 from experiments.pages import first_seeds, panels
-from training import recipe as recipes
 from training.bayes.likelihoods import Gaussian
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
-from training.fit import Fitted, fit
+from training.fit import fit
 from training.recipe import Recipe
 
-ROWS, NOISE_STD, UNITS, DRAWS = 80, 0.1, 20, 400
+ROWS, NOISE_STD, UNITS = 80, 0.1, 20
 CLUSTERS = ((-1.2, -0.5), (0.5, 1.2))
 GRID = np.linspace(-2.0, 2.0, 161)
 PLACES = {
@@ -36,21 +35,6 @@ PLACES = {
 }
 TARGETS_GRID = np.linspace(-6.0, 6.0, 1201)
 HELD_OUT = {"validation_rows": 20, "reference_rows": 1, "ranking_rows": 1}
-EXACT = "hamiltonian"
-METHODS: dict[str, dict[str, Any]] = {
-    "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
-    "bbb-mixture": {"method": "bbb-mixture", "posterior": {}},
-    "mvn": {"method": "mvn", "posterior": {}},
-    "bhn-realnvp": {"method": "bhn-realnvp", "posterior": {"hidden": 50}},
-    "bhn-weights": {"method": "bhn-weights", "posterior": {"hidden": 50}},
-    "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.05, "prior_std": 1.0}},
-    "variational-hypernet": {"method": "variational-hypernet", "posterior": {"hidden": 10}},
-    "laplace": {"method": "laplace", "posterior": {}},
-    "ensemble": {"method": "ensemble", "posterior": {"members": 10, "prior_std": 1.0}},
-    "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
-    "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},
-}
-OVER_WEIGHTS = ("bbb-gaussian", "bbb-mixture", "mvn", "bhn-weights")
 
 
 def dataset(seed: int) -> Dataset:
@@ -67,31 +51,16 @@ def dataset(seed: int) -> Dataset:
     return Dataset(train, rows(500), (1,), (), float(train.x.min()), float(train.x.max()))
 
 
-def ramp_of(method: str) -> dict[str, float]:
-    """Return what keeps a posterior over weights from a poor optimum of its bound, in which it fits
-    a straight line."""
-    return {"kl_ramp_epochs": 300.0, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
-
-
 def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
-    content = {
-        "name": f"gap-{method}",
-        "task": "regression",
-        "seed": seed,
-        "data": {"source": "npz:gap.npz", **HELD_OUT},
-        "network": {"hidden": [UNITS]},
-        "likelihood": {"noise": "homoscedastic"},
-        "training": {
-            "max_epochs": 4000,
-            "batch_rows": 40,
-            "learning_rate": 3e-3,
-            **ramp_of(method),
-            **training,
-        },
-        "serving": {"draws": DRAWS},
-        **METHODS[method],
-    }
-    return recipes.validate(content, "gap")
+    return hmc.compared_recipe(
+        "gap",
+        method,
+        seed,
+        data={"source": "npz:gap.npz", **HELD_OUT},
+        units=UNITS,
+        training={"max_epochs": 4000, "batch_rows": 40, **training},
+        **hmc.REGRESSION,
+    )
 
 
 @cache
@@ -100,9 +69,9 @@ def exact_moments(seed: int, runs: Path) -> tuple[Float64[np.ndarray, "K N 2"], 
     there, and the share of accepted proposals."""
     short = recipe_of("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, kept, accepted = sample_answers(fitted, _moments, GRID[:, None], seed)
+    chains, kept, accepted = hmc.sample_answers(fitted, _moments, GRID[:, None], seed)
     fitted.discard_checkpoint()
-    return kept, split_r_hat(chains[..., 0]).max().item(), accepted
+    return kept, hmc.split_r_hat(chains[..., 0]).max().item(), accepted
 
 
 def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
@@ -114,29 +83,17 @@ def _moments(model: BayesianModel, theta: Tensor, x: Tensor) -> Tensor:
     return torch.cat([means, torch.full_like(means, noise + 2.0 * log_std)], dim=-1)
 
 
-def densities(moments: Float64[np.ndarray, "K N 2"]) -> Float64[np.ndarray, "N T"]:
-    """Return the predictive density of each place on the grid of targets."""
-    mean, variance = moments[..., :1], np.exp(moments[..., 1:])
-    each = np.exp(-0.5 * np.square(TARGETS_GRID - mean) / variance) / np.sqrt(2 * np.pi * variance)
-    return np.asarray(each.mean(axis=0))
-
-
 def measure(method: str, seed: int, runs: Path) -> Measured:
     exact, r_hat, accepted = exact_moments(seed, runs)
-    if method == EXACT:
+    if method == hmc.EXACT:
         data = dataset(seed)
         values = {**compare(exact, exact), "r_hat": r_hat, "accepted": accepted}
         return Measured(values | {"rows": _rows(data)}, data.digest()[:16])
     fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
     moments = fitted.outputs(GRID[:, None].astype(np.float32)).astype(np.float64)
-    measured = measured_of(fitted, compare(moments, exact) | {"settled": settled(fitted)})
+    measured = measured_of(fitted, compare(moments, exact) | {"settled": hmc.settled(fitted)})
     fitted.discard_checkpoint()
     return measured
-
-
-def settled(fitted: Fitted) -> str | None:
-    found = fitted.provenance.convergence
-    return None if found is None else found["says"]
 
 
 def compare(
@@ -145,8 +102,9 @@ def compare(
     """Return, by place, the deviation of draws' means and the total variation between predictive
     distributions."""
     means, spread = moments[..., 0].mean(axis=0), moments[..., 0].std(axis=0)
+    ours, theirs = (hmc.densities(of, TARGETS_GRID) for of in (moments, exact))
     step = TARGETS_GRID[1] - TARGETS_GRID[0]
-    variation = 0.5 * step * np.abs(densities(moments) - densities(exact)).sum(axis=1)
+    variation = 0.5 * step * np.abs(ours - theirs).sum(axis=1)
     values: dict[str, Any] = {"mean": means.round(4).tolist(), "std": spread.round(4).tolist()}
     for place, at in PLACES.items():
         values[f"std_{place}"] = float(spread[at].mean())
@@ -162,7 +120,7 @@ def _draw(_: Target, results: Results) -> Figure:
     """Draw each method's mean and two deviations of its draws' means, of the first seed, over the
     exact ones."""
     first = first_seeds(results)
-    exact = first.pop(EXACT, None)
+    exact = first.pop(hmc.EXACT, None)
     figure, axes = panels(len(first), 4, 12, 2.6)
     for axis, (row, values) in zip(axes, first.items(), strict=True):
         for of, color in ((exact, "0.5"), (values, "C0")):
@@ -182,14 +140,13 @@ GAP = Target(
     title="Doubt in a gap of the data, against Hamiltonian Monte Carlo",
     protocol=(
         f"y = sin(3x) + e, deviation of e {NOISE_STD}; {ROWS} training rows with x in two "
-        f"clusters, one hidden layer of {UNITS} ReLU units. Hamiltonian Monte Carlo has {CHAINS} "
-        f"chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
-        "approximates, with the noise known. Epistemic deviation: of the draws' means, inside the "
-        "clusters, in the gap between them, and beyond them. Total variation: between predictive "
-        "distributions and the exact ones, 0 to 1. Methods but `bbb-gaussian` and `mvn` have "
-        "priors of their own."
+        f"clusters, one hidden layer of {UNITS} ReLU units. Hamiltonian Monte Carlo has "
+        f"{hmc.SAMPLED}, with the noise known. Epistemic deviation: of the draws' means, inside "
+        "the clusters, in the gap between them, and beyond them. Total variation: between "
+        "predictive distributions and the exact ones, 0 to 1. Methods but `bbb-gaussian` and "
+        "`mvn` have priors of their own."
     ),
-    rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
+    rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={
         **{f"std_{place}": Column(f"deviation {place}", 3) for place in PLACES},
         **{f"variation_{place}": Column(f"total variation {place}", 2) for place in PLACES},

@@ -3,15 +3,18 @@ network's posterior itself, which approximations are held against."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from training import recipe as recipes
 from training.bayes.gaussian import GaussianPosterior
 from training.bayes.network import BayesianModel
 from training.fit import Fitted
+from training.recipe import Recipe
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 
@@ -21,6 +24,61 @@ FIRST_STEP = 0.01
 CHAINS, WARM_UP, KEPT = 16, 1000, 1000
 EVERY = 40  # of the draws of all chains, which approximations are held against
 PATH = 40  # leapfrog steps of a proposal, at most
+SAMPLED = (  # for protocols of tables
+    f"{CHAINS} chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
+    "approximates"
+)
+DRAWS = 400
+EXACT = "hamiltonian"
+METHODS: dict[str, dict[str, Any]] = {
+    "bbb-gaussian": {"method": "bbb-gaussian", "posterior": {}},
+    "bbb-mixture": {"method": "bbb-mixture", "posterior": {}},
+    "mvn": {"method": "mvn", "posterior": {}},
+    "bhn-realnvp": {"method": "bhn-realnvp", "posterior": {"hidden": 50}},
+    "bhn-weights": {"method": "bhn-weights", "posterior": {"hidden": 50}},
+    "dropout-alpha": {"method": "dropout-alpha", "posterior": {"rate": 0.05, "prior_std": 1.0}},
+    "variational-hypernet": {"method": "variational-hypernet", "posterior": {"hidden": 10}},
+    "laplace": {"method": "laplace", "posterior": {}},
+    "ensemble": {"method": "ensemble", "posterior": {"members": 10, "prior_std": 1.0}},
+    "anchored-ensemble": {"method": "anchored-ensemble", "posterior": {}},
+    "batch-ensemble": {"method": "batch-ensemble", "posterior": {"members": 16, "prior_std": 1.0}},
+}
+OVER_WEIGHTS = ("bbb-gaussian", "bbb-mixture", "mvn", "bhn-weights")
+REGRESSION: dict[str, Any] = {"task": "regression", "likelihood": {"noise": "homoscedastic"}}
+
+
+def compared_recipe(
+    name: str,
+    method: str,
+    seed: int,
+    *,
+    data: dict[str, Any],
+    units: int,
+    training: dict[str, Any],
+    ramp_epochs: float = 300.0,
+    **sections: Any,
+) -> Recipe:
+    """Return the recipe of a method that is compared with Hamiltonian Monte Carlo.
+
+    The ramp keeps a posterior over weights from a poor optimum of its bound, a straight line.
+    """
+    ramp = {"kl_ramp_epochs": ramp_epochs, "learning_rate": 1e-2} if method in OVER_WEIGHTS else {}
+    content = {
+        "name": f"{name}-{method}",
+        "seed": seed,
+        "data": data,
+        "network": {"hidden": [units]},
+        "training": {"learning_rate": 3e-3, **ramp, **training},
+        "serving": {"draws": DRAWS},
+        **sections,
+        **METHODS[method],
+    }
+    return recipes.validate(content, name)
+
+
+def settled(fitted: Fitted) -> str | None:
+    convergence = fitted.provenance.convergence
+    return None if convergence is None else convergence["says"]
 
 
 def sample(
@@ -107,6 +165,18 @@ def _with_gradient(
     value = log_density(theta)
     (gradient,) = torch.autograd.grad(value.sum(), theta)
     return value.detach(), gradient
+
+
+def densities(
+    moments: Float64[np.ndarray, "K M 2"], y: Float64[np.ndarray, "T"]
+) -> Float64[np.ndarray, "M T"]:
+    """Return the predictive density of each row on a grid of targets."""
+    found = np.empty((moments.shape[1], len(y)))
+    for row in range(len(found)):
+        mean, variance = moments[:, row, :1], np.exp(moments[:, row, 1:])
+        each = np.exp(-0.5 * np.square(y - mean) / variance) / np.sqrt(2 * np.pi * variance)
+        found[row] = each.mean(axis=0)
+    return found
 
 
 def split_r_hat(values: Float[Tensor, "M K ..."]) -> Float[Tensor, "..."]:

@@ -15,19 +15,10 @@ from sklearn.datasets import make_moons
 from torch import Tensor
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.certify.gap import (
-    DRAWS,
-    EXACT,
-    HELD_OUT,
-    METHODS,
-    UNITS,
-    ramp_of,
-    settled,
-)
-from experiments.certify.hamiltonian import CHAINS, KEPT, WARM_UP, sample_answers, split_r_hat
+from experiments.certify import hamiltonian as hmc
+from experiments.certify.gap import HELD_OUT, UNITS
 from experiments.measures import measured_of
 from experiments.pages import first_seeds, panels
-from training import recipe as recipes
 from training.bayes.network import BayesianModel
 from training.data import Dataset, Rows
 from training.fit import fit
@@ -50,22 +41,14 @@ def dataset(seed: int) -> Dataset:
 
 
 def recipe_of(method: str, seed: int, **training: Any) -> Recipe:
-    content = {
-        "name": f"moons-{method}",
-        "seed": seed,
-        "data": {"source": "npz:moons.npz", **HELD_OUT},
-        "network": {"hidden": [UNITS]},
-        "training": {
-            "max_epochs": 4000,
-            "batch_rows": 50,
-            "learning_rate": 3e-3,
-            **ramp_of(method),
-            **training,
-        },
-        "serving": {"draws": DRAWS},
-        **METHODS[method],
-    }
-    return recipes.validate(content, "moons")
+    return hmc.compared_recipe(
+        "moons",
+        method,
+        seed,
+        data={"source": "npz:moons.npz", **HELD_OUT},
+        units=UNITS,
+        training={"max_epochs": 4000, "batch_rows": 50, **training},
+    )
 
 
 @cache
@@ -76,9 +59,9 @@ def exact_probabilities(
     largest split R-hat of the probabilities, and the share of accepted proposals."""
     short = recipe_of("bbb-gaussian", seed, epochs=1)
     fitted = fit(short, dataset(seed), runs=runs, quiet=True)
-    chains, kept, accepted = sample_answers(fitted, _logits, GRID, seed)
+    chains, kept, accepted = hmc.sample_answers(fitted, _logits, GRID, seed)
     fitted.discard_checkpoint()
-    mixed = split_r_hat(probability(chains)).max().item()
+    mixed = hmc.split_r_hat(probability(chains)).max().item()
     return probability(torch.from_numpy(kept)).numpy(), fitted.splits.train.x, mixed, accepted
 
 
@@ -92,12 +75,12 @@ def probability(logits: torch.Tensor) -> torch.Tensor:
 
 def measure(method: str, seed: int, runs: Path) -> Measured:
     exact, rows, r_hat, accepted = exact_probabilities(seed, runs)
-    if method == EXACT:
+    if method == hmc.EXACT:
         values = {**compare(exact, exact, rows), "r_hat": r_hat, "accepted": accepted}
         return Measured(values, dataset(seed).digest()[:16])
     fitted = fit(recipe_of(method, seed), dataset(seed), runs=runs, quiet=True)
     own = probability(torch.from_numpy(fitted.outputs(GRID)).double()).numpy()
-    values = compare(own, exact, rows) | {"settled": settled(fitted)}
+    values = compare(own, exact, rows) | {"settled": hmc.settled(fitted)}
     fitted.discard_checkpoint()
     return measured_of(fitted, values)
 
@@ -148,13 +131,12 @@ MOONS = Target(
     title="Two classes and what lies far from them, against Hamiltonian Monte Carlo",
     protocol=(
         f"scikit-learn's two moons, {ROWS} training rows, noise {NOISE_STD}; one hidden layer of "
-        f"{UNITS} ReLU units. Hamiltonian Monte Carlo: {CHAINS} chains of {KEPT:,} draws after "
-        f"{WARM_UP:,}, of the posterior that `bbb-gaussian` approximates; other methods have "
+        f"{UNITS} ReLU units. Hamiltonian Monte Carlo: {hmc.SAMPLED}; other methods have "
         f"priors of their own. Near: within {NEAR} of a training row; far: {FAR} or more away, in "
         "a square of side 8. BALD over the exact one's: 1 is right, below 1 too sure. Rank "
         "correlation: of BALD, over the square."
     ),
-    rows={row: partial(measure, row) for row in (EXACT, *METHODS)},
+    rows={row: partial(measure, row) for row in (hmc.EXACT, *hmc.METHODS)},
     columns={
         **{f"ratio_{place}": Column(f"BALD {place}, of the exact") for place in ("near", "far")},
         **{
