@@ -147,13 +147,13 @@ async def read_body(call: Call, limit: int) -> bytes | bytearray:
         raise Unsupported("Content-Encoding", "none", "an encoded body")
     if request_media_type(request) == JSON:
         limit = min(limit, limits.MAX_JSON_BYTES)
-    too_large = TooLarge("body", f"at most {limit} bytes", "more")
+    expected = f"at most {limit} bytes"
     if int(header(request, b"content-length", "0")) > limit:
-        raise too_large
+        raise TooLarge("body", expected, "more")
     body: bytes | bytearray = b""
     async for part in body_parts(request):
         if len(body) + len(part) > limit:
-            raise too_large
+            raise TooLarge("body", expected, "more")
         call.reservation.acquire(len(part))
         if not body:
             body = part
