@@ -53,7 +53,7 @@ from service.errors import TooLarge
 from service.models.models import Served
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
-OBJECT_BYTES = 16  # that a byte of JSON may become
+OBJECT_BYTES = 16  # of memory, for each byte of JSON
 NONE_YET = {"acquired": 0, "waiting": 0, "labels": 0, "control_labels": 0}
 
 router = APIRouter(tags=["Labels"])
@@ -72,25 +72,24 @@ async def post_labels(context: CurrentContext, call: BegunCall) -> Response:
     refuse_but_json(call.request)
     body = await _body(call)
     try:
-        asked = await repeatable(context, call, body)
-        answer = orjson.dumps(await _keep(context, call, body, asked))
-    except Repeated as again:
-        answer = again.answer
+        repeat = await repeatable(context, call, body)
+        answer = orjson.dumps(await _keep(context, call, body, repeat))
+    except Repeated as repeated:
+        answer = repeated.answer
     return Response(answer, media_type=JSON)
 
 
 async def _keep(
-    context: Context, call: Call, body: bytes | bytearray, asked: Repeatable | None
+    context: Context, call: Call, body: bytes | bytearray, repeat: Repeatable | None
 ) -> dict[str, Any]:
-    request = call.request
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
-    count, most = len(envelope.labels), context.settings.max_rows
-    if count > most:
-        raise TooLarge("labels", f"at most {most}", str(count))
+    count, max_labels = len(envelope.labels), context.settings.max_rows
+    if count > max_labels:
+        raise TooLarge("labels", f"at most {max_labels}", str(count))
     served = await context.find_model(call, Envelope(model=envelope.model))
-    key, replace, encoded = key_name(request.scope), envelope.replace, envelope.encoded
+    key, replace, encoded = key_name(call.request.scope), envelope.replace, envelope.encoded
     work = partial(
-        keep_labels, context, served, envelope.labels, call, replace, key, encoded, asked
+        keep_labels, context, served, envelope.labels, call, replace, key, encoded, repeat
     )
     return await context.threads.state(work)
 
@@ -117,9 +116,9 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
             return []
         return kept_labels(state, name, query.annotator, query.after, query.limit + 1)
 
-    found = await context.threads.state(listed)
-    labels = found[: query.limit]
-    after = labels[-1]["place"] if len(found) > len(labels) else None
+    rows = await context.threads.state(listed)
+    labels = rows[: query.limit]
+    after = labels[-1]["place"] if len(rows) > len(labels) else None
     for label in labels:
         del label["place"]
         label["time"] = moment(label["time"])
@@ -139,12 +138,12 @@ async def post_labels_delete(context: CurrentContext, call: BegunCall) -> dict[s
     body = await _body(call)
 
     def deleted() -> dict[str, Any]:
-        asked = validate(LabelsDeletion, parse_json(body))
-        name = context.models.name(asked.model)
+        request = validate(LabelsDeletion, parse_json(body))
+        name = context.models.name(request.model)
         state = context.state_if_any()
         if state is None:
             return {"model": name, "deleted": 0, "labels": 0}
-        count = delete_labels(state, name, asked.ids)
+        count = delete_labels(state, name, request.ids)
         return {"model": name, "deleted": count, "labels": counts(state, name)["labels"]}
 
     return await context.threads.state(deleted)
@@ -158,18 +157,20 @@ def keep_labels(
     replace: bool,
     key: str | None,
     encoded: bool = False,
-    asked: Repeatable | None = None,
+    repeat: Repeatable | None = None,
 ) -> dict[str, Any]:
-    """Keep labels of a model, all or none, with the answer if the request may come again; return
-    the answer. From a worker thread.
+    """Keep labels of a model, all or none, and return the answer. Call it from a worker thread.
+
+    Args:
+        repeat: also keeps the answer, for repetitions of the request.
 
     Raises:
-        InvalidInput: naming the label that is not one of this model's, or whose row is not known.
-        Conflict: naming the one that goes against what is kept.
-        NoSpace, StateUnusable: if they cannot be kept.
+        InvalidInput: if a label is not one of this model's, or its row is unknown.
+        Conflict: if a label contradicts an earlier one.
+        NoSpace, StateUnusable: if they cannot be written.
     """
     manifest, seen = served.model.manifest, set[str]()
-    labels, wrong = list[Label](), list[InvalidInput]()
+    labels, invalid = list[Label](), list[InvalidInput]()
     for n, entry in enumerate(entries):
         try:
             check_id(entry.id, f"labels.{n}.id")
@@ -179,17 +180,17 @@ def keep_labels(
             row = _row(served, entry, n, call, encoded)
             labels.append(Label(entry.id, label_value(manifest, entry, n), row))
         except InvalidInput as error:
-            wrong.append(error)
-            if len(wrong) == MOST_ERRORS:
+            invalid.append(error)
+            if len(invalid) == MOST_ERRORS:
                 break
-    if wrong:
-        raise all_of(wrong)
+    if invalid:
+        raise all_of(invalid)
     answer: dict[str, Any] = {"model": served.name}
 
     def note(connection: sqlite3.Connection, accepted: Accepted) -> None:
         answer.update(asdict(accepted), labels=count_labels(connection, served.name))
-        if asked is not None:
-            asked.keep(connection, orjson.dumps(answer))
+        if repeat is not None:
+            repeat.keep(connection, orjson.dumps(answer))
 
     accepted = accept(context.state, served.name, row_format(manifest), labels, replace, key, note)
     context.metrics.count_labels(served.name, accepted)
@@ -197,14 +198,15 @@ def keep_labels(
 
 
 def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
-    wanted, other = ("target", "label") if manifest.classes is None else ("label", "target")
+    """Return the class or the target of a label, as the model's task has it."""
+    field, other = ("target", "label") if manifest.classes is None else ("label", "target")
     if getattr(entry, other) is not None:
-        of = "a string" if wanted == "label" else "a number"
-        expected = f"none, since {manifest.name} is of {manifest.task}, whose `{wanted}` is {of}"
+        kind = "a string" if field == "label" else "a number"
+        expected = f"none, since {manifest.name} is of {manifest.task}, whose `{field}` is {kind}"
         raise InvalidInput(f"labels.{n}.{other}", expected, "one")
-    value: str | float | None = getattr(entry, wanted)
+    value: str | float | None = getattr(entry, field)
     if value is None:
-        raise InvalidInput(f"labels.{n}.{wanted}", "a value", "none")
+        raise InvalidInput(f"labels.{n}.{field}", "a value", "none")
     if manifest.classes is not None and value not in manifest.classes:
         shown = list(manifest.classes[:20])
         left = len(manifest.classes) - len(shown)

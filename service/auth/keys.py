@@ -1,20 +1,19 @@
-"""Keys: who may call the API, what each of them may do, and until when.
+"""Keys: who may call the API, with which scopes, and until when.
 
-Keys come from the settings, as lists of keys that may do everything but administer and one that may
-do that alone, or from a TOML file with an entry for each:
+Keys come from the settings (API keys, which have all scopes except `admin`, and one admin key), or
+from a TOML file with an entry for each:
 
     [[keys]]
     name = "shop"
     sha256 = "..."                      # or key = "..."
     scopes = ["predict", "acquire"]
-    expires = 2027-03-01T00:00:00Z      # may be left out
+    expires = 2027-03-01T00:00:00Z      # optional
 
-The file is read again and again, so keys come and go without a restart. Where it has become
-unusable the keys before stay, and the log says why.
+The service reads the file again when it changes. If it becomes invalid, the previous keys stay and
+the log has the reason.
 
-Only SHA-256 digests of keys are held. A key is looked up by its digest, so the time that takes says
-nothing of how much of a key was right. A fast hash is enough: a key is long and random, so nobody
-can try all that there are, as one can with passwords.
+Only SHA-256 digests of keys are stored. Looking a key up by its digest takes the same time however
+much of it is right. A fast hash is enough because keys are long and random, unlike passwords.
 """
 
 import argparse
@@ -56,7 +55,7 @@ KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space 
 WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
 NOT_SHOWN = "something else, which is not shown"
 MAX_FILE_BYTES = 1 << 20
-NEW_KEY_PREFIX = "dubito_"  # by which scanners for secrets may know a key
+NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
 
 # Answered even if there are too many connections
@@ -65,7 +64,7 @@ HEALTH_PATHS = {"/health/live", "/health/ready", "/metrics"}
 
 @dataclass(frozen=True)
 class Key:
-    """A key: its name in the log, its SHA-256, what it may do, and until when."""
+    """A key: its name in the log, its SHA-256, its scopes and its expiry."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -78,7 +77,7 @@ class Key:
 
 
 class Keys:
-    """All keys, by their digests; without any the API is open."""
+    """All keys by digest. Without API keys the API is open."""
 
     def __init__(self, keys: Iterable[Key], api_is_open: bool, has_administration: bool) -> None:
         self.api_is_open = api_is_open
@@ -155,7 +154,7 @@ class KeyFile(BaseModel):
 def parse_keys(text: str) -> Keys:
     try:
         content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # whose text may repeat the file's
+    except (ValueError, RecursionError) as error:  # its text may repeat the file's
         place = re.search(r"\((at [a-z0-9, ]+)\)$", str(error))
         got = f"another, {place[1]}" if place else "another"
         raise InvalidInput(FILE_VARIABLE, "a TOML file", got) from None
@@ -170,7 +169,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def _describe(error: ValidationError) -> InvalidInput:
-    """Say what is wrong with a file, without a word of what it holds."""
+    """Describe an error in the file without repeating its content."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = first["loc"]
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, expected ")
@@ -194,7 +193,7 @@ class KeyRing:
             self._text = read_key_file(FILE_VARIABLE, self._file)
             self.keys = parse_keys(self._text)
         self._interval_s = settings.poll_interval_s
-        self._problem: str | None = None  # in the log
+        self._problem: str | None = None  # that was logged last
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="key-watcher", daemon=True)
 
@@ -212,7 +211,7 @@ class KeyRing:
             self.look()
 
     def look(self) -> None:
-        """Read the file's keys if they have changed; those before stay while it is unusable."""
+        """Read the file's keys if they have changed. If it is invalid, the previous keys stay."""
         assert self._file is not None
         try:
             text = read_key_file(FILE_VARIABLE, self._file)
@@ -222,7 +221,7 @@ class KeyRing:
         except InvalidInput as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                logger.error("%s; the keys before stay", error)
+                logger.error("%s; the previous keys stay", error)
             return
         logger.info("keys: %s", ", ".join(keys.names))
         self.keys, self._text, self._problem = keys, text, None

@@ -1,9 +1,9 @@
-"""One budget of bytes for the process: request bodies, what is made of them, unread answers.
+"""The process's budget of memory for requests: bodies, the data made from them, unread answers.
 
-Memory is reserved before it is allocated. A request that does not fit is answered 429 before it
-costs anything. No client may hold more than three times what would then be left for all: a lone
-one three quarters, each of two three sevenths, so the next client always finds something left.
-Small requests may take of the rest too.
+Memory is reserved before it is allocated, so a request that does not fit is answered 429 before it
+costs anything. A client may use up to three times the memory that remains for all others: three
+quarters if it is alone, three sevenths if there are two. So a new client always finds some memory.
+Small requests may use the remainder too.
 """
 
 import threading
@@ -15,12 +15,12 @@ from service.errors import Overloaded, TooLarge
 
 SCOPE_KEY = "dubito.reservation"
 RETRY_AFTER_S = 1
-TIMES_LEFT = 3  # how many times what is left a client may hold
-SMALL_BYTES = 256 << 10  # of a request that counts as small
+TIMES_LEFT = 3  # a client may use this many times the remaining memory
+SMALL_BYTES = 256 << 10  # maximum size of a small request
 
 
 class ByteBudget:
-    """A number of bytes that may be held at a time. Thread-safe."""
+    """A maximum number of bytes in use. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -29,7 +29,7 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
-        """Take bytes if they are left and within the client's share, or small."""
+        """Take bytes if they remain and the client's share allows it, or if they are few."""
         with self._lock:
             left = self.most - self.held - size
             if left < 0 or not (small or self._of_clients[client] + size <= TIMES_LEFT * left):
@@ -38,7 +38,7 @@ class ByteBudget:
             return True
 
     def force(self, size: int) -> None:
-        """Count bytes that are held already, whether they are left or not."""
+        """Count bytes that are in use already, even beyond the budget."""
         with self._lock:
             self._add(size, None)
 
@@ -58,7 +58,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes that one request holds of a budget; all are released when the request is over."""
+    """The bytes of one request; they are released when the request is over."""
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
@@ -70,7 +70,7 @@ class Reservation:
         return self.budget.most * TIMES_LEFT // (TIMES_LEFT + 1)
 
     def assign(self, client: Hashable) -> None:
-        """Count what is taken from now on as this client's; nothing may be held yet."""
+        """Set the client before any bytes are taken."""
         assert self.held == 0
         self.client = client
 
@@ -78,16 +78,16 @@ class Reservation:
         """Take bytes for the request.
 
         Raises:
-            Overloaded: if they are not left, or are more than the client's share.
+            Overloaded: if they do not remain, or exceed the client's share.
         """
         self._take(size, self.held + size)
         self.held += size
 
     def reserve(self, size: int, what: str) -> None:
-        """Take bytes for what will be made of the request.
+        """Take bytes for data made from the request.
 
         Raises:
-            TooLarge: if the budget can never hold them.
+            TooLarge: if they exceed any client's share of the whole budget.
             Overloaded: as `acquire`.
         """
         self._check(self.held + size, what)
@@ -95,7 +95,7 @@ class Reservation:
 
     @contextmanager
     def hold(self, size: int, what: str) -> Iterator[None]:
-        """Hold bytes for a moment, in any thread and even if the request is over before.
+        """Hold bytes temporarily, in any thread, even if the request ends before.
 
         Raises:
             TooLarge, Overloaded: as `reserve`.
@@ -108,7 +108,7 @@ class Reservation:
             self.budget.release(size, self.client)
 
     def shrink(self, to: int) -> None:
-        """Release what is held beyond `to` bytes, as once the rows are one array."""
+        """Release all but `to` bytes, for example once the rows are one array."""
         self.release(max(0, self.held - to))
 
     def release(self, size: int | None = None) -> None:

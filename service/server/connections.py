@@ -1,9 +1,9 @@
-"""HTTP connections within limits: our protocol under the server (uvicorn), which has none of them.
+"""HTTP connections within limits, which uvicorn's own protocol does not have.
 
-A connection has one request at a time: the next is read when the answer before it has been read,
-so nothing queues up. A request must come whole in `receive_s` from its first byte or is answered
-408; an answer must be read at `MIN_RATE` at least. What connections hold counts in the process's
-budget of bytes.
+A connection has one request at a time: the next is read once the client has read the previous
+answer, so nothing queues up. A request must arrive within `receive_s` from its first byte (408
+otherwise), and the client must read its answer at `MIN_RATE` or faster. Buffers count in the
+process's memory budget.
 
 There are up to `max_connections`, and a client has up to three quarters of them. To make room for
 another, the service ends the connection that has kept it waiting longest, of the client with most
@@ -28,17 +28,17 @@ from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
 from service.server.shares import Shares, address_client
 
-HIGH_WATER_BYTES = 64 << 10  # received and not yet processed, beyond which reading pauses
-FREE_BYTES = 16 << 10  # that a connection holds without counting
-UNSENT_BYTES = 128 << 10  # of answers, that the system keeps for a connection
-MIN_RATE = 64 << 10  # bytes a second at which an answer is read, after the first `receive_s`
-LINGER_S = 2.0  # after a refusal, in which the rest of the request is skipped so that it arrives
-MAX_BEYOND = 100  # connections beyond the limit, that ask for health or get such a moment
-LARGE_READ = 32 << 10  # bytes: who sends more at a time takes turns with others that do
+HIGH_WATER_BYTES = 64 << 10  # of unprocessed input, beyond which reading pauses
+FREE_BYTES = 16 << 10  # of buffers per connection that do not count
+UNSENT_BYTES = 128 << 10  # of answers in the system's buffer of a connection
+MIN_RATE = 64 << 10  # bytes per second that clients must read, after the first `receive_s`
+LINGER_S = 2.0  # to skip the rest of a refused request, so that the refusal arrives
+MAX_BEYOND = 100  # connections beyond the limit, for health and for refusals
+LARGE_READ = 32 << 10  # bytes at a time, beyond which senders take turns
 TURN_S = 0.001
-JOIN_BYTES = 64 << 10  # an answer's head and body are written at once up to this size
-EVENTS_AT_ONCE = 250  # of the parser: a body in chunks of a byte lets others have their turn
-REFUSALS = {  # texts for requests that have not come whole, where their protocol has a text
+JOIN_BYTES = 64 << 10  # maximum size to write an answer's head and body at once
+EVENTS_AT_ONCE = 250  # of the parser, before other connections get a turn
+REFUSALS = {  # texts for incomplete requests, in protocols that have error texts
     400: "malformed request framing (RFC 9112)",
     408: "body: expected it whole in time, got a part of it",
     431: "body: expected less than this besides its data, got more",
@@ -55,7 +55,7 @@ class Connections:
         budget: ByteBudget,
         of_health: Iterable[str] = (),
     ) -> None:
-        """`of_health` are paths that are answered however many connections there are."""
+        """`of_health` are paths that are answered even beyond `max_connections`."""
         self.receive_s = receive_s
         self.max_connections = max_connections
         self.budget = budget
@@ -70,7 +70,7 @@ class Connections:
         self._is_ticking = False
 
     def add(self, connection: "HttpConnection") -> None:
-        """Count a new connection, in place of another if need be."""
+        """Count a new connection, and end another one if there are too many."""
         most = self.max_connections - self.max_connections // 4
         if self.clients[connection.client] >= most:
             has_room = self._evict(connection.client)
@@ -250,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(part)
 
     async def drain(self) -> None:
-        """Wait until the client has read all that was sent, or the connection has ended."""
+        """Wait until the client has read all sent bytes, or the connection has ended."""
         while self._write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()
@@ -359,7 +359,7 @@ class HttpConnection(asyncio.Protocol):
         self._buffer, self._parser = StrictBuffer(), None
 
     def _update(self) -> None:
-        """Set timers, reading and accounts by what the connection now waits for."""
+        """Update timers, reading and memory accounts for the connection's current state."""
         exchange = self.exchange
         if exchange is not None and not self._is_reading_body:  # in work
             self.shared.waiting.pop(self, None)
@@ -385,9 +385,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503)
 
     def _account(self) -> bool:
-        """Count what is held; return whether it was left.
+        """Count the buffers' bytes; return whether the budget had them.
 
-        A body counts anyway: the application soon takes it, and answers 429 where it must.
+        A body always counts: the application soon takes it, and answers 429 if it must.
         """
         held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         held = held if held > FREE_BYTES else 0
@@ -405,7 +405,7 @@ class HttpConnection(asyncio.Protocol):
     # Ending
 
     def evict(self) -> None:
-        """End for another connection's sake: nothing of this one is in work."""
+        """End to make room for another connection. No request is being processed."""
         self.shared.forget(self)
         if self.exchange is None and not self._buffer:
             self._ending = True
@@ -414,13 +414,13 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408)
 
     def abort(self) -> None:
-        """End at once, whatever has not been sent."""
+        """End at once, without sending the rest."""
         self.shared.forget(self)
         self._ending = True
         self.transport.abort()
 
     def _refuse(self, status: int) -> None:
-        """Answer a request that has not come whole, unless its answer has begun, and hang up."""
+        """Answer an incomplete request, unless its answer has begun, and close the connection."""
         if self._ending or self.transport.is_closing():
             return
         exchange = self.exchange
@@ -477,7 +477,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def _check_unread(self, read_before: int) -> None:
-        """Hang up on a client that reads its answer too slowly."""
+        """Abort the connection if the client reads its answer too slowly."""
         passed_s = self.loop.time() - self._unread_since
         read = self._written - self.transport.get_write_buffer_size()
         if self._write_paused and (

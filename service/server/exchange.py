@@ -39,8 +39,8 @@ class Exchange:
         self.reservation = reservation
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self.body = bytearray()  # received, and not yet read by the application
-        self.more_body = True  # is to come
+        self.body = bytearray()  # received, but not yet read by the application
+        self.more_body = True  # has not arrived yet
         self.started = False  # the answer
         self.answered = False
         self.disconnected = False
@@ -53,14 +53,14 @@ class Exchange:
     async def run(self, app: ASGIApp) -> None:
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:  # the middleware answers those: none should come
+        except Exception as error:  # the middleware answers all errors, so this is a bug
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
             self.reservation.release()
             self.connection.end_exchange(self)
 
     def notify(self) -> None:
-        """Wake the application where it waits in `receive`."""
+        """Wake the application if it waits in `receive`."""
         if self._news is not None:
             self._news.set()
 
@@ -123,7 +123,7 @@ class Exchange:
             elif name == b"connection" and value == b"close":
                 self.keep_alive, says_close = False, True
             head += (name, b": ", value, b"\r\n")
-        if self.expects_continue:  # nobody can say whether its body comes
+        if self.expects_continue:  # its body may still arrive or not
             self.keep_alive = False
         if self.scope["method"] == "HEAD" or status in NO_BODY:
             self._has_no_body, self._left = True, None

@@ -1,9 +1,9 @@
-"""HTTP/1.1 requests (RFC 9112), read by h11 in a strict form: every message has one meaning.
+"""HTTP/1.1 requests (RFC 9112), parsed by h11 strictly, so that every message has one meaning.
 
-What parsers are known to read in different ways is refused: `Content-Length` with
+Requests that parsers are known to read in different ways are rejected: `Content-Length` with
 `Transfer-Encoding` or more than once, codings but `chunked`, folded headers, lines that end in a
-bare LF, control characters, several hosts. `Upgrade` is one header among others: no upgrade is
-ever granted, and bodies are read whatever it says.
+bare LF, control characters, several hosts. `Upgrade` has no effect: the service never upgrades, and
+always reads bodies.
 """
 
 import re
@@ -35,7 +35,7 @@ class BadRequest(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """What was received on a connection; refuses lines that h11 would be lenient with."""
+    """The input of a connection. It rejects lines that h11 would tolerate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class StrictBuffer(ReceiveBuffer):
         return lines
 
     def is_next_line_obviously_invalid_request_line(self) -> bool:
-        """Refuse at once what cannot become a request: TLS, for one."""
+        """Reject at once input that cannot be a request, such as TLS."""
         start = self._data.lstrip(b"\r\n")[:1]
         return bool(start) and not start.isupper()
 
@@ -109,10 +109,10 @@ def new_parser(buffer: StrictBuffer) -> h11.Connection:
 
 
 def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
-    """Return what a request's head says in ASGI's words, and whether the connection may stay.
+    """Return a request's head as an ASGI scope, and whether the connection may stay open.
 
     Raises:
-        BadRequest: if parsers may read it in different ways.
+        BadRequest: if parsers may read the head in different ways.
     """
     headers = list(request.headers)
     if len(headers) > MAX_FIELDS:

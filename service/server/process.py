@@ -1,9 +1,8 @@
-"""What a serving process sets up: its port, open files, memory and shutdown.
+"""Setup of a serving process: its port, open files, memory and shutdown.
 
-Shutdown is announced, so that no request is lost. From SIGTERM on the service says that it is not
-ready, and closes each connection with its answer, so that proxies and clients go elsewhere; it
-still listens and answers. When the notice is over the server stops listening and answers what it
-has accepted.
+Shutdown is announced so that no request is lost. After SIGTERM the service reports that it is not
+ready, and closes each connection after its answer, so that proxies and clients go elsewhere. It
+still accepts connections. After the grace period it stops listening and finishes open requests.
 """
 
 import asyncio
@@ -18,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SPARE_FILES = 256  # that a process may open in addition to its connections
+SPARE_FILES = 256  # in addition to the connections
 TRIM_S = 5.0
-LARGE_BYTES = 8 << 20  # bodies, pools and answers; what a micro-batch takes is smaller
-HEAPS = 2  # in place of eight a core: what one thread freed serves the others
+LARGE_BYTES = 8 << 20  # bodies, pools and answers; micro-batches are smaller
+HEAPS = 2  # instead of eight per core, so that threads reuse each other's memory
 
 _C = ctypes.CDLL(None)
 _TRIM, _OPTION = getattr(_C, "malloc_trim", None), getattr(_C, "mallopt", None)  # glibc has them
@@ -62,8 +61,7 @@ def keep_heaps_whole() -> None:
     """Return large blocks to the system when they are freed, and share heaps between threads.
 
     Call it before there are threads. By default the C library takes blocks of up to 32 MiB from a
-    heap of the thread's own once one was freed, and a small block behind one that was freed keeps
-    it.
+    heap per thread once such a block was freed, and a small block behind a freed one keeps it.
     """
     if _OPTION is not None:
         _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
@@ -74,8 +72,8 @@ def keep_heaps_whole() -> None:
 def trim_memory() -> Iterator[None]:
     """Return freed memory to the system every few seconds, in a thread; this takes milliseconds.
 
-    Large requests and versions leave holes that the C library keeps. Cycles are collected too:
-    little is not frozen, and an idle process would not collect them.
+    Large requests and versions leave holes that the C library keeps. Cycles are collected too,
+    because an idle process would not collect them.
     """
     ending = threading.Event()
 

@@ -1,14 +1,14 @@
-"""Fair shares: who a request's client is, and in which order clients' work is done.
+"""Fair shares: the client of a request, and the order in which clients' work is done.
 
-Nobody waits for all of another's large work. Work belongs to clients. What was done for each is on
-an account, and next is the client whose account will be smallest after its next piece. A new client
-begins with the smallest account of those who wait: a pause saves nothing up, and costs nothing. So
-a client waits for at most one piece of each other client, however much these have waiting.
+Each client has an account of the work done for it. The next piece of work belongs to the client
+whose account will be smallest after that piece. A new client starts with the smallest account of
+the waiting clients, so a pause neither saves up work nor costs any. Thus a client waits for up to
+one piece of each other client, however much they have queued.
 
-Of one client's requests each of n that wait is owed an n-th of what is done for the client, and
-next is the one that would be done first in such shares. So a small one does not wait for all large
-ones before it, and small ones without end do not stop a large one. Of two of the same size the one
-that came first goes first.
+Each of one client's n waiting requests is owed 1/n of the client's work, and the next one is the
+request that would finish first at these rates. So a small request does not wait for all earlier
+large ones, and an endless stream of small requests does not stop a large one. Among requests of the
+same size, the oldest goes first.
 """
 
 import ipaddress
@@ -18,20 +18,20 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
-IPV6_NETWORK_BITS = 64  # that one customer has, and may choose addresses from
+KEY_NAME = "dubito.key"  # key of a request's ASGI scope: the name of its valid API key
+IPV6_NETWORK_BITS = 64  # of one customer, who may use any address in it
 
 T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client without a key by its peer; without one it is a client of its own."""
+    """Identify a client without a key by its address; without an address it is a new client."""
     return object() if not peer else _network(peer[0])
 
 
 @lru_cache(maxsize=4096)
 def _network(address: str) -> str:
-    """Return the part of an address that its owner cannot choose."""
+    """Return the part of an address that its user cannot choose."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -44,7 +44,7 @@ def _network(address: str) -> str:
 
 
 def is_within_share(held: Mapping[Any, int], client: Hashable, work: int, most: int) -> bool:
-    """Whether there were room for more work of a client, had no other brought more than it."""
+    """Whether a client's work would fit if no other client had queued more than it."""
     whole = held.get(client, 0) + work
     others = sum(min(other, whole) for name, other in held.items() if name != client)
     return whole + others <= most
@@ -55,15 +55,15 @@ class Piece(Generic[T]):
     work: T
     client: Hashable
     cost: float
-    due: float  # its place among its client's: what each of these is owed when it is done
+    due: float  # work owed to each of the client's pieces when this one is done
     number: int
-    after: float = 0.0  # its client's account, once it and all of the client before it are done
+    after: float = 0.0  # the client's account once this piece and its earlier ones are done
 
 
 @dataclass(eq=False)
 class _Account(Generic[T]):
     used: float
-    owed: float = 0.0  # to each of the client's requests, so far
+    owed: float = 0.0  # to each of the client's requests so far
     waiting: list[Piece[T]] = field(default_factory=list)
 
 
@@ -71,10 +71,10 @@ _DUE, _AFTER = attrgetter("due", "number"), attrgetter("after", "number")
 
 
 class Shares(Generic[T]):
-    """Work of several clients that waits. Costs are positive, in any unit. Callers hold a lock."""
+    """Waiting work of several clients. Costs are positive, in any unit. Callers hold a lock."""
 
     def __init__(self) -> None:
-        self.least = 0.0  # no account of a client that waits is smaller
+        self.least = 0.0  # the smallest account of the waiting clients
         self._accounts: dict[Hashable, _Account[T]] = {}
         self._length = self._number = 0
 
@@ -82,7 +82,7 @@ class Shares(Generic[T]):
         return self._length
 
     def put(self, work: T, client: Hashable, cost: float) -> None:
-        """Queue a piece. Of work in several pieces, the next is put when the last is done."""
+        """Queue a piece. If work has several pieces, queue the next when the last is done."""
         account = self._accounts.get(client)
         if account is None:
             account = self._accounts[client] = _Account(self.least)
@@ -92,11 +92,11 @@ class Shares(Generic[T]):
         self._length += 1
 
     def used(self, client: Hashable) -> float:
-        """Return the account of a client that waits."""
+        """Return the account of a waiting client."""
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:
-        """Return all that waits, in the order in which it is to be done."""
+        """Return all waiting pieces in the order in which they should be done."""
         found = []
         for account in self._accounts.values():
             account.waiting.sort(key=_DUE)
@@ -110,7 +110,7 @@ class Shares(Generic[T]):
         return found
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Remove pieces; those that are `free` cost nothing, as nothing is done for them."""
+        """Remove pieces; `free` ones cost nothing because no work is done for them."""
         gone = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)

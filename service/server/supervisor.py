@@ -1,9 +1,9 @@
 """Worker processes with one listening socket, and the supervisor that replaces them.
 
-The supervisor binds the socket and starts workers, new processes that inherit it; each accepts
-connections when it has time, so none waits for a worker that is stopped. Each sends heartbeats
-through a pipe. A worker that has ended, or was silent for `SILENCE_S`, is replaced. One whose
-supervisor is gone ends by itself.
+The supervisor binds the socket and starts workers that inherit it. Each worker accepts connections
+when it has time, so no connection waits for a stopped worker. Workers send heartbeats through a
+pipe. The supervisor replaces a worker that has ended or was silent for `SILENCE_S`. A worker ends
+if its supervisor disappears.
 """
 
 import logging
@@ -26,9 +26,9 @@ logger = logging.getLogger("dubito")
 
 HEARTBEAT_S = 0.25
 SILENCE_S = 2.0
-START_S = 30.0  # that a new worker may take until its first heartbeat
-RESTART_S = 1.0  # at least, between two starts of a worker
-KILL_S = 5.0  # after the drain, for what has not ended
+START_S = 30.0  # until the first heartbeat of a new worker
+RESTART_S = 1.0  # minimum time between two starts of a worker
+KILL_S = 5.0  # after the shutdown timeout, before workers are killed
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class WorkerPlace:
         return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
 
     def start_heartbeat(self) -> None:
-        """Send heartbeats from now on; end this process in order when nobody reads them."""
+        """Start sending heartbeats; shut this process down once they are not read any more."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:

@@ -167,7 +167,7 @@ def test_keys_come_and_go_without_a_restart_and_a_bad_file_changes_nothing(
         wait_until(lambda: ask(client, "old", "read").status_code == 401)
         replace(file, f'[[keys]]\nname = "worse"\nkey = "{SECRET}"\nscopes = ["everything"]\n')
         said = []
-        while "the keys before stay" not in "".join(said):
+        while "the previous keys stay" not in "".join(said):
             said.append(process.stderr.readline())
         assert ask(client, "new", "read").status_code == 200
     told = [
