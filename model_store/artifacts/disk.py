@@ -1,5 +1,4 @@
-"""Files and folders on a disk: read without following links, written so that they outlast a loss of
-power."""
+"""Files that are read without following links and written durably."""
 
 import hashlib
 import os
@@ -7,18 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-PIECE_BYTES = 1 << 20  # of a file that is read and not kept
+PIECE_BYTES = 1 << 20  # per read of a large file
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes (and one more, to see that it is longer)."""
+    """Read up to `limit` bytes of a regular file, and one more if it is longer."""
     with open_regular(path) as file:
         return file.read(limit + 1)
 
 
 def digest(path: Path, limit: int) -> tuple[int, str]:
-    """Return the size and SHA-256 of a file as `read_regular` would read it, of which little is
-    kept at a time."""
+    """Return the size and SHA-256 of a file, read in pieces like `read_regular`."""
     size, digest = 0, hashlib.sha256()
     with open_regular(path) as file:
         while part := file.read(min(PIECE_BYTES, limit + 1 - size)):
@@ -28,7 +26,7 @@ def digest(path: Path, limit: int) -> tuple[int, str]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it, unless it is a link; what is no regular file keeps nobody waiting."""
+    """Open a file for reading, without following links or waiting for a pipe."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
 
 
@@ -40,8 +38,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it unless they are there, and wait until they are on the
-    disk."""
+    """Create a folder and its parents, and sync them."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)

@@ -19,7 +19,6 @@ from model_store.scores.transforms import Transform
 from model_store.types import DetectorNames, Task
 
 FORMAT_VERSION: Final = 1
-# Of the scores' definition: before 2 standard errors were others, before 3 epistemic variances
 SCORES_VERSION: Final = 3
 GRAPHS = ("sampler.onnx", "network.onnx")
 FILES = (*GRAPHS, "weights.safetensors", "calibration.safetensors")
@@ -29,7 +28,7 @@ ENCODER = "encoder.onnx"
 OPTIONAL_FILES = (TRAINING_ROWS, TOKENIZER, ENCODER)
 ALL_FILES = (*FILES, *OPTIONAL_FILES)
 NO_DIGEST = "0" * 64
-LARGEST_ID = (1 << 24) - 1  # of rows of ids: every whole number up to it is one of float32
+LARGEST_ID = (1 << 24) - 1  # float32 holds every integer up to it
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Decimal = Literal[".", ","]
@@ -45,12 +44,10 @@ class Record(BaseModel):
 
 
 class ImageSpec(Record):
-    """That a row is an image: how many channels its pixels have, and what is done with one of
-    another size.
+    """Images as rows: their channels, and the treatment of images of another size.
 
-    Without `resize` it is refused. `fit` says how it is brought to the model's shape: "stretch"
-    resizes it, whatever its sides; "crop" resizes it so that its shorter side has `shorter` pixels,
-    its sides in proportion, and cuts out the centre.
+    Without `resize` they are rejected. `fit` "stretch" resizes both sides to the model's shape.
+    "crop" resizes in proportion until the shorter side has `shorter` pixels, and crops the centre.
     """
 
     mode: Literal["L", "RGB"]
@@ -69,10 +66,10 @@ class ImageSpec(Record):
 
 
 class TextSpec(Record):
-    """That a row is text, as ids of tokens (`tokenizer.json`): always `max_tokens` of them.
+    """Text as rows of `max_tokens` token ids (`tokenizer.json`).
 
-    Longer text loses what is at the `truncation` side, shorter text is padded by `pad_id` at the
-    `padding` side. `column` is that of the text in the data.
+    Longer text is cut at the `truncation` side, and shorter text is padded with `pad_id` at the
+    `padding` side. `column` names the text's column in the data.
     """
 
     column: str
@@ -83,8 +80,7 @@ class TextSpec(Record):
 
 
 class NumberWriting(Record):
-    """How a column's numbers were written: their sign, if any, the decimal mark, and what groups
-    thousands, if so."""
+    """The format of a column's numbers: currency or percent sign, decimal mark and separator."""
 
     sign: Literal["", "$", "€", "£", "¥", "%"] = ""
     decimal: Decimal = "."
@@ -92,13 +88,12 @@ class NumberWriting(Record):
 
 
 class NumericColumn(Record):
-    """A column of numbers, encoded as (value - mean) / std, a missing value as 0.
+    """A column of numbers, encoded as (value - mean) / std; a missing value becomes 0.
 
-    With an `indicator` a further number says whether the value was missing. With `written` a text
-    is read as well. `usual` is the median, and nine tenths of the training rows lie in `mostly`, a
-    twentieth on either side of it. Where `missing` is false no training row misses the value, so
-    the network knows nothing of such rows, and they are refused; versions before it do not say, and
-    take them.
+    With an `indicator`, a second number marks missing values. With `written`, formatted text is
+    read as well. `usual` is the median, and `mostly` the central interval with nine tenths of the
+    training rows. If `missing` is false, no training row misses the value, and rows without it are
+    rejected.
     """
 
     name: str
@@ -113,10 +108,9 @@ class NumericColumn(Record):
 
 
 class CategoricalColumn(Record):
-    """A column of categories: a number for each, and a last one that says that the value is another
-    or missing.
+    """A column of categories, one-hot, with a last number for unknown or missing values.
 
-    `usual` is the most frequent one; `missing` is as of numbers.
+    `usual` is the most frequent category; `missing` is defined as in NumericColumn.
     """
 
     name: str
@@ -126,20 +120,19 @@ class CategoricalColumn(Record):
     missing: bool | None = None
 
 
-# What of columns tells of the data, and is no part of how rows are read
+# Fields of columns that describe the data and do not change how rows are read
 DESCRIBING: set[str] = {"usual", "mostly", "missing"}
-# What of an input tells how files of rows are read
+# Fields of the input that concern files only
 OF_FILES: set[str] = {"missing_values", "id_column"}
 Cycle = Literal["year", "week", "day"]
 
 
 class TimeColumn(Record):
-    """A column of dates or times: (time - mean) / std, in seconds since 1970 in UTC, and for each
-    of `cycles` the sine and cosine of where in it the time is; a missing value as 0.
+    """A column of dates or times, encoded as (time - mean) / std in seconds since 1970 in UTC.
 
-    With an `indicator` a further number says whether the value was missing. `usual`, `mostly` and
-    `missing` are as of numbers. With `written`, the format of a date as Python's strptime takes it,
-    a text so written is read besides ISO 8601.
+    Each of `cycles` adds the sine and cosine of the time's phase; missing values become 0. With
+    `written`, a format for strptime, such text is read in addition to ISO 8601. The other fields
+    are defined as in NumericColumn.
     """
 
     name: str
@@ -159,15 +152,13 @@ Column = Annotated[AnyColumn, Field(discriminator="kind")]
 
 
 class InputSpec(Record):
-    """A row as a caller sends it, in the units of the data that the model was fitted on.
+    """A row as a caller sends it, in the units of the training data.
 
-    With `columns` a caller may send objects keyed by column, and `shape` is that of the rows they
-    are encoded to; with `image`, PNG, JPEG, WebP and BMP files. Of dtype int32 they are ids: whole
-    numbers from `minimum` to `maximum`, at most `LARGEST_ID`. Up to there float32 holds every whole
-    number, so arrays of ids, too, are float32 wherever rows are computed with, and the graph's
-    input `x` is; the network makes them integers. With `text` they are those of tokens, and a
-    caller may send strings. `missing_values` and `id_column` are of files: what cells say that are
-    missing, besides what always is, and the column that names rows where none is called `id`.
+    Rows with `columns` are objects keyed by column, encoded to rows of `shape`; rows with `image`
+    can be image files, and rows with `text` strings. Rows of dtype int32 are ids: integers from
+    `minimum` to `maximum`, up to `LARGEST_ID`. They are computed and passed to the graph as
+    float32, and the network converts them. In files, cells with `missing_values` are missing in
+    addition to the usual ones, and `id_column` names the rows if there is no column `id`.
     """
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -182,12 +173,12 @@ class InputSpec(Record):
 
     @cached_property
     def encoded(self) -> "InputSpec":
-        """The same of rows that come encoded: numbers, whatever columns these were made of."""
+        """The specification for rows that are encoded already."""
         return self.model_copy(update={"columns": ()})
 
     @cached_property
     def takes_ids(self) -> bool:
-        """Whether rows are ids: numbers that name things and have no size."""
+        """Whether rows are ids, numbers without an order."""
         return self.dtype == "int32"
 
     @model_validator(mode="after")
@@ -232,7 +223,7 @@ def column_width(column: AnyColumn) -> int:
 
 class ClassSpec(Record):
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
-    # That probabilities are of
+    # Class shares that the probabilities assume
     priors: tuple[Annotated[FiniteFloat, Field(gt=0, lt=1)], ...] | None = None
 
     @model_validator(mode="after")
@@ -245,35 +236,29 @@ class ClassSpec(Record):
 
 
 class TargetSpec(Record):
-    """What the network gives for each draw and row of a regression: mean and log variance, in the
-    target's units.
-
-    With a `transform` they are of the transformed target.
-    """
+    """A regression's target; the network returns the mean and log variance after `transform`."""
 
     target: str
     transform: Annotated[Transform, Field(discriminator="kind")] | None = None
 
 
 class NoiseSpec(Record):
-    """The noise of a draw, and the draw that the sampler makes of it."""
+    """The noise of a draw and the size of the draw."""
 
     algorithm: str
     dimension: Annotated[int, Field(ge=1)]
     theta_dimension: Annotated[int, Field(ge=1)]
     paired: bool
     default_draws: Annotated[int, Field(ge=1)]
-    # How many different draws there are; None: without end
+    # Number of different draws; None: unlimited
     max_draws: Annotated[int, Field(ge=1)] | None = None
 
 
 class EncoderSpec(Record):
-    """What comes before the network, in a file of its own: `encoder.onnx`, from a row to what the
-    network takes.
+    """The encoder (`encoder.onnx`), which precedes the network.
 
-    `rows_at_once` rows are encoded together. Where there are several, the numbers of a row may
-    differ by `difference` from those that it gets alone, as a part of the largest of them; 0 where
-    they are the same bits.
+    `rows_at_once` rows are encoded together. `difference` is the largest relative difference
+    between a row encoded alone and with others; 0 for the same bits.
     """
 
     outputs: Annotated[int, Field(ge=1)]
@@ -282,24 +267,24 @@ class EncoderSpec(Record):
 
 
 class DetectorSpec(Record):
-    """How the flag was calibrated."""
+    """The calibration of the flag."""
 
     density: tuple[str, ...]
     two_sided: tuple[str, ...] = ()
-    # Whose scores network.onnx divides among the numbers of a row, in its order
+    # Detectors whose scores network.onnx divides among a row's numbers
     attributed: tuple[str, ...] = ()
     combined: Annotated[tuple[str, ...], Field(min_length=1)]
     draw_counts: Annotated[tuple[int, ...], Field(min_length=1)]
     reference_rows: Annotated[int, Field(ge=1)]
     ranking_rows: Annotated[int, Field(ge=1)]
     smallest_fpr: Annotated[float, Field(gt=0, lt=1)]
-    rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # of the calibration splits
-    tail: Literal["predictive"] = "predictive"  # how surprisals go on beyond the reference scores
+    rows_per_draw_set: Annotated[int, Field(ge=1)] = 1  # in the calibration splits
+    tail: Literal["predictive"] = "predictive"  # extrapolation beyond the reference scores
     scores_version: Literal[3] = SCORES_VERSION
 
     @cached_property
     def names(self) -> DetectorNames:
-        """Which are combined, densities, two-sided and attributed."""
+        """The names of all detectors by kind."""
         return DetectorNames(self.combined, self.density, self.two_sided, self.attributed)
 
     @model_validator(mode="after")
@@ -311,11 +296,10 @@ class DetectorSpec(Record):
 
 
 class CategorySpec(Record):
-    """That guarantees hold of each category by itself: `model_store.conformal.mondrian`.
+    """Guarantees within each category: `model_store.conformal.mondrian`.
 
-    Of each name `judged_rows` ranking rows are judged in it (by class: have it as their label at
-    the default draws), and `true_rows` truly belong to it. `column` is that of the groups in the
-    data.
+    For each name, `judged_rows` ranking rows are judged in it (by class: predicted as it at the
+    default draws), and `true_rows` belong to it. `column` names the groups' column in the data.
     """
 
     kind: Literal["class", "group"]
@@ -336,13 +320,12 @@ class CategorySpec(Record):
 
 
 class AbstentionSpec(Record):
-    """How a classification was calibrated to leave rows undecided:
-    `model_store.conformal.abstention`."""
+    """The calibration of a classification's abstentions: `model_store.conformal.abstention`."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
     # At the default draws and a false-positive rate of .05
     smallest_risk: Annotated[float, Field(gt=0, le=1)]
-    risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a request that names none
+    risk: Annotated[float, Field(gt=0, lt=1)] | None = None  # default of requests
 
 
 class FileSpec(Record):
@@ -356,8 +339,7 @@ class FileSpec(Record):
 
 
 class Description(Record):
-    """What training says of a model: all of the manifest that the store does not add when it
-    publishes."""
+    """The part of the manifest that training writes; the store adds the rest."""
 
     method: str
     task: Task
@@ -368,26 +350,27 @@ class Description(Record):
     detectors: DetectorSpec
     abstention: AbstentionSpec | None = None
     categories: CategorySpec | None = None
-    too_few_rows: str | None = None  # what the calibration rows cannot bear, in words
+    too_few_rows: str | None = None  # guarantees that the calibration rows cannot support
     training: dict[str, Any]
     precision: Literal["float32", "int8"] = "float32"
     quality: dict[str, float]
-    # Of a table: what plain models reach on the rows of `quality`, by name and figure
+    # Figures of simple models for tables, on the rows of `quality`
     baselines: dict[str, dict[str, FiniteFloat]] = {}
-    warnings: tuple[str, ...] = ()  # what is wrong with the fit, in words
+    warnings: tuple[str, ...] = ()  # problems of the fit
     parity: dict[str, float]
 
     @model_validator(mode="after")
     def _output_goes_with_its_task(self) -> "Description":
         is_classification = self.task == "classification"
-        expected = f"expected what goes with task {self.task}, got that of another"
+        expected = f"expected the one of task {self.task}, got another"
         if isinstance(self.output, ClassSpec) != is_classification:
             raise ValueError(f"output: {expected}")
         if (self.abstention is not None) != is_classification:
             raise ValueError(f"abstention: {expected}")
-        of_rows = self.categories
-        if of_rows is not None and of_rows.kind == "class" and of_rows.names != self.classes:
-            got = list(of_rows.names)[:20]
+        categories = self.categories
+        is_by_class = categories is not None and categories.kind == "class"
+        if categories is not None and is_by_class and categories.names != self.classes:
+            got = list(categories.names)[:20]
             raise ValueError(f"categories.names: expected the classes, got {got}")
         return self
 
@@ -397,8 +380,7 @@ class Description(Record):
 
     @cached_property
     def priors(self) -> tuple[float, ...] | None:
-        """The shares of the classes that probabilities are of; None of a regression, and where they
-        are not known."""
+        """Class shares that the probabilities assume; None for a regression, or if unknown."""
         return self.output.priors if isinstance(self.output, ClassSpec) else None
 
     @cached_property
@@ -445,7 +427,6 @@ class Manifest(Description):
 
 
 def manifest_digest(text: bytes, written: str) -> str:
-    """Return the SHA-256 of a manifest's bytes, with the digest that is `written` in it as
-    zeros."""
+    """Return the SHA-256 of a manifest's bytes after its digest `written` is set to zeros."""
     field, without = (f'"digest": "{digest}"'.encode() for digest in (written, NO_DIGEST))
     return hashlib.sha256(text.replace(field, without, 1)).hexdigest()

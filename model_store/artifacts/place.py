@@ -1,4 +1,4 @@
-"""From what DUBITO_STORE says, a folder or a bucket's URL, to the store there."""
+"""Open the store in a folder or at a bucket's URL."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,8 @@ from model_store.artifacts.storage import Storage
 from model_store.artifacts.store import ModelStore
 from model_store.errors import InvalidInput
 
-CACHE = Path("cache")  # where copies of a bucket's versions are, unless DUBITO_CACHE says otherwise
-CACHE_BYTES = 10 << 30  # at most, unless DUBITO_CACHE_BYTES says otherwise
+CACHE = Path("cache")  # default of DUBITO_CACHE: the folder of a bucket's copies
+CACHE_BYTES = 10 << 30  # default of DUBITO_CACHE_BYTES
 VERIFY_KEY_VARIABLE = "DUBITO_VERIFY_KEY_FILE"
 
 
@@ -19,7 +19,7 @@ def is_url(place: str) -> bool:
 
 
 def whole_path(place: str) -> str:
-    """Return a folder or a bucket's URL as every process finds it."""
+    """Return a bucket's URL, or the absolute path of a folder."""
     return place if is_url(place) else str(Path(place).resolve())
 
 
@@ -29,8 +29,7 @@ def open_store(
     cache_bytes: int = CACHE_BYTES,
     verify_key_file: str | Path | None = None,
 ) -> ModelStore:
-    """Return the store in a folder or, with its copies in `cache`, in a bucket. Nothing of it is
-    read yet."""
+    """Open the store in a folder, or in a bucket with copies in `cache`, without reading it."""
     trusted = None
     if verify_key_file is not None:
         trusted = read_public_key(Path(verify_key_file), VERIFY_KEY_VARIABLE)
@@ -48,11 +47,12 @@ def _storage(place: str | Path, cache: Path, cache_bytes: int) -> Storage:
 
 
 def store_of_environment(place: str | None = None) -> ModelStore:
-    """Return the store that DUBITO_STORE, DUBITO_CACHE and DUBITO_CACHE_BYTES say, or the one at
-    `place`."""
+    """Open the store at `place` or DUBITO_STORE, with DUBITO_CACHE and DUBITO_CACHE_BYTES."""
     environment = os.environ
-    given = environment.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
-    if not given.isdecimal() or int(given) < 1:
-        raise InvalidInput("DUBITO_CACHE_BYTES", "a number of bytes, at least 1", repr(given[:40]))
+    cache_bytes = environment.get("DUBITO_CACHE_BYTES", str(CACHE_BYTES))
+    if not cache_bytes.isdecimal() or int(cache_bytes) < 1:
+        raise InvalidInput(
+            "DUBITO_CACHE_BYTES", "a number of bytes, at least 1", repr(cache_bytes[:40])
+        )
     store = place or environment.get("DUBITO_STORE", "models")
-    return open_store(store, environment.get("DUBITO_CACHE", CACHE), int(given))
+    return open_store(store, environment.get("DUBITO_CACHE", CACHE), int(cache_bytes))

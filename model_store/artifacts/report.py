@@ -70,7 +70,7 @@ def publish_report(
 
 
 def evaluation_report(store: ModelStore, name: str, version: str) -> EvaluationReport | None:
-    """Return the report of a version (a number), or None where there is none."""
+    """Return the report of a version (a number), or None."""
     if version not in store.versions(name):
         known = store.versions(name)
         raise NotFound("version", f"one of {known} of model {name}", "another")

@@ -1,7 +1,6 @@
-"""Signatures of versions: Ed25519 (RFC 8032) over a version's name, number and digest, which covers
-all its files.
+"""Ed25519 signatures (RFC 8032) of a version's name, number and digest, which covers all its files.
 
-The package `cryptography`, of the extra `sign`, is imported only where keys are read or used.
+The package `cryptography`, from the extra `sign`, is imported only when keys are used.
 """
 
 import os
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 SIGNATURE = "manifest.sig"
 SIGNATURE_BYTES = 64
-CONTEXT = "dubito version 1"  # that a signature of something else is none of a version
+CONTEXT = "dubito version 1"  # keeps signatures of other content apart
 MAX_KEY_BYTES = 1 << 14
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """Return what is signed of a version: four lines, none of which can hold a line's end."""
+    """Return the four lines that are signed."""
     return "\n".join([CONTEXT, manifest.name, manifest.version, manifest.digest, ""]).encode()
 
 
@@ -45,8 +44,11 @@ def is_signature(content: bytes, manifest: Manifest, key: "Ed25519PublicKey") ->
 
 
 def write_key_pair(path: Path) -> Path:
-    """Write a new private key to `path`, readable by its owner alone, and next to it the public
-    one, as PEM; return the public key's path, `<path>.pub`."""
+    """Write a private key to `path` (mode 600) and the public key to `<path>.pub`, as PEM files.
+
+    Returns:
+        the public key's path.
+    """
     _need_cryptography("keygen")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -73,8 +75,7 @@ def write_key_pair(path: Path) -> Path:
 
 
 def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
-    """Read a private key; raises InvalidInput, naming `field`, if the file holds none without a
-    passphrase."""
+    """Read a private key without a passphrase; `field` names the option in errors."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -88,7 +89,7 @@ def read_private_key(path: Path, field: str) -> "Ed25519PrivateKey":
 
 
 def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
-    """Read a public key; raises InvalidInput, naming `field`, if the file holds none."""
+    """Read a public key; `field` names the option in errors."""
     _need_cryptography(field)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -100,7 +101,7 @@ def read_public_key(path: Path, field: str) -> "Ed25519PublicKey":
 
 
 def _read_key(path: Path, field: str, load: Callable[[bytes], object]) -> object:
-    """Return a file's key, None where it holds none."""
+    """Return a file's key, or None if it has none."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -108,7 +109,7 @@ def _read_key(path: Path, field: str, load: Callable[[bytes], object]) -> object
             return load(file.read(MAX_KEY_BYTES))
     except OSError as error:
         raise InvalidInput(field, "a file that can be read", error.strerror or "an error") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # whose texts may repeat the file's
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may repeat the key
         return None
 
 

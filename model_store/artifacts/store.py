@@ -52,25 +52,24 @@ if TYPE_CHECKING:
     )
 
 MAX_MANIFEST_BYTES = 1 << 20
-# Not the encoder, which may be large: it is loaded from its file
-KEPT = (*FILES, TRAINING_ROWS, TOKENIZER)
+# Without the encoder, which may be large and is loaded from its file
+IN_MEMORY = (*FILES, TRAINING_ROWS, TOKENIZER)
 LATEST = "latest"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A version read and verified: its manifest, and the bytes of the files that were asked for."""
+    """A verified version: its manifest, and the bytes of the requested files."""
 
     manifest: Manifest
     files: dict[str, bytes]
-    folder: Path  # of what was verified and not kept
-    lease: Lease | None = field(default=None, repr=False, compare=False)  # that it stays there
+    folder: Path  # of the other files
+    lease: Lease | None = field(default=None, repr=False, compare=False)  # keeps the folder
 
 
 class ModelStore:
     def __init__(self, place: Path | Storage, trusted: "Ed25519PublicKey | None" = None) -> None:
-        """Begin; with a public key, versions that are not signed by its private one count as
-        broken."""
+        """Open a store; with a public key, versions without its signature count as broken."""
         self.storage: Storage = Folder(place) if isinstance(place, Path) else place
         self.trusted = trusted
 
@@ -85,18 +84,17 @@ class ModelStore:
         return sorted(self.storage.names())
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, oldest first; empty if there is none of that name."""
+        """Return the versions of a model, oldest first; empty if there is no such model."""
         check_is_known_name(name)
         return [str(number) for number in sorted(self.storage.numbers(name))]
 
     def aliases(self, name: str) -> dict[str, str]:
-        """Return the version that each alias names. `latest` is the newest version unless it was
-        moved."""
+        """Return the version of each alias; `latest` is the newest version unless it was moved."""
         check_is_known_name(name)
         # Aliases first: a version that is published between the two reads is then listed
         named = self.storage.aliases(name)
         versions = self.versions(name)
-        # Moved and deleted between the two looks, or it names nothing
+        # An alias moved and its version was deleted between the two reads, or it is dangling
         if not {*named.values()} <= {*versions}:
             named = self.storage.aliases(name)
             versions = self.versions(name)
@@ -125,9 +123,9 @@ class ModelStore:
 
         Raises:
             NotFound: if `version` is not a number.
-            BrokenArtifact: if the manifest is missing, not valid or not the one that was published,
-                or if it is not signed by the trusted key where there is one.
-            UnsupportedFormat: if it was written by a newer format than this reader's.
+            BrokenArtifact: if the manifest is missing, invalid, changed, or not signed by the
+                trusted key.
+            UnsupportedFormat: if it has another format version.
         """
         check_is_known_name(name)
         if not is_version(version):
@@ -140,7 +138,7 @@ class ModelStore:
         try:
             text = self.storage.read(f"{name}/{version}/{MANIFEST}", MAX_MANIFEST_BYTES)
             content = json.loads(text)
-            # So that it can be given on: integers of 64 bits, no lone surrogates
+            # Answers can repeat it: 64-bit integers, no lone surrogates
             orjson.dumps(content)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise broken(_reason(error)) from None
@@ -176,13 +174,12 @@ class ModelStore:
             reason = "it is no signature of this version by the trusted key"
             raise manifest.broken(SIGNATURE, reason)
 
-    def open(self, name: str, version: str, wanted: tuple[str, ...] = KEPT) -> Artifact:
-        """Read a version (a number), verifying the digest of every file, and keep the bytes of
-        `wanted`.
+    def open(self, name: str, version: str, wanted: tuple[str, ...] = IN_MEMORY) -> Artifact:
+        """Read a version (a number), verify every file, and keep the bytes of `wanted`.
 
         Raises:
             BrokenArtifact: if a file is missing, truncated or changed.
-            UnsupportedFormat: if this reader does not know its format.
+            UnsupportedFormat: if it has another format version.
         """
         manifest = self.manifest(name, version)
         lease = self.storage.lease(manifest)
@@ -191,7 +188,7 @@ class ModelStore:
         except BrokenArtifact:
             if not lease.discard():
                 raise
-        return _read(manifest, self.storage.lease(manifest), wanted)  # it was a copy
+        return _read(manifest, self.storage.lease(manifest), wanted)  # of a new copy
 
     # Writing
 
@@ -202,15 +199,13 @@ class ModelStore:
         files: Mapping[str, bytes | Path],
         alias: str = LATEST,
     ) -> Manifest:
-        """Publish a new version and move an alias to it: it is there whole, or not at all.
+        """Publish a complete version and move an alias to it.
 
-        With another alias than `latest`, that stays where it is, if there is a version before.
-
-        A file that is given by its path is copied; if a version of any model has one of the same
-        content, both share one place on the disk.
+        Unless the alias is `latest`, `latest` stays at the current version, if there is one. A file
+        given by its path is copied, or hard-linked to a published file with the same content.
 
         Raises:
-            InvalidInput: if the name is not fit for a model, or a file is missing or not known.
+            InvalidInput: if the name is invalid, or a file is missing or unknown.
         """
         if not set(FILES) <= set(files) <= set(ALL_FILES):
             raise InvalidInput("files", f"{sorted(FILES)}", f"{sorted(files)}")
@@ -273,25 +268,24 @@ class ModelStore:
                 return
 
     def sign(self, name: str, version: str, key: "Ed25519PrivateKey") -> None:
-        """Sign a version (a number) that is whole, in place of an earlier signature."""
+        """Sign a valid version (a number), and replace an earlier signature."""
         self.resolve(name, version)
         with self.storage.writing(name):
             manifest = ModelStore(self.storage).open(name, version, wanted=()).manifest
             self.storage.overwrite(f"{name}/{version}/{SIGNATURE}", signature(manifest, key))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Point an alias (`latest` too: that is a roll-back) at a version or at what another alias
-        names."""
+        """Point an alias at a version or at the version of another alias; `latest` rolls back."""
         if not is_name(alias) or is_version(alias):
             expected = f"a name matching {NAME_PATTERN} that is not a number"
             raise InvalidInput("alias", expected, repr(alias))
         self.resolve(name, version)
         with self.storage.writing(name):
             self._move(name, alias, lambda _: self.resolve(name, version))
-            self.resolve(name, alias)  # which another writer may have deleted meanwhile
+            self.resolve(name, alias)  # another writer may have deleted it meanwhile
 
     def remove_alias(self, name: str, alias: str) -> None:
-        """Remove an alias; the version that it names stays."""
+        """Remove an alias; its version stays."""
         if alias == LATEST:
             expected = f"another than {LATEST}, which always names a version"
             raise InvalidInput("alias", expected, LATEST)
@@ -351,7 +345,7 @@ class ModelStore:
 
 
 def first_error(error: ValidationError) -> str:
-    """Return pydantic's first complaint as `field: message`, without an echo of the value."""
+    """Return pydantic's first error as `field: message`, without the value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" if field else str(first["msg"])
@@ -385,7 +379,7 @@ def _spec(content: bytes | Path) -> FileSpec:
 
 
 def _reason(error: Exception) -> str:
-    """Say what is wrong with a file, without its path."""
+    """Describe an error of a file without its path."""
     if isinstance(error, OSError):
         return error.strerror or "cannot be read"
     return "is not valid JSON"

@@ -1,4 +1,4 @@
-"""What a version is, in lines to read: `python -m model_store show`."""
+"""Describe a version in text: `dubito store show`."""
 
 from typing import Any
 
@@ -16,14 +16,13 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, default_not_kept
 from model_store.conformal.mondrian import CAUTIOUS_ROWS
 
-SHOWN = 12  # categories and classes by name
-SHOWN_FEW = 10  # categories that have too few rows, by name
-LEFT_OUT = ("recipe", "convergence")  # records whose words are shown instead
+MAX_SHOWN = 12  # names of categories and classes
+MAX_SHOWN_FEW = 10  # names of categories with too few rows
+LEFT_OUT = ("recipe", "convergence")  # records that are shown in part
 
 
 def summary(store: ModelStore, name: str, version: str) -> list[str]:
-    """Return what the manifest of a version (a number) says, and what lies next to it; files are
-    not verified."""
+    """Describe the manifest, signature and report of a version (a number), without verification."""
     manifest = store.manifest(name, version)
     sizes = [file.size for file in manifest.files.values()]
     aliases = sorted(alias for alias, of in store.aliases(name).items() if of == version)
@@ -74,7 +73,9 @@ def _output(manifest: Manifest) -> dict[str, str]:
 
 
 def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > SHOWN else "")
+    return ", ".join(names[:MAX_SHOWN]) + (
+        f", ... ({len(names)} in all)" if len(names) > MAX_SHOWN else ""
+    )
 
 
 def _calibration(manifest: Manifest) -> str:
@@ -112,7 +113,7 @@ def _short(value: Any) -> str:
 
 
 def _signature(store: ModelStore, name: str, version: str) -> str:
-    if store.trusted is not None:  # else the manifest would have been refused
+    if store.trusted is not None:  # otherwise the manifest is rejected
         return "by the trusted key"
     try:
         store.storage.read(f"{name}/{version}/{SIGNATURE}", SIGNATURE_BYTES)
@@ -128,11 +129,7 @@ def _report(store: ModelStore, name: str, version: str) -> str:
 
 
 def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
-    """Say for what requests that name no rates there are too few ranking rows; None where there are
-    enough.
-
-    Of a version that is calibrated by category it says for which of them.
-    """
+    """Describe for which default rates or categories there are too few ranking rows, if any."""
     if categories is None:
         return default_not_kept(detectors.ranking_rows)
     few = [
@@ -144,8 +141,8 @@ def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> st
     ]
     if not few:
         return None
-    shown = ", ".join(f"{name[:40]} {rows}" for name, rows in few[:SHOWN_FEW])
-    others = "" if len(few) <= SHOWN_FEW else f" and {len(few) - SHOWN_FEW} more"
+    shown = ", ".join(f"{name[:40]} {rows}" for name, rows in few[:MAX_SHOWN_FEW])
+    others = "" if len(few) <= MAX_SHOWN_FEW else f" and {len(few) - MAX_SHOWN_FEW} more"
     kept = (
         "is in every set"
         if categories.kind == "class"
