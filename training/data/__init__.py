@@ -1,4 +1,4 @@
-"""Data sources, and the way from a recipe to its data.
+"""Load the data of a recipe.
 
 | source | module |
 |---|---|
@@ -60,11 +60,11 @@ EXPECTED = "`digits`, `idx:DIR`, `images:PATH`, `npz:FILE`, `csv:FILE`, `parquet
 def load(
     recipe: Recipe, root: Path, columns: Columns = (), tokenizer: bytes | None = None
 ) -> Dataset:
-    """Read a recipe's data, but for classes that it leaves out; relative paths are under `root`.
+    """Read the data of a recipe; relative paths are under `root`.
 
-    Columns of tables are encoded by the recipe's training split alone, so nothing of the other
-    splits is in the encoding: split by `split_sizes` of the same recipe. With `columns`, they are
-    encoded by these; text is, by a version's `tokenizer` (the file's content) if there is one.
+    The training split alone decides how the columns of a table are encoded, so split the result by
+    `split_sizes` of the same recipe. `columns` and `tokenizer` (a file's content) of a version
+    replace that encoding.
     """
     section = recipe.data
     kind, _, rest = section.source.partition(":")
@@ -89,14 +89,13 @@ def load(
         raise InvalidInput("serving.combined", expected, f"rows of {data.shape}")
     if data.train.ids is None:
         data = replace(data, train=replace(data.train, ids=np.arange(len(data.train))))
-    # A table leaves classes out before its columns are encoded.
+    # Tables leave classes out before they encode columns.
     data = data if data.columns or data.text else leave_out(data, section.leave_out)
     return data if section.trained_on is None else _without_seen(data, recipe, root)
 
 
 def _without_seen(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
-    """Return data whose rows that the network was trained on, by their content, are no test rows
-    and are known as seen, so that they neither validate nor calibrate."""
+    """Mark the training rows that the network has seen, and remove such test rows."""
     source = recipe.data.trained_on
     section = recipe.data.model_copy(update={"source": source, "trained_on": None, "leave_out": []})
     recipe = recipe.model_copy(update={"data": section})
@@ -115,8 +114,8 @@ def _without_seen(data: Dataset, recipe: Recipe, root: Path) -> Dataset:
         for rows in (data.train, data.test)
     )
     unseen = len(train.unseen) + len(test.unseen)
-    said = "%d of %d rows are rows of %s: they neither validate, calibrate nor test"
-    log.info(said, len(data.rows) - unseen, len(data.rows), source)
+    message = "%d of %d rows are rows of %s: they neither validate, calibrate nor test"
+    log.info(message, len(data.rows) - unseen, len(data.rows), source)
     if not len(test.unseen):
         expected = "some test rows that the network was not trained on"
         raise InvalidInput("data.trained_on", expected, "none")

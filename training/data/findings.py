@@ -1,5 +1,4 @@
-"""What a source of data is taken for: `python -m training inspect`, and what `fit` says before it
-fits."""
+"""Inspect a source of data: its task, its columns, and warnings (`dubito inspect` and `fit`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,10 +22,10 @@ from training.data.rows import Rows, Splits
 from training.data.tables import check_names
 from training.recipe import DataSection
 
-MOST_CLASSES_OF_NUMBERS = 10  # whole numbers with more different values are a target of regression
-FEW = 10  # rows of a class below which it is named
-CLOSE_STEPS = 1000.0  # of float32 that a target's standard deviation should have
-MOST_PIXELS = 64  # of a side of images that are larger, or of several sizes
+MAX_NUMERIC_CLASSES = 10  # more distinct whole numbers are a regression
+MIN_CLASS_ROWS = 10  # below which a class is listed
+MIN_STEPS = 1000.0  # of float32, in a standard deviation of the target
+MAX_PIXELS = 64  # per side, for large images or several sizes
 NEAR_DIGITS = 3  # decimals that are compared, in standard deviations
 CHUNK_ROWS = 1024
 MIN_SHARE = 0.01  # of a split, from which duplicates are reported
@@ -114,7 +113,7 @@ def _shorten(texts: list[str], separator: str) -> str:
 
 
 def findings_of(section: DataSection, root: Path, task: Task | None = None) -> Findings:
-    """Look at a source, up to its rows' target; what can be said instead is not refused."""
+    """Inspect a source; problems become findings where possible, not errors."""
     refuse_workbook(section.source, "--data")
     kind, _, rest = section.source.partition(":")
     if kind not in KINDS or not rest:
@@ -215,9 +214,9 @@ def _of_images(section: DataSection, path: Path) -> Findings:
     classes, sizes, is_grey, has_test = survey(path)
     notes, size = [], None
     width, height = next(iter(sizes))
-    if len(sizes) > 1 or max(width, height) > MOST_PIXELS:
+    if len(sizes) > 1 or max(width, height) > MAX_PIXELS:
         widths, heights = (float(np.median([s[i] for s in sizes.elements()])) for i in (0, 1))
-        scale = min(1.0, MOST_PIXELS / max(widths, heights))
+        scale = min(1.0, MAX_PIXELS / max(widths, heights))
         height, width = size = max(8, round(heights * scale)), max(8, round(widths * scale))
         resized = f"resized to {width} x {height} (width x height)"
         notes.append(f"images of {len(sizes)} sizes are {resized}")
@@ -240,7 +239,7 @@ def task_of(values: Any, name: str) -> tuple[Task, str]:
         return "classification", f"{name} is not of numbers"
     finite = values[np.isfinite(values)]
     distinct = len(np.unique(finite))
-    if (finite == np.round(finite)).all() and distinct <= MOST_CLASSES_OF_NUMBERS:
+    if (finite == np.round(finite)).all() and distinct <= MAX_NUMERIC_CLASSES:
         why = f"{name} has {distinct} different whole numbers (--task regression says otherwise)"
         return "classification", why
     why = f"{name} has {distinct} different numbers (--task classification says otherwise)"
@@ -248,10 +247,10 @@ def task_of(values: Any, name: str) -> tuple[Task, str]:
 
 
 def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
-    """Warn of classes of which half and more are numbers."""
+    """Warn if at least half of the classes are numbers."""
     words = {value: is_number(value) for value in values if value is not None}
     numbers = sum(words.values())
-    if not len(words) > numbers > max(MOST_CLASSES_OF_NUMBERS, len(words) / 2):
+    if not len(words) > numbers > max(MAX_NUMERIC_CLASSES, len(words) / 2):
         return []
     others = ", ".join(repr(word[:30]) for word, is_one in words.items() if not is_one)
     said = f"column {name} has {numbers} different numbers, and {others[:100]}"
@@ -259,8 +258,8 @@ def _nearly_numbers(name: str, values: list[str | None]) -> list[str]:
 
 
 def _rare(classes: dict[str, int]) -> list[str]:
-    few = [f"{label!r} ({count})" for label, count in classes.items() if count < FEW]
-    return [f"classes with fewer than {FEW} rows: {', '.join(few[:10])}"] if few else []
+    few = [f"{label!r} ({count})" for label, count in classes.items() if count < MIN_CLASS_ROWS]
+    return [f"classes with fewer than {MIN_CLASS_ROWS} rows: {', '.join(few[:10])}"] if few else []
 
 
 def alike_lines(classes: Iterable[str]) -> list[str]:
@@ -270,12 +269,12 @@ def alike_lines(classes: Iterable[str]) -> list[str]:
 
 
 def _close_targets(y: np.ndarray) -> list[str]:
-    """Warn of targets that differ by little more than the steps of float32."""
+    """Warn if targets differ by little more than the steps of float32."""
     finite = y[np.abs(y) <= np.finfo(np.float32).max]  # others are refused when they are read
     if not len(finite):
         return []
     step, spread = float(np.spacing(np.float32(np.abs(finite).max()))), float(finite.std())
-    if not 0 < spread < CLOSE_STEPS * step:
+    if not 0 < spread < MIN_STEPS * step:
         return []
     return [
         f"targets are fitted in float32, in steps of {step:.2g} so far from 0, and their standard "
@@ -313,7 +312,7 @@ def _scale(x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]) -> float:
 
 
 def _keys(rows: Rows, scale: float) -> list[int]:
-    """Return a number for each row, the same of rows that are alike."""
+    """Return a key for each row; rows that are alike share it."""
     keys = []
     for first in range(0, len(rows), CHUNK_ROWS):
         chunk = rows.x[first : first + CHUNK_ROWS].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Rows, data sets, and what each row of a data set is used for."""
+"""Rows, data sets, and their splits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs, one row each, in the units of the source, and their class numbers or targets.
+    """Inputs in the units of the source, and their class numbers or targets.
 
-    Pixels are kept as bytes, and become float32 a batch at a time. `ids` are what their
-    source calls the rows: values of a column, names of files, or numbers from 0.
+    Pixels stay bytes and become float32 batch by batch. `ids` are values of a column, file names,
+    or numbers from 0.
     """
 
     x: Float32[np.ndarray, "N I"] | UInt8[np.ndarray, "N I"]
     y: Int64[np.ndarray, "N"] | Float32[np.ndarray, "N"]
     ids: Shaped[np.ndarray, "N"] | None = None
-    groups: Int64[np.ndarray, "N"] | None = None  # numbers of the groups that they belong to
-    seen: Bool[np.ndarray, "N"] | None = None  # whether a network was trained on them before
+    groups: Int64[np.ndarray, "N"] | None = None  # group numbers
+    seen: Bool[np.ndarray, "N"] | None = None  # by a network that was trained elsewhere
 
     def __len__(self) -> int:
         return len(self.x)
@@ -48,14 +48,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set. Rows are flat; `shape` is an input's own shape. Without `classes` it is of
-    regression.
+    """Training and test rows, flat; `shape` is the shape of an input.
 
-    With `columns`, x are the rows encoded; with `image`, a row is an image; with `takes_ids` it is
-    of ids, as float32 or bytes; with `text` these are of tokens. `left_out` are test rows of
-    classes that were left out: they belong to nothing of the above. `groups` and `times` are the
-    training rows', by which they are split; `group_names` are those of the groups that rows belong
-    to.
+    Regression has no `classes`. Rows are encoded `columns`, an `image`, ids (`takes_ids`) or tokens
+    of `text`. Training rows are split by `groups` or `times`. `left_out` are test rows of classes
+    that were left out.
     """
 
     train: Rows
@@ -73,13 +70,13 @@ class Dataset:
     takes_ids: bool = False
     text: TextSpec | None = None
     tokenizer: bytes | None = None  # the file, of text
-    missing_values: tuple[str, ...] = ()  # what cells of files say that are missing, and
-    id_column: str | None = None  # what names their rows
-    is_held_out: bool = False  # test rows are a share of the source's rows, which has none itself
+    missing_values: tuple[str, ...] = ()  # texts of missing cells
+    id_column: str | None = None
+    is_held_out: bool = False  # test rows are a share of a source without test rows
 
     @property
     def rows(self) -> Rows:
-        """All rows that no network was trained on, those of training first."""
+        """Unseen training rows, then test rows."""
         train, test = self.train.unseen, self.test
         groups = None
         if train.groups is not None and test.groups is not None:
@@ -102,13 +99,13 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """Return a SHA-256 over all rows, by which a run recognises its data."""
+        """Return a SHA-256 over all rows."""
         described: dict[str, Any] = {
             "columns": {"__all__": DESCRIBING},
             **dict.fromkeys(OF_FILES, True),
         }
         spec = self.input.model_dump(exclude=described)
-        # What was added to manifests later counts where it says something.
+        # Later manifest fields count only if they are set, so that old digests stay valid.
         if self.text is None:
             del spec["text"]
         if self.image is not None:
@@ -124,7 +121,7 @@ class Dataset:
 
 
 def row_digest(row: Shaped[np.ndarray, "I"]) -> bytes:
-    """Return what tells rows of other numbers apart, whether they are kept as bytes or floats."""
+    """Return a digest of a row's numbers, the same for bytes and floats."""
     content = np.ascontiguousarray(row, dtype=np.float32).data
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
@@ -138,10 +135,10 @@ def is_image(shape: tuple[int, ...]) -> bool:
 @dataclass(frozen=True, eq=False)
 class Splits:
     train: Rows
-    validation: Rows  # chooses the best checkpoint
-    reference: Rows  # what the detectors' scores are usually like
-    ranking: Rows  # ranks the flag's statistic
-    test: Rows  # only measures
+    validation: Rows  # chooses the checkpoint
+    reference: Rows  # distribution of the detectors' scores
+    ranking: Rows  # distribution of the flag's statistic
+    test: Rows
 
 
 def split(data: Dataset, sizes: SplitSizes) -> Splits:
@@ -167,24 +164,24 @@ def split(data: Dataset, sizes: SplitSizes) -> Splits:
 
 
 def leave_out(data: Dataset, names: Sequence[str]) -> Dataset:
-    """Return a data set without some of its classes; their test rows are kept aside, as `left_out`.
+    """Remove classes from a data set; their test rows become `left_out`.
 
-    Rows of columns stay encoded as they are; those of a fit leave classes out before
+    Columns stay encoded as they are: a fit of a table leaves classes out before it encodes columns
     (`training.data.tables`).
     """
     if not names:
         return data
-    kept = classes_without(data.classes, names)
-    places = [kept.index(name) if name in kept else -1 for name in data.classes]
-    number = np.array(places, dtype=np.int64)
+    classes = classes_without(data.classes, names)
+    index = [classes.index(name) if name in classes else -1 for name in data.classes]
+    number = np.array(index, dtype=np.int64)
 
-    def inside(rows: Rows) -> Rows:
+    def select(rows: Rows) -> Rows:
         y = number[rows.y]
         return replace(rows, y=y).take(np.flatnonzero(y >= 0))
 
     left_out = data.test.x[number[data.test.y] < 0]
-    train, test = inside(data.train), inside(data.test)
-    return replace(data, train=train, test=test, classes=tuple(kept), left_out=left_out)
+    train, test = select(data.train), select(data.test)
+    return replace(data, train=train, test=test, classes=tuple(classes), left_out=left_out)
 
 
 def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -192,10 +189,10 @@ def classes_without(classes: Sequence[str], names: Sequence[str]) -> list[str]:
     if unknown:
         expected = f"some of {list(classes)[:MAX_SHOWN]}"
         raise InvalidInput("data.leave_out", expected, f"{unknown[:MAX_SHOWN]}")
-    kept = [name for name in classes if name not in names]
-    if len(kept) < 2:
-        raise InvalidInput("data.leave_out", "at least two classes that are left", f"{kept}")
-    return kept
+    remaining = [name for name in classes if name not in names]
+    if len(remaining) < 2:
+        raise InvalidInput("data.leave_out", "two remaining classes or more", f"{remaining}")
+    return remaining
 
 
 def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
@@ -208,12 +205,11 @@ def with_classes_of(data: Dataset, classes: Sequence[str]) -> Dataset:
 
 
 def renumber(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return a data set whose classes are these, in their order; it may have rows of some of them
-    alone."""
+    """Number the classes of a data set as `classes` does; some may have no rows."""
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
-        known = f"rows of no classes but {list(classes)[:MAX_SHOWN]}"
-        raise InvalidInput("data.source", known, f"some of {unknown[:MAX_SHOWN]}"[:300])
+        expected = f"rows of the classes {list(classes)[:MAX_SHOWN]}"
+        raise InvalidInput("data.source", expected, f"some of {unknown[:MAX_SHOWN]}"[:300])
     return _number_classes(data, classes)
 
 
@@ -228,7 +224,7 @@ def _number_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
 def class_numbers(
     train: Sequence[str], test: Sequence[str], field: str
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "T"], tuple[str, ...]]:
-    """Return labels as class numbers, and the classes, sorted, numbers by their value."""
+    """Number labels, and return the sorted classes; numeric labels sort by value."""
     classes = sorted({*train, *test}, key=_by_value)
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise InvalidInput(field, f"labels of 2 to {MAX_CLASSES} classes", f"{len(classes)}")
@@ -254,23 +250,22 @@ def class_shares(y: Int64[np.ndarray, "N"], classes: int) -> Float64[np.ndarray,
 
 
 def class_weights(
-    wanted: Literal["balanced"] | dict[str, float],
+    config: Literal["balanced"] | dict[str, float],
     classes: Sequence[str],
     y: Int64[np.ndarray, "N"],
 ) -> Float64[np.ndarray, "C"]:
-    """Return what a row of each class counts for in a fit, 1 on average over the rows.
+    """Return the weight of each class in a fit, 1 on average over the rows.
 
-    `balanced` is 1 over the class's share; a table has weights by class, 1 of a class that is not
-    in it.
+    `balanced` is 1 over the class's share; classes that a table does not name have weight 1.
     """
     shares = class_shares(y, len(classes))
-    if isinstance(wanted, str):
+    if isinstance(config, str):
         weights = 1.0 / shares
     else:
-        unknown = [name for name in wanted if name not in classes]
+        unknown = [name for name in config if name not in classes]
         if unknown:
             expected = f"some of {list(classes)[:MAX_SHOWN]}"
             raise InvalidInput("data.class_weights", expected, repr(unknown[0])[:100])
-        weights = np.array([wanted.get(name, 1.0) for name in classes])
+        weights = np.array([config.get(name, 1.0) for name in classes])
     weighted: np.ndarray = weights / (shares @ weights)
     return weighted

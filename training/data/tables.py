@@ -1,4 +1,4 @@
-"""`csv:FILE`, `parquet:FILE` and `uci:DIR`: rows of named columns, numeric and categorical."""
+"""Tables as data sets: `csv:FILE`, `parquet:FILE` and `uci:DIR`."""
 
 import warnings
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from training.data.texts import TextRows
 if TYPE_CHECKING:
     from training.recipe import DataSection
 
-MAX_GROUPS = 1000  # that are told apart in calibration and evaluation
+MAX_GROUPS = 1000  # for calibration and evaluation by group
 
 Index = Int64[np.ndarray, "M"]
 
@@ -110,10 +110,10 @@ def dataset_of(
     if texts is not None:
         others = [name for name in features if name != section.text]
         if others:
-            said = ", ".join(others)[:300]
-            log.info("left out: %s, since the model reads %r alone", said, section.text)
+            names = ", ".join(others)[:300]
+            log.info("left out: %s, since the model reads only %r", names, section.text)
         features = [texts.spec.column]
-        kinds |= {texts.spec.column: "categorical"}  # as it is written
+        kinds |= {texts.spec.column: "categorical"}  # unchanged text
     timed, times = with_times(table, set(features), kinds, section.date_format)
     columns = {
         name: values_of(timed.column(name), name, "numeric" if name in times else kinds.get(name))
@@ -183,8 +183,11 @@ def _features(table: pa.Table, section: "DataSection", known: Columns) -> list[s
     if table.num_rows < 2:
         raise InvalidInput("data.source", "at least two rows", f"{table.num_rows}")
     keyed = {name for _, name in keys if name not in section.columns}
-    used = [name for name in names if name != target and name not in keyed]
-    features = [name for name in used if section.columns.get(name) != "ignored"]
+    features = [
+        name
+        for name in names
+        if name != target and name not in keyed and section.columns.get(name) != "ignored"
+    ]
     if not features:
         raise InvalidInput("data.source", "a column besides the target", "none")
     return features
@@ -220,10 +223,8 @@ def _targets(given: Numbers | Categories, section: "DataSection", ties: Keys) ->
 def _groups(
     table: pa.Table, section: "DataSection", kept: Index
 ) -> tuple[tuple[str, ...], Index | None]:
-    """Return the names of the groups, and the number of each row's group.
-
-    Groups that rows are split by may be very many; then they are not told apart beyond the split.
-    """
+    """Return the groups and each row's group number; nothing if `data.group` has more groups than
+    calibration takes."""
     column = section.group_column
     if column is None:
         return (), None
@@ -280,8 +281,8 @@ def _encode(
     for column in known:
         absent = int((~presence(table.columns[column.name])).sum())
         if absent and column.missing is False:
-            said = "%d rows miss %s, which no training row misses: the service refuses such rows"
-            log.info(said, absent, column.name)
+            message = "%d rows miss %s, which no training row misses: the service refuses them"
+            log.info(message, absent, column.name)
     of_train = (ties or Keys()).take(train)
     columns = known or fit_columns(table.take(train[sizes.split(len(train), of_train)[-1]]))
     x, x_test = (encode(columns, table.take(part).columns) for part in (train, targets.test))

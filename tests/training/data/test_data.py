@@ -282,7 +282,7 @@ def test_a_class_that_is_left_out_is_in_no_row_and_its_test_rows_are_kept_aside(
     ("names", "says"),
     [
         (["3", "x"], "some of ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'], got ['x']"),
-        (list("012345678"), "at least two classes that are left, got ['9']"),
+        (list("012345678"), "two remaining classes or more, got ['9']"),
     ],
 )
 def test_classes_that_cannot_be_left_out_are_refused(names, says):

@@ -65,7 +65,7 @@ def test_a_column_of_text_becomes_rows_of_ids(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert read(tmp_path).digest() != read(tmp_path, max_tokens=5).digest()
     assert "of 32 texts are longer than 5 tokens, and cut" in caplog.text
-    assert "left out: stars, since the model reads 'text' alone" in caplog.text
+    assert "left out: stars, since the model reads only 'text'" in caplog.text
 
 
 def test_text_is_read_as_it_is_written_and_none_is_empty(tmp_path):

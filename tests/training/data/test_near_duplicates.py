@@ -73,7 +73,7 @@ def test_a_table_leaves_classes_out_before_its_columns_are_encoded(tmp_path):
     )
     refused(
         lambda: load(recipe_of("csv:a.csv", target="kind", leave_out=["a", "b", "c"]), tmp_path),
-        "data.leave_out: expected at least two classes that are left",
+        "data.leave_out: expected two remaining classes or more",
     )
     refused(
         lambda: load(

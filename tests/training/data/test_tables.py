@@ -420,7 +420,7 @@ def test_rows_that_miss_what_no_training_row_misses_are_told(tmp_path, capsys):
     with print_messages():
         load(recipe_of("csv:a.csv", target="label"), tmp_path, known)
     said = capsys.readouterr().err
-    assert "1 rows miss age, which no training row misses: the service refuses such rows" in said
+    assert "1 rows miss age, which no training row misses: the service refuses them" in said
     assert "income" not in said
 
 

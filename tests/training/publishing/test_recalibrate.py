@@ -180,7 +180,7 @@ def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
     refused(
         lambda: renumber(data, ("a", "b")),
-        "rows of no classes but ['a', 'b'], got some of ['c']",
+        "rows of the classes ['a', 'b'], got some of ['c']",
     )
 
 
@@ -215,7 +215,7 @@ def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
         ),
         (
             ["digits:1", "--data", "npz:eleven.npz"],
-            "data.source: expected rows of no classes but ['0', '1'",
+            "data.source: expected rows of the classes ['0', '1'",
         ),
         (["digits:1", "--data", "npz:bright.npz", "--target", "y"], "data.target: expected none"),
         (
