@@ -22,11 +22,7 @@ from service.settings import Settings
 from tests.support.environment import ROOT
 from training.recipe import validate
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "client" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "client" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 MODULES = {

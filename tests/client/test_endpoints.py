@@ -238,12 +238,7 @@ def npz(rows, **arrays):
 def test_parts_share_the_draws_and_the_version_of_the_first():
     shares = []
     steps = endpoints.predict(
-        LIMITS,
-        np.ones((5, 2)),
-        part_rows=2,
-        on_progress=shares.append,
-        version="latest",
-        fpr=0.1,
+        LIMITS, np.ones((5, 2)), part_rows=2, on_progress=shares.append, version="latest", fpr=0.1
     )
     first = next(steps)
     second = steps.send(npz(2, unknown_categories=[1, 0]))

@@ -123,10 +123,7 @@ def test_what_goes_wrong_is_a_line(run, studio, monkeypatch, digits_rows):
     assert (
         status,
         err.startswith("dubito: Label Studio: GET /api/projects/2/ was answered 404"),
-    ) == (
-        1,
-        True,
-    )
+    ) == (1, True)
     status, _, err = run(*push, 1)
     assert (status, err.startswith("dubito: project 1: expected a labelling configuration")) == (
         1,

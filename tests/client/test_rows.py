@@ -14,15 +14,7 @@ import torch
 from PIL import Image
 
 from dubito.errors import InvalidInput
-from dubito.rows import (
-    PART_BYTES,
-    Rows,
-    parts_of,
-    request_of,
-    row_of,
-    rows_of,
-    texts,
-)
+from dubito.rows import PART_BYTES, Rows, parts_of, request_of, row_of, rows_of, texts
 
 NUMBERS = [[1.5, 2.0], [3.0, 4.0]]
 

@@ -199,8 +199,7 @@ def test_pictures_come_as_files_in_bytes_or_base64_and_as_arrays(client):
     expected = native(client, pixels.tolist(), "pictures")
     assert_same(arrays(infer(client, [tensor(pixels)], "pictures")), expected)
     assert_same(
-        arrays(infer(client, [strings([base64.b64encode(PICTURE).decode()])], "pictures")),
-        expected,
+        arrays(infer(client, [strings([base64.b64encode(PICTURE).decode()])], "pictures")), expected
     )
     content = elements([PICTURE])
     asked = {
@@ -289,13 +288,7 @@ def test_groups_of_rows_come_as_a_tensor(client):
 
 def test_parameters_are_numbers_or_strings_and_are_told(client, digits_rows):
     rows = digits_rows[:4]
-    options = {
-        "seed": 9,
-        "num_samples": 20,
-        "fpr": 0.1,
-        "coverage": 0.9,
-        "confidence": 0.5,
-    }
+    options = {"seed": 9, "num_samples": 20, "fpr": 0.1, "coverage": 0.9, "confidence": 0.5}
     asked = native(client, rows.tolist(), **options)
     for parameters in (options, {name: str(value) for name, value in options.items()}):
         answer = infer(client, [tensor(rows)], parameters=parameters)
@@ -698,10 +691,7 @@ def test_what_the_connection_refuses_has_the_protocol_s_form_too(url):
 
 
 def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
-    settings = {
-        "DUBITO_MAX_BODY_BYTES": "200000",
-        "DUBITO_MAX_ROWS": "100",
-    }
+    settings = {"DUBITO_MAX_BODY_BYTES": "200000", "DUBITO_MAX_ROWS": "100"}
     limits = {"MAX_JSON_BYTES": 100_000}
     settings["DUBITO_MEMORY_BUDGET_BYTES"] = str(2 << 20)
     with client_of(kinds, limits=limits, **settings) as client:

@@ -59,10 +59,7 @@ def withstand(serve, store, seconds, workers):
     """Attack a service for so long; return its largest memory, what honest clients got, and workers
     replaced."""
     largest, statuses, health, wrong, latencies = 0, Counter(), Counter(), [], []
-    settings = {
-        "DUBITO_WORKERS": str(workers),
-        "DUBITO_DEFAULT_MODEL": "digits",
-    }
+    settings = {"DUBITO_WORKERS": str(workers), "DUBITO_DEFAULT_MODEL": "digits"}
     with (
         memory_group(MOST_BYTES) as group,
         serve(store, within=group.joins if group else (), **settings) as (url, process),

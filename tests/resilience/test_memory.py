@@ -23,10 +23,7 @@ GROWTH = 48 << 20  # beyond the budget: what the allocator and the system's buff
 @pytest.fixture
 def bounded(serve, digits_store):
     """A service with a small budget: its port and process."""
-    settings = {
-        "DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET),
-        "DUBITO_DEADLINE_S": "30",
-    }
+    settings = {"DUBITO_MEMORY_BUDGET_BYTES": str(BUDGET), "DUBITO_DEADLINE_S": "30"}
     with serve(digits_store, **settings) as (url, process):
         port = int(url.rpartition(":")[2])
         with Connection(port) as connection:
@@ -177,10 +174,7 @@ def test_an_answer_must_be_read_at_a_least_rate(serve, digits_store):
 
 
 def test_connections_are_bounded_and_those_who_keep_us_waiting_make_room(serve, digits_store):
-    with (
-        serve(digits_store, DUBITO_MAX_CONNECTIONS="10") as (url, _),
-        ExitStack() as stack,
-    ):
+    with serve(digits_store, DUBITO_MAX_CONNECTIONS="10") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])
         for sent in (
             b"",
@@ -216,10 +210,7 @@ def test_when_all_connections_are_in_work_a_further_one_may_ask_for_health_alone
     serve, digits_store
 ):
     body = b'{"inputs": [' + b",".join([ROW] * 1000) + b'], "num_samples": 1000}'
-    with (
-        serve(digits_store, DUBITO_MAX_CONNECTIONS="2") as (url, _),
-        ExitStack() as stack,
-    ):
+    with serve(digits_store, DUBITO_MAX_CONNECTIONS="2") as (url, _), ExitStack() as stack:
         port = int(url.rpartition(":")[2])
         time.sleep(0.3)  # the test's own look at it has ended
         busy = [stack.enter_context(Connection(port)) for _ in range(2)]

@@ -12,15 +12,7 @@ from tests.support.environment import ROOT, environment_with
 
 OF_TEXT = {"tokenizers", "huggingface_hub"}  # which models of text alone need
 OF_CLUSTERS = {"obstore", "ray"}  # which stores in buckets need, and services of several machines
-OF_TRAINING = {
-    "torch",
-    "training",
-    "sklearn",
-    "matplotlib",
-    "onnxscript",
-    "scipy",
-    "tqdm",
-}
+OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
 OF_TABLES = {"pyarrow"}  # which files of Parquet alone need
 CREATE_APP = """
 import json, sys

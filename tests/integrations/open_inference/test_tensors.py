@@ -37,12 +37,7 @@ FORMATS = {
     "FP16": "e",
     "FP32": "f",
     "FP64": "d",
-} | {
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-}
+} | {"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
 shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
 
 

@@ -27,7 +27,6 @@ BUDGET = settings(max_examples=10, stateful_step_count=8)
 # Operations on a store with versions 1 to 3 of `m`; the alias `champion` names version 1.
 OPERATIONS = {
     "publish": lambda store: store.publish("m", DESCRIPTION, tiny_files()),
-    "publish another model": lambda store: store.publish("other", DESCRIPTION, tiny_files()),
     "new alias": lambda store: store.set_alias("m", "candidate", "2"),
     "move an alias": lambda store: store.set_alias("m", "champion", "2"),
     "roll back": lambda store: store.set_alias("m", "latest", "1"),

@@ -11,12 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.manifest import EncoderSpec, FileSpec
-from model_store.inference.encoder import (
-    Encoder,
-    encoder_bytes,
-    shared_encoder,
-    without_weights,
-)
+from model_store.inference.encoder import Encoder, encoder_bytes, shared_encoder, without_weights
 from model_store.inference.graphs import GraphError
 from model_store.inference.runtime import run_graph
 

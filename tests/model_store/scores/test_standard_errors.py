@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 from scipy.special import digamma
 
-from model_store.scores.classification import (
-    SCORE_NAMES,
-    predictive_scores,
-    predictive_sums,
-)
+from model_store.scores.classification import SCORE_NAMES, predictive_scores, predictive_sums
 from model_store.scores.regression import MIXTURE_ERROR_NAMES, mixture_scores, mixture_sums
 from model_store.scores.sums import FEWEST_FOR_SPREAD, DrawSums
 from model_store.scores.tasks import PREDICTIVES
@@ -19,11 +15,7 @@ FEW_DRAWS = {
     "regression": {"mean", "aleatoric_std"},
 }
 NAMES = {"classification": set(SCORE_NAMES), "regression": set(MIXTURE_ERROR_NAMES)}
-BANDS = {
-    5: 0.1,
-    20: 0.1,
-    100: 0.1,
-}  # by number of draws: how far a standard error may be off
+BANDS = {5: 0.1, 20: 0.1, 100: 0.1}  # by number of draws: how far a standard error may be off
 SEEDS = 1000
 CLASSES = (  # parameters of Dirichlet distributions, a row each
     *([5, 1, 0.2, 0.2, 0.1], [10, 3, 1, 1, 1], [2, 1, 0.5, 0.25, 0.1], [4, 3, 0.3, 0.1, 0.1]),

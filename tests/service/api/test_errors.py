@@ -14,11 +14,7 @@ from tests.support.files import npy_bytes
 ROW = [0.0] * 64
 JSON = {"Content-Type": "application/json"}
 NPY = {"Content-Type": "application/x-npy"}
-SMALL = {
-    "DUBITO_MAX_BODY_BYTES": "4096",
-    "DUBITO_MAX_ROWS": "3",
-    "DUBITO_MAX_SAMPLES": "50",
-}
+SMALL = {"DUBITO_MAX_BODY_BYTES": "4096", "DUBITO_MAX_ROWS": "3", "DUBITO_MAX_SAMPLES": "50"}
 SMALL_LIMITS = {"MAX_ROW_DRAWS": 60, "MAX_ANSWER_NUMBERS": 100}
 
 

@@ -87,10 +87,7 @@ def test_no_route_takes_the_memory_that_a_file_asks_for(serve, store, bomb):
     publish_tiny(store, "texts", TEXTS, {"tokenizer.json": tokenizer().to_str().encode()})
     publish_tiny(store, "rows", {"shape": [3]})
     small = rows_file(width=3)
-    with (
-        serve(store.root) as (url, process),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with serve(store.root) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
 
         def post(route, content, **query):
             return client.post(route, content=content, params=query, headers=HEADERS)

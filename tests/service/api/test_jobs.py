@@ -417,10 +417,7 @@ def test_keys_see_their_own_jobs_alone(digits_store, pools, tmp_path):
         )
         job = asked(one, "/acquire/jobs", {"pool_file": "rows.npz"})
         assert one.get(f"/jobs/{job['id']}").status_code == 200
-        for path in (
-            f"/jobs/{job['id']}",
-            f"/jobs/{job['id']}/result",
-        ):
+        for path in (f"/jobs/{job['id']}", f"/jobs/{job['id']}/result"):
             assert two.get(path).status_code == 404
         assert two.delete(f"/jobs/{job['id']}").status_code == 404
         assert two.post(f"/jobs/{job['id']}/cancel").status_code == 404

@@ -10,14 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from model_store.artifacts.manifest import Description
 from model_store.artifacts.signature import read_private_key, write_key_pair
 from model_store.artifacts.store import ModelStore
-from tests.support.serving import (
-    SOON,
-    WITH_TRIALS,
-    answers,
-    metric,
-    predict_blank,
-    wait_until,
-)
+from tests.support.serving import SOON, WITH_TRIALS, answers, metric, predict_blank, wait_until
 from tests.support.stores import publish_again
 
 

@@ -21,11 +21,7 @@ def test_a_model_links_its_card_and_every_link_works(evaluated):
     assert set(linked["files"]) == {"report.json", *report["files"]}
     kinds = {"json": "application/json", "png": "image/png"}
     kinds["html"] = "text/html; charset=utf-8"
-    starts = {
-        "json": b"{",
-        "png": b"\x89PNG",
-        "html": b"<!DOCTYPE html>",
-    }
+    starts = {"json": b"{", "png": b"\x89PNG", "html": b"<!DOCTYPE html>"}
     for file, href in linked["files"].items():
         answer = evaluated.get(href)
         kind = file.rpartition(".")[2]

@@ -38,10 +38,7 @@ def start(tmp_path):
 
     def started(**more):
         settings = Settings(
-            store=URL,
-            cache=tmp_path / "cache",
-            threads=1,
-            **{"preflight_timeout_s": 0, **more},
+            store=URL, cache=tmp_path / "cache", threads=1, **{"preflight_timeout_s": 0, **more}
         )
         ending = threading.Event()
         models = Models(settings, threading.Event(), Preflights(settings, ending))

@@ -14,12 +14,7 @@ from scipy import stats
 
 from model_store.conformal.drift import ALARM_AT, EDGES, FALSE_ALARM
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import (
-    ROWS_OF_A_REQUEST,
-    Drift,
-    LiveRows,
-    Watched,
-)
+from service.models.drift import ROWS_OF_A_REQUEST, Drift, LiveRows, Watched
 from tests.support.serving import metric
 
 ROWS = 5

@@ -44,10 +44,7 @@ def models(watcher):
 
 
 def watcher_of(store, trusted=None):
-    ours, ending = (
-        Settings(store=store.root, threads=1, preflight_timeout_s=0),
-        threading.Event(),
-    )
+    ours, ending = (Settings(store=store.root, threads=1, preflight_timeout_s=0), threading.Event())
     preflights = Preflights(ours, ending)
     preflights.store.trusted = trusted
     return Watcher(Models(ours, threading.Event(), preflights), ending)

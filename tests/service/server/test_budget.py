@@ -92,10 +92,7 @@ def test_decoding_an_image_takes_of_the_budget_before_it_begins():
     rows = [file.getvalue()] * 3
     assert rows_array(
         rows, spec, "inputs", 1 << 30, Call(Reservation(ByteBudget(20 << 20)))
-    ).shape == (
-        3,
-        16,
-    )
+    ).shape == (3, 16)
     with pytest.raises(TooLarge, match=r"inputs\.0: expected at most .* bytes in memory"):
         rows_array(rows, spec, "inputs", 1 << 30, Call(Reservation(ByteBudget(10 << 20))))
 
@@ -107,10 +104,7 @@ def test_an_image_counts_with_its_pixels_once_it_is_resized_in_proportion():
     spec, rows = InputSpec(shape=(4, 4), minimum=0, maximum=255, image=image), [file.getvalue()] * 2
     assert rows_array(
         rows, spec, "inputs", 2_040_800, Call(Reservation(ByteBudget(20 << 20)))
-    ).shape == (
-        2,
-        16,
-    )
+    ).shape == (2, 16)
     with pytest.raises(
         TooLarge, match=r"inputs: expected images of at most 2040799 pixels together"
     ):

@@ -16,11 +16,7 @@ from torch.distributions import (
 
 from training.bayes.dropout import MaskPosterior
 from training.bayes.flows import iaf, realnvp
-from training.bayes.gaussian import (
-    GaussianPosterior,
-    GaussianPrior,
-    ScaleMixturePrior,
-)
+from training.bayes.gaussian import GaussianPosterior, GaussianPrior, ScaleMixturePrior
 from training.bayes.hypernetwork import HypernetworkPosterior, Subspace
 from training.bayes.layers import Slot, Stochastic
 from training.bayes.matrix_normal import MatrixNormalPosterior

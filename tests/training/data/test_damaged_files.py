@@ -108,20 +108,8 @@ READ = {
         2,
         60,
     ),
-    "decimals.parquet": (
-        parquet_bytes({"x": DECIMALS, "z": X, "y": Y}),
-        {},
-        1,
-        2,
-        60,
-    ),
-    "pixels.npz": (
-        npz_bytes(x=RNG.integers(0, 255, (60, 4, 4), np.uint8), y=Y),
-        {},
-        16,
-        2,
-        60,
-    ),
+    "decimals.parquet": (parquet_bytes({"x": DECIMALS, "z": X, "y": Y}), {}, 1, 2, 60),
+    "pixels.npz": (npz_bytes(x=RNG.integers(0, 255, (60, 4, 4), np.uint8), y=Y), {}, 16, 2, 60),
     "album.zip": (album(), {}, 192, 2, 30),
     "outer folder.zip": (
         album("photos/", more={"photos/.DS_Store": b"", "__MACOSX/a/1.png": b""}),

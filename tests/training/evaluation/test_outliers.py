@@ -13,13 +13,7 @@ from pyarrow import parquet
 
 from model_store.artifacts.manifest import CategoricalColumn, InputSpec, NumericColumn
 from tests.support.refusals import refused
-from training.evaluation.outliers import (
-    CORRUPTIONS,
-    OutlierSource,
-    gaussian,
-    near_rows,
-    uniform,
-)
+from training.evaluation.outliers import CORRUPTIONS, OutlierSource, gaussian, near_rows, uniform
 
 GREY = InputSpec(shape=(6, 6), minimum=0.0, maximum=16.0)
 COLOUR = InputSpec(shape=(3, 4, 6), minimum=-1.0, maximum=1.0)

@@ -17,7 +17,7 @@ SAMPLES = 300
 RARE = 1e-6  # the probability that a test fails by chance
 PAIRS = st.integers(1, 60).flatmap(
     lambda n: st.integers(0, n).flatmap(
-        lambda b: st.integers(0, n - b).map(lambda c: Pairs(gained=b, lost=c, rows=n)),
+        lambda b: st.integers(0, n - b).map(lambda c: Pairs(gained=b, lost=c, rows=n))
     )
 )
 

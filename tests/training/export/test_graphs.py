@@ -49,11 +49,7 @@ class Exported:
 
 def pictures(_, classes):
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3),
-        nn.ReLU(),
-        nn.Conv2d(8, 2, 3),
-        nn.Flatten(),
-        nn.Linear(32, classes),
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3), nn.Flatten(), nn.Linear(32, classes)
     )
 
 
@@ -186,6 +182,7 @@ def test_graphs_hold_their_weights_and_say_nothing_of_the_machine_that_wrote_the
             assert text.encode() not in file
 
 
+@pytest.mark.usefixtures("fits")
 def test_the_network_says_how_large_its_largest_result_is():
     """Of 3x3 patches of 8 channels at 4x4 places, of a convolution whose weights are drawn."""
     recipe = recipes.validate(

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.certify.exact import (
-    METHODS,
-    Problem,
-    at_exact_posterior,
-    compare,
-    fit,
-    recipe,
-)
+from experiments.certify.exact import METHODS, Problem, at_exact_posterior, compare, fit, recipe
 from training.data import Rows, Splits
 from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
 from training.fitting.run import Run, run_provenance

@@ -14,12 +14,7 @@ from tests.support.recipes import content_with, recipe_with
 from tests.support.refusals import refused
 from training.bayes.laplace import Eigen, best_precision, log_marginal_likelihood
 from training.bayes.posterior import noise
-from training.fitting.laplace import (
-    LOST_NATS,
-    check_trained,
-    fit_laplace,
-    predict_rows,
-)
+from training.fitting.laplace import LOST_NATS, check_trained, fit_laplace, predict_rows
 from training.fitting.run import Run, run_provenance
 from training.model import build, initialise
 from training.recipe import Recipe, validate
@@ -169,10 +164,7 @@ TRAINED = {"factory": f"{__name__}:trained", "start": "trained"}
 
 def test_a_trained_network_is_not_trained_and_its_noise_is_its_error(problem, tmp_path, fits):
     settings = recipe_with(
-        method="laplace",
-        task="regression",
-        network=TRAINED,
-        training={"epochs": None},
+        method="laplace", task="regression", network=TRAINED, training={"epochs": None}
     )
     run = Run(settings, problem.splits, (problem.inputs,), 0, tmp_path, torch.device("cpu"))
     assert run.steps == 0

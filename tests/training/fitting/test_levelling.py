@@ -10,12 +10,7 @@ import torch
 from tests.support.recipes import recipe_with
 from training.data import Rows, Splits
 from training.fitting.run import Run
-from training.fitting.stopping import (
-    cooling_epochs,
-    find_moving,
-    patience_of,
-    with_an_error,
-)
+from training.fitting.stopping import cooling_epochs, find_moving, patience_of, with_an_error
 from training.recipe import TrainingSection
 
 

@@ -14,13 +14,7 @@ from model_store.inference.graphs import GraphError
 from tests.support.recipes import content_with
 from training import model as models
 from training.bayes.dropout import MaskPosterior
-from training.bayes.layers import (
-    Stochastic,
-    WeightLayer,
-    grouped_matmul,
-    initial_weights,
-    patches,
-)
+from training.bayes.layers import Stochastic, WeightLayer, grouped_matmul, initial_weights, patches
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise

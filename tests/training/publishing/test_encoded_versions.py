@@ -167,6 +167,7 @@ def test_versions_are_recalibrated_evaluated_and_warm_started(published, monkeyp
         ({"encoder": "no_such_module:encoder"}, "network.encoder: expected an importable"),
     ],
 )
+@pytest.mark.usefixtures("fits")
 def test_an_encoder_that_cannot_be_one_is_refused(tmp_path, monkeypatch, capsys, network, says):
     monkeypatch.setenv("DUBITO_STORE", str(tmp_path / "models"))
     monkeypatch.setenv("DUBITO_RUNS", str(tmp_path / "runs"))

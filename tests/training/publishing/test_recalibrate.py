@@ -178,10 +178,7 @@ def test_rows_take_the_model_s_class_numbers_whichever_classes_they_have():
     known = renumber(data, ("a", "c", "b"))
     assert known.classes == ("a", "c", "b")
     assert (known.train.y.tolist(), known.test.y.tolist()) == ([2, 1, 1, 2], [1])
-    refused(
-        lambda: renumber(data, ("a", "b")),
-        "rows of the classes ['a', 'b'], got some of ['c']",
-    )
+    refused(lambda: renumber(data, ("a", "b")), "rows of the classes ['a', 'b'], got some of ['c']")
 
 
 def test_a_warm_start_goes_on_from_it_and_pruning_is_refused(folder, tmp_path):
