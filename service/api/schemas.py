@@ -1,7 +1,6 @@
-"""What requests and answers look like: validation of the envelope, and the OpenAPI document.
+"""Models of requests and answers, for validation and the OpenAPI document.
 
-Rows are left out of pydantic's sight when a request is read (`inputs` checks them): it would take
-longer over their numbers than the model does.
+Pydantic does not validate rows, which would take longer than the model does; `rows.py` checks them.
 """
 
 from itertools import islice
@@ -18,9 +17,9 @@ Acquisition = Literal[*dict.fromkeys(name for names in ACQUISITIONS.values() for
 
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339, in UTC
 
-AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # of rows, which are not looked at here
+AT_LEAST_ONE: dict[str, Any] = {"minItems": 1}  # row; other code validates rows
 
-# A three of scikit-learn's digits, so that the examples work when pasted against the digits model.
+# A three of scikit-learn's digits, so that the examples work with the digits model.
 EXAMPLE_ROW: list[Any] = [
     int(pixel, 16) for pixel in "007fd10008d6f400021dd000002fb1000001cc1000001a8000845e90007dd900"
 ]
@@ -28,7 +27,7 @@ EXAMPLE_NOISE: list[Any] = [(i * 7 + (i * i) % 11) % 17 for i in range(64)]
 
 
 def _first_wrong(values: Any) -> Any:
-    """Leave only the first wrong value of a mapping to numbers, so that one error is made of it."""
+    """Keep only the first wrong value of a mapping to numbers, for a single error."""
     if isinstance(values, dict):
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -40,8 +39,7 @@ Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 
 def leave_few_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
-    """Return content with the first of its unknown fields alone: pydantic makes an object of each,
-    a kilobyte long, with the interpreter held."""
+    """Keep only the first unknown fields: pydantic creates an error of a kilobyte for each."""
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
     return known | {name: content[name] for name in islice(unknown, MOST_ERRORS)}
@@ -52,46 +50,45 @@ class RequestModel(BaseModel):
 
 
 class ModelRequest(RequestModel):
-    """What every request to a model may say."""
+    """Fields of every request to a model."""
 
     model: str | None = None
-    """a published model; may be left out where there is one"""
+    """a published model; optional if there is only one"""
 
     version: str = "latest"
     """a version number or an alias"""
 
     deadline_s: float | None = Field(default=None, gt=0, le=86_400)
-    """answer 504 if there is no answer within this time"""
+    """seconds after which the answer is 504"""
 
     encoded: bool = False
-    """of a model of columns: rows are numbers as its columns are encoded, and no objects"""
+    """for models of columns: rows are encoded numbers instead of objects"""
 
 
 class QueryModel(BaseModel):
-    """The parameters of a query: unknown ones are refused."""
+    """Parameters of a query. Unknown ones are rejected."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelQuery(ModelRequest):
-    """Which model a request is about, in its query."""
+    """A model, named in the query."""
 
     model_config = ConfigDict(strict=False)
 
 
 class Envelope(ModelRequest):
-    """What /predict and /acquire requests share."""
+    """Common fields of /predict and /acquire requests."""
 
     num_samples: int | None = Field(default=None, ge=1)
-    """posterior draws; by default the model's own number"""
+    """posterior draws; the model's own number by default"""
 
     priors: Priors | None = None
-    """shares of all classes among the rows, which sum to 1, if they are not those of the training
-    data: probabilities and all that follows from them are turned by Bayes' rule. Not of a
-    regression"""
+    """shares of all classes among the rows, which sum to 1, if they differ from the training data:
+    Bayes' rule then corrects the probabilities. Classification only"""
 
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    """replays the draws of that seed; absent means fresh draws"""
+    """replay the draws of this seed; fresh draws by default"""
 
 
 class PredictRequest(Envelope):
@@ -123,58 +120,57 @@ class PredictRequest(Envelope):
     )
 
     inputs: list[Any] = Field(json_schema_extra=AT_LEAST_ONE)
-    """rows, flat or in the model's input shape, in the units of its data; for a model of columns
-    objects keyed by column; for a model of images also base64 of PNG, JPEG, WebP or BMP files, for
-    one of text also strings"""
+    """rows in the units of the training data, flat or in the model's input shape; objects keyed by
+    column for models of columns; also base64 of PNG, JPEG, WebP or BMP files for models of images,
+    and strings for models of text"""
 
     fpr: Probability | None = None
-    """false-positive rate at which the flag fires; by default 0.05"""
+    """false-positive rate of the flag; 0.05 by default"""
 
     fdr: Probability | None = None
-    """in place of `fpr`: false discovery rate at which the flags of all rows are decided
-    together"""
+    """instead of `fpr`: false discovery rate of the flags of all rows together"""
 
     coverage: Probability = 0.95
-    """probability with which a row's prediction set or interval holds the truth"""
+    """probability that a row's prediction set or interval contains the truth"""
 
     confidence: Probability | None = None
-    """probability, over the choice of the calibration rows, with which `coverage` is kept; by
-    default it is kept on average over that choice"""
+    """probability, over the choice of calibration rows, that `coverage` holds; by default it holds
+    on average over that choice"""
 
     risk: Probability | None = None
-    """abstain where the probability that a label is wrong would otherwise exceed this; by default
-    the level that the model was published with, if any. Not of a regression"""
+    """abstain if the probability of a wrong label would otherwise exceed this; by default the level
+    that the model was published with, if any. Classification only"""
 
     groups: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """of a model that is calibrated by group: the group of each row; a row of an unknown one, and
-    all rows where it is left out, are judged by the most cautious of all groups"""
+    """the group of each row, for models calibrated by group; rows of unknown groups, and all rows
+    by default, are judged by the most cautious group"""
 
     return_samples: bool = False
-    """also each draw's probabilities, or its mean and standard deviation"""
+    """also return each draw's probabilities, or its mean and standard deviation"""
 
     explain: bool = False
-    """also what made each row strange: detectors, and columns or pixels, by what they add to the
-    flag's statistic, unseen categories, missing values, and the nearest training rows"""
+    """also explain each row's flag: shares of detectors and of columns or pixels in its statistic,
+    unseen categories, missing values, and the nearest training rows"""
 
 
 class PredictJobRequest(PredictRequest):
-    """A request to predict the rows of a file of any size, in its own time."""
+    """A request to predict the rows of a file of any size in the background."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": [EXAMPLE_ROW, EXAMPLE_NOISE], "format": "npz"}]}
     )
 
     inputs: list[Any] = []
-    """rows, as of /predict, unless there is an `inputs_file`"""
+    """rows, as in /predict, unless there is an `inputs_file`"""
 
     inputs_file: str | None = None
     """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """a different name for each row, which the result repeats"""
+    """unique names of the rows, repeated in the result"""
 
     format: Literal["npz", "parquet"] = "npz"
-    """of the result"""
+    """format of the result"""
 
 
 class AcquireRequest(Envelope):
@@ -194,41 +190,39 @@ class AcquireRequest(Envelope):
     )
 
     pool: list[Any] = []
-    """rows, as `inputs` of /predict, unless there is a `pool_file`"""
+    """rows, as `inputs` in /predict, unless there is a `pool_file`"""
 
     pool_file: str | None = None
     """a file in the operator's folder of pools: npy, npz, parquet, csv, or a zip of files"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] | None = None
-    """a different name for each row; by default its index. Decides ties and what is random"""
+    """unique names of the rows, their indices by default. Ties and randomness depend on them"""
 
     k: int = Field(default=10, ge=1)
-    """how many rows to rank; a smaller pool is ranked whole"""
+    """number of rows to rank; a smaller pool is ranked completely"""
 
     race: float | None = Field(default=None, ge=1e-6, lt=1)
-    """rows that cannot be among the k best take a tenth or a quarter of the draws; the probability
-    with which one that can be is left out. By default all rows take all draws"""
+    """probability of missing one of the k best rows, in exchange for fewer draws: rows that are
+    unlikely to be among them take a tenth or a quarter. By default all rows take all draws"""
 
     beta: float | None = Field(default=None, ge=LEAST_BETA, le=MOST_BETA)
-    """of `power_bald`: rows are taken by chance, with BALD to this power as their weights; 1 by
-    default. The larger, the more BALD decides"""
+    """for `power_bald`: rows are drawn at random, weighted by BALD to this power; 1 by default.
+    Larger values follow BALD more closely"""
 
     exclude_labelled: bool = True
-    """leave out rows whose id has a label already; without `ids` there are none"""
+    """leave out rows whose id has a label already; needs `ids`"""
 
     keep: bool = False
-    """keep the rows that are answered on the service's disk, so that a label needs their id alone;
-    needs `ids`"""
+    """store the ranked rows, so that their labels need only the id; needs `ids`"""
 
     control: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """the share of the k rows that are not chosen but set aside at random, to judge the model by on
-    live data; needs `keep`. Keep to one share for a model"""
+    """share of the k rows that is drawn at random, to measure the model on live data; needs `keep`.
+    Use one share for a model"""
 
     acquisition: Acquisition = Field(
         default="bald",
-        description="what to choose rows by; where it is left out, that of a regression is "
-        "`epistemic_variance`. "
-        + "; ".join(f"a model of {task} has {', '.join(of)}" for task, of in ACQUISITIONS.items()),
+        description="the score that ranks rows; `epistemic_variance` by default for regression. "
+        + "; ".join(f"for {task}: {', '.join(names)}" for task, names in ACQUISITIONS.items()),
     )
 
 
@@ -238,15 +232,14 @@ class PreviewRequest(ModelRequest):
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         default=list(range(10)), max_length=1000
     )
-    """which rows to show, by index; those that the file has not are left out"""
+    """indices of the rows to show; unknown ones are left out"""
 
 
 LabelText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class LabelEntry(RequestModel):
-    """A label, or of a regression a target, and the row where it was not kept when it was
-    acquired."""
+    """A label, or a target for regression, and the row unless it was kept by /acquire."""
 
     @model_validator(mode="before")
     @classmethod
@@ -255,44 +248,43 @@ class LabelEntry(RequestModel):
         return leave_few_unknown(cls, content) if has_more else content
 
     id: str
-    """of the row"""
+    """id of the row"""
 
     label: LabelText | None = None
     """one of the model's classes"""
 
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """of a regression"""
+    """for regression"""
 
     input: Any = None
-    """the row, as one of `inputs` of /predict, if it was not kept"""
+    """the row, as in `inputs` of /predict, if it was not kept"""
 
 
 EXAMPLE_LABEL: dict[str, Any] = {"id": "a three", "label": "3", "input": EXAMPLE_ROW}
 
 
 class LabelsRequest(RequestModel):
-    """A request to keep labels: all of them, or none."""
+    """A request to keep labels, all or none."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "digits", "labels": [EXAMPLE_LABEL]}]}
     )
 
     model: str | None = None
-    """a published model; may be left out where there is one"""
+    """a published model; optional if there is only one"""
 
     labels: Annotated[list[LabelEntry], Field(fail_fast=True)] = Field(min_length=1)
-    """of rows with different ids"""
+    """labels of rows with different ids"""
 
     replace: bool = False
-    """whether a label may take the place of another"""
+    """whether labels may replace earlier ones"""
 
     encoded: bool = False
-    """whether rows are numbers as a model of columns encodes them, as of /predict"""
+    """whether rows are encoded numbers, as in /predict"""
 
 
 class LabelsAnswer(BaseModel):
-    """The answer of POST /labels: how many were new, known, and in place of another; and how many
-    there are."""
+    """The answer of POST /labels: the numbers of new, known, replaced and all labels."""
 
     model: str
     accepted: int
@@ -302,23 +294,23 @@ class LabelsAnswer(BaseModel):
 
 
 class LabelsQuery(QueryModel):
-    """Which labels are listed."""
+    """Which labels to list."""
 
     model: str | None = None
-    """a published model; may be left out where there is one"""
+    """a published model; optional if there is only one"""
 
     annotator: str | None = None
-    """only those that came with the key of this name"""
+    """only labels sent with the key of this name"""
 
     after: int = Field(default=0, ge=0, lt=1 << 63)
-    """`next` of the answer before"""
+    """`next` of the previous answer"""
 
     limit: int = Field(default=1000, ge=1, le=10_000)
-    """how many, at most"""
+    """maximum number"""
 
 
 class KeptLabel(BaseModel):
-    """A label that is kept; `annotator` is the name of the key that it came with."""
+    """A stored label; `annotator` is the name of its key."""
 
     id: str
     label: str | None
@@ -329,7 +321,7 @@ class KeptLabel(BaseModel):
 
 
 class LabelListAnswer(BaseModel):
-    """The answer of GET /labels; `next` is null where these are the last."""
+    """The answer of GET /labels; `next` is null if these are the last."""
 
     model: str
     labels: list[KeptLabel]
@@ -337,21 +329,21 @@ class LabelListAnswer(BaseModel):
 
 
 class LabelsDeletion(RequestModel):
-    """A request to delete labels: all that are there."""
+    """A request to delete labels."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "digits", "ids": ["mine"]}]}
     )
 
     model: str | None = None
-    """a published model; may be left out where there is one"""
+    """a published model; optional if there is only one"""
 
     ids: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
-    """of the rows"""
+    """ids of the rows"""
 
 
 class LabelsDeletedAnswer(BaseModel):
-    """The answer of POST /labels/delete: how many were there, and how many are left."""
+    """The answer of POST /labels/delete: the numbers of deleted and remaining labels."""
 
     model: str
     deleted: int
@@ -366,8 +358,7 @@ class FigureAnswer(BaseModel):
 
 
 class LiveAnswer(BaseModel):
-    """How good a version was on control rows that it set aside. Figures are null where there are
-    too few of them."""
+    """Figures of a version on its control rows; null if there are too few rows."""
 
     version: str
     serving: bool
@@ -376,8 +367,7 @@ class LiveAnswer(BaseModel):
 
 
 class CandidateAnswer(BaseModel):
-    """What became of a candidate; `control` are figures of it and of the version it was compared
-    with."""
+    """The fate of a candidate; `control` has its figures and those of the compared version."""
 
     version: str
     against: str
@@ -405,7 +395,7 @@ class LabelFiguresAnswer(BaseModel):
 
 
 class RankedRow(BaseModel):
-    """A row of the pool; one that is set aside as `control` has no score."""
+    """A row of the pool; a control row has no score."""
 
     rank: int
     index: int
@@ -433,8 +423,8 @@ class AcquireAnswer(BaseModel):
 
 
 class PreviewRow(BaseModel):
-    """A row of a file: an object of a model of columns, a text of its beginning, an image file in
-    base64, else numbers."""
+    """A row of a file: an object for columns, the beginning of a text, base64 of an image file, or
+    numbers."""
 
     index: int
     id: str
@@ -453,7 +443,7 @@ class PreviewAnswer(BaseModel):
 
 
 class ExamplesAnswer(BaseModel):
-    """The answer of /predict/examples: rows as /predict takes them."""
+    """The answer of /predict/examples: rows for /predict."""
 
     model: str
     version: str
@@ -462,25 +452,25 @@ class ExamplesAnswer(BaseModel):
 
 class ListQuery(QueryModel):
     limit: int | None = Field(default=None, ge=1, le=10_000)
-    """how many, at most"""
+    """maximum number"""
 
 
 class JobsQuery(ListQuery):
-    """Which jobs are listed."""
+    """Which jobs to list."""
 
     after: int | None = Field(default=None, ge=0, lt=1 << 63)
-    """`next` of the answer before"""
+    """`next` of the previous answer"""
 
 
 class ModelsQuery(ListQuery):
-    """Which models are listed."""
+    """Which models to list."""
 
     after: str | None = None
-    """`next` of the answer before"""
+    """`next` of the previous answer"""
 
 
 class JobAnswer(BaseModel):
-    """A job: work on a pool that goes on after the request for it."""
+    """A job: work on a pool in the background."""
 
     id: str
     kind: Literal["acquire", "predict", "candidate"]
@@ -504,23 +494,23 @@ class JobAnswer(BaseModel):
 
 
 class JobsAnswer(BaseModel):
-    """The jobs that a key asked for, the latest first. With a `limit` also `next`: null where these
-    are the last."""
+    """The jobs of a key, the latest first. With a `limit` also `next`: null if these are the
+    last."""
 
     jobs: list[JobAnswer]
     next: int | None = None
 
 
 class FieldProblem(BaseModel):
-    """A field that is not as it should be: `detail` says what was expected and what came."""
+    """An invalid field; `detail` has the expected and the received value."""
 
     field: str
     detail: str
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457). `type` leads to what its `code` means; `field` is null where it is about
-    none, and `errors` are of all fields that were found wrong, at most ten."""
+    """An error (RFC 9457). `type` links to the meaning of `code`; `field` is null if no field is
+    wrong, and `errors` lists up to ten wrong fields."""
 
     type: str
     title: str
