@@ -18,7 +18,7 @@ from scipy import stats
 
 from benchmarks.common import open_model, parser_of, report, unseen_rows
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.sets import coverage_rank, mass_above, quantile
+from model_store.conformal.rank_tables import coverage_rank, mass_above, quantile
 from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from model_store.scores.tasks import AnyScores

@@ -36,7 +36,7 @@ from scipy.stats import betabinom
 
 from benchmarks.common import bare_parser, report
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.sets import mass_above
+from model_store.conformal.rank_tables import mass_above
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.classification import Scores
 from training.data import Dataset, load

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
@@ -33,24 +34,21 @@ from integrations.label_studio.projects import (
 )
 from model_store.artifacts.manifest import Manifest
 from model_store.errors import InvalidInput
-from model_store.inference.prediction import check_computed
 from model_store.scores.classification import Scores
 from model_store.state.labels import is_known
+from model_store.types import Pause
 from service import limits
 from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers
-from service.api.options import num_samples_of, validate
-from service.api.predictions import scores_in_units
-from service.api.requests import parse_json, read_body, refuse_but_json, row_numbers
-from service.api.responses import json_response
-from service.api.schemas import Envelope, LabelEntry
+from service.api.predict import PredictWork, predict
+from service.api.requests import parse_json, read_body, refuse_but_json, validate
+from service.api.responses import Answer, json_response, response
+from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
-from service.engine.jobs import Job
 from service.errors import PastDeadline, TooLarge
 from service.models.models import Served
 
@@ -146,7 +144,8 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     context = context_of(request)
     settings, call = context.settings, context.begin(request)
     content = await _read(context, call, limits.MAX_JSON_BYTES)
-    served = await context.find_model(call, Envelope(model=name))
+    envelope = PredictRequest(inputs=[], model=name)
+    served = await context.find_model(call, envelope)
     manifest = served.model.manifest
     config = label_config(content.get("label_config"), manifest)
     tasks = content.get("tasks")
@@ -155,19 +154,15 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
     if len(tasks) > settings.max_rows:
         raise TooLarge("tasks", f"at most {settings.max_rows}", str(len(tasks)))
     rows = await asyncio.to_thread(_rows_of, _fetch, manifest, config, tasks, call)
-    num_samples = num_samples_of(Envelope(), served, settings)
-    encoding = served.model.encoding_draws
-    with context.admission.admitted(
-        len(rows), num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
-    ):
-        x = await row_numbers(context, call, rows, served, "tasks", encoded=False)
-        job = Job(served, x, num_samples, None, call)
-        call.reservation.reserve(kept_bytes(job), "answer")
-        predicted = await context.engine.predict(job)
-    prediction = predicted.prediction
-    check_computed(prediction.scores.by_name()[prediction.scores.overall], "tasks")
-    scores = scores_in_units(prediction.scores)
-    version, classes = model_version(served), manifest.classes or ()
+    work = PredictWork(call, envelope, served, rows, "tasks", is_live=False)
+    write = partial(_write_predictions, model_version(served), config)
+    return response(await predict(context, work, write), JSON)
+
+
+def _write_predictions(
+    version: str, config: LabelConfig, answer: Answer, _pause: Pause
+) -> list[bytes]:
+    scores, classes = answer.scores, answer.results.manifest.classes or ()
     if isinstance(scores, Scores):
         values: list[Any] = [classes[i] for i in scores.label.tolist()]
         doubts = (scores.entropy / math.log(max(2, len(classes)))).tolist()
@@ -178,8 +173,7 @@ async def post_label_studio_predict(request: Request, name: str) -> Response:
         {"model_version": version, "score": 1.0 - min(1.0, doubt), "result": result_of(config, v)}
         for v, doubt in zip(values, doubts, strict=True)
     ]
-    call.record.add_usage(served.name, served.version, len(x), num_samples)
-    return json_response({"results": results, "model_version": version})
+    return [orjson.dumps({"results": results, "model_version": version})]
 
 
 @router.post(

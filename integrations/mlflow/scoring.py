@@ -19,18 +19,20 @@ from service import VERSION, limits
 from service.api.health import refuse_unready
 from service.api.json_blocks import JsonRows, take_apart
 from service.api.media_types import JSON
-from service.api.options import envelope_of, fields_of
 from service.api.pool_files import open_file
-from service.api.predict import ToPredict, predict, run_reading
+from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
     SMALL_JSON_BYTES,
     came,
+    envelope_of,
+    fields_of,
     parse_json,
     read_body,
     refuse_none_or_many,
     request_media_type,
     reserve_json,
+    run_reading,
 )
 from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
@@ -96,7 +98,7 @@ async def post_invocations(request: Request) -> Response:
     return response(await predict(context, asked, predict_json), JSON)
 
 
-async def _read(context: Context, call: Call) -> ToPredict:
+async def _read(context: Context, call: Call) -> PredictWork:
     settings, media_type = context.settings, request_media_type(call.request)
     if media_type == CSV:
         return await _read_csv(context, call)
@@ -114,17 +116,17 @@ async def _read(context: Context, call: Call) -> ToPredict:
     rows = await run_reading(
         context, call, size, partial(rows_of, form, given, spec, settings.max_rows)
     )
-    return ToPredict(call, envelope, served, rows)
+    return PredictWork(call, envelope, served, rows)
 
 
-async def _read_csv(context: Context, call: Call) -> ToPredict:
+async def _read_csv(context: Context, call: Call) -> PredictWork:
     settings = context.settings
     body = await read_body(call, limits.MAX_JSON_BYTES)
     envelope = envelope_of_params({})
     served = await context.find_model(call, envelope)
     pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
     refuse_none_or_many("body", pool.rows, settings.max_rows)
-    return ToPredict(call, envelope, served, pool)
+    return PredictWork(call, envelope, served, pool)
 
 
 def read_invocation(

@@ -32,10 +32,10 @@ from model_store.artifacts.manifest import (
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.cells import cell_reader
 from service.api.json_blocks import take_apart
-from service.api.options import fields_of
 from service.api.requests import (
     MAX_NESTED,
     SMALL_JSON_BYTES,
+    fields_of,
     parse_json,
     refuse_none_or_many,
     reserve_json,

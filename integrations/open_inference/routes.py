@@ -27,10 +27,9 @@ from model_store.errors import InvalidInput
 from service import VERSION, limits
 from service.api.health import refuse_unready
 from service.api.media_types import JSON
-from service.api.options import envelope_of
-from service.api.predict import ToPredict, predict, run_reading
+from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
-from service.api.requests import body_parts, header, parse_json, read_body
+from service.api.requests import body_parts, envelope_of, header, parse_json, read_body, run_reading
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
 from service.call import Call
@@ -170,7 +169,7 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
 
 async def _read(
     context: Context, call: Call, name: str, version: str
-) -> tuple[ToPredict, InferRequest]:
+) -> tuple[PredictWork, InferRequest]:
     settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
@@ -192,7 +191,7 @@ async def _read(
     infer.tensors.clear()
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
-    return ToPredict(call, envelope, served, rows), infer
+    return PredictWork(call, envelope, served, rows), infer
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:

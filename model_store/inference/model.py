@@ -15,8 +15,7 @@ from model_store.artifacts.store import Artifact
 from model_store.conformal.calibration import Calibration
 from model_store.conformal.detectors import flag_statistic
 from model_store.conformal.label_shift import LabelShift, WeightedRows, shift_log_probs
-from model_store.conformal.rank_tables import RankTables
-from model_store.conformal.sets import mass_above
+from model_store.conformal.rank_tables import RankTables, mass_above
 from model_store.inference.encoder import Encoder, shared_encoder
 from model_store.inference.graphs import GraphError
 from model_store.inference.noise import ALGORITHMS
@@ -24,7 +23,8 @@ from model_store.inference.prediction import Prediction, RankedRows
 from model_store.inference.runtime import Runtime
 from model_store.inference.training_rows import TrainingRows
 from model_store.scores.classification import Scores
-from model_store.scores.tasks import AnyScores, Predictive, predictive_of
+from model_store.scores.predictive import Predictive
+from model_store.scores.tasks import AnyScores, predictive_of
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -197,7 +197,20 @@ class Model:
             else:
                 calibrated_scores = predictive.scores(sums, standard_errors=False)
                 scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
-        return self._prediction(scores, calibrated_scores, density, used, tables)
+        detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
+        surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, used)
+        statistic = flag_statistic(surprisals, self.calibration.names.combined)
+        p_values = tables.p_values(statistic, surprisals)
+        mass = ranked = None
+        if isinstance(calibrated_scores, Scores):
+            mass = mass_above(calibrated_scores.probabilities)
+        if (categories := self.calibration.categories) is not None:
+            of_rows = categories.of_rows(calibrated_scores.labels, None)
+            ranked = RankedRows(of_rows, statistic, surprisals)
+        transform = self.manifest.transform
+        return Prediction(
+            scores, detected, calibrated_scores, p_values, mass, tables, transform, ranked
+        )
 
     def shifted(
         self, outputs: Float32[np.ndarray, "K N C"], priors: tuple[float, ...]
@@ -218,29 +231,6 @@ class Model:
         with np.errstate(divide="ignore"):
             log_ratio = np.log(ratio)
         return shift_log_probs(outputs.astype(np.float64), log_ratio)
-
-    def _prediction(
-        self,
-        scores: AnyScores,
-        calibrated_scores: AnyScores,
-        density: Float32[np.ndarray, "N M"],
-        draws: int,
-        rank_tables: RankTables | WeightedRows,
-    ) -> Prediction:
-        detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
-        surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, draws)
-        statistic = flag_statistic(surprisals, self.calibration.combined)
-        p_values = rank_tables.p_values(statistic, surprisals)
-        mass = ranked = None
-        if isinstance(calibrated_scores, Scores):
-            mass = mass_above(calibrated_scores.probabilities)
-        if (categories := self.calibration.categories) is not None:
-            of_rows = categories.of_rows(calibrated_scores.labels, None)
-            ranked = RankedRows(of_rows, statistic, surprisals)
-        transform = self.manifest.transform
-        return Prediction(
-            scores, detected, calibrated_scores, p_values, mass, rank_tables, transform, ranked
-        )
 
 
 def _calibration(artifact: Artifact) -> tuple[Calibration, LabelShift | None]:

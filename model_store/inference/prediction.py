@@ -203,6 +203,7 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
     """Return what is decided of the rows of one request, each by itself but for flags at a false
     discovery rate."""
     p_values, fpr = prediction.judged_p_values, options.fpr
+    interval = prediction.intervals(options.coverage, options.confidence)
     return Decision(
         p_values=p_values,
         categories=prediction.categories,
@@ -211,6 +212,6 @@ def decide(prediction: Prediction, options: DecisionOptions) -> Decision:
         else benjamini_hochberg(p_values.p_value, options.fdr),
         fired={name: p_value <= fpr for name, p_value in p_values.detector_p_values.items()},
         prediction_set=prediction.prediction_sets(options.coverage, options.confidence),
-        interval=prediction.intervals(options.coverage, options.confidence),
+        interval=interval,
         abstain=None if options.risk is None else prediction.abstains(fpr, options.risk),
     )

@@ -28,11 +28,13 @@ jackknife's: each score is made again without each group.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
+from model_store.scores.joint import BatchBald, ClassMaxDet
+from model_store.scores.predictive import Predictive
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
 
 SCORE_NAMES = ("entropy", "bald", "mean_std", "variation_ratio")
@@ -67,6 +69,10 @@ class Scores:
     @property
     def labels(self) -> Int64[np.ndarray, "N"]:
         return self.label
+
+    @property
+    def in_units(self) -> "Scores":
+        return self
 
     def by_name(self) -> dict[str, Float64[np.ndarray, "N"]]:
         return {name: getattr(self, name) for name in SCORE_NAMES}
@@ -133,11 +139,10 @@ def predictive_scores(sums: DrawSums, standard_errors: bool | Collection[str] = 
         if "variation_ratio" in wanted:
             most_N = probs_N_C.max(axis=1)
             change["variation_ratio"] = most_N[:, None] - without_N_C_G.max(axis=1)
-        errors = {
-            name: mean_over_draws.standard_error(change[name])
-            for name in SCORE_NAMES
-            if name in wanted
-        }
+        errors = {}
+        for name in SCORE_NAMES:
+            if name in wanted:
+                errors[name] = mean_over_draws.standard_error(change[name])
         if len(sums.num_draws) < FEWEST_FOR_SPREAD:
             errors = {name: of for name, of in errors.items() if name not in DISAGREEMENTS}
     return Scores(
@@ -164,3 +169,29 @@ def _divergence(
     log_ratio_N_C_G *= without_N_C_G
     divergence_N_G: np.ndarray = np.add.reduce(log_ratio_N_C_G, axis=1)
     return divergence_N_G
+
+
+class Classes(Predictive):
+    output = "log_probs"
+    score_names = SCORE_NAMES
+    acquisition_scores: ClassVar = {name: name for name in (*SCORE_NAMES, "bald_corrected")} | {
+        "power_bald": "bald"
+    }
+    joint_scores: ClassVar = {"batchbald": BatchBald, "max_det": ClassMaxDet}
+    default_acquisition = "bald"
+    sampled = ("power_bald",)
+    raced = SCORE_NAMES
+    jackknifed: ClassVar = {"bald_corrected": "bald"}
+
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
+        return predictive_sums(outputs, first_draw)
+
+    def scores(self, sums: DrawSums, standard_errors: bool | Collection[str] = True) -> Scores:
+        return predictive_scores(sums, standard_errors)
+
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float32[np.ndarray, "K N C"]:
+        return np.exp(outputs)
+
+    def acquisition(self, scores: Any, name: str) -> Float64[np.ndarray, "N"]:
+        score: Float64[np.ndarray, "N"] | None = getattr(scores, self.acquisition_scores[name])
+        return scores.by_name()["bald"] if score is None else score

@@ -24,12 +24,15 @@ then hold both, along an axis of two.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
+from model_store.scores.joint import TargetMaxDet
+from model_store.scores.predictive import Predictive
 from model_store.scores.sums import FEWEST_FOR_SPREAD, GROUPS, Average, DrawSums
 from model_store.scores.transforms import (
     Transform,
@@ -181,3 +184,41 @@ def log_density(
     terms = -0.5 * (math.log(2.0 * math.pi) + log_variance + squares)
     largest = terms.max(axis=0)
     return largest + np.log(np.exp(terms - largest).mean(axis=0))
+
+
+class Target(Predictive):
+    """A regression's predictive distribution; `transform` is that of its target, if any."""
+
+    output = "mean_log_variance"
+    score_names = MIXTURE_SCORE_NAMES
+    acquisition_scores: ClassVar = {"variance": "std", "epistemic_variance": "epistemic_std"}
+    joint_scores: ClassVar = {"max_det": TargetMaxDet}
+    raced = ("variance", "epistemic_variance")
+    default_acquisition = "epistemic_variance"
+
+    def __init__(self, transform: Transform | None = None) -> None:
+        self.transform = transform
+
+    def sums(self, outputs: Float[np.ndarray, "K N C"], first_draw: int = 0) -> DrawSums:
+        return mixture_sums(outputs, first_draw, transform=self.transform)
+
+    def scores(
+        self, sums: DrawSums, standard_errors: bool | Collection[str] = True
+    ) -> MixtureScores:
+        if self.transform is not None:
+            return target_scores(sums, self.transform, bool(standard_errors))
+        return mixture_scores(sums, bool(standard_errors))
+
+    def samples(self, outputs: Float32[np.ndarray, "K N C"]) -> Float[np.ndarray, "K N C"]:
+        if self.transform is not None:
+            mean, log_variance = np.moveaxis(outputs.astype(np.float64), -1, 0)
+            mean, variance = target_moments(self.transform, mean, np.exp(log_variance))
+            return np.stack([mean, np.sqrt(variance)], axis=-1)
+        return np.stack([outputs[..., 0], np.exp(0.5 * outputs[..., 1])], axis=-1)
+
+    def acquisition(self, scores: Any, name: str) -> Float64[np.ndarray, "N"]:
+        score = self.acquisition_scores[name]
+        return self.of_raced(scores.in_units.by_name()[score])
+
+    def of_raced(self, raced: Float64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
+        return np.square(raced)

@@ -89,6 +89,9 @@ class RowFile(ABC):
         self.id_column: str | None = None
         self._open()
 
+    def __len__(self) -> int:
+        return self.rows
+
     @abstractmethod
     def _open(self) -> None:
         """Look at the file: how many rows it has, what they are taken from, and its ids."""

@@ -17,15 +17,8 @@ from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, request_body
 from service.api.options import num_samples_of
-from service.api.pool_files import open_rows_file
-from service.api.requests import (
-    answer_type,
-    count_rows,
-    read_body,
-    read_rows,
-    refuse_none_or_many,
-    row_numbers,
-)
+from service.api.predict import read_work
+from service.api.requests import answer_type, row_numbers
 from service.api.responses import json_response
 from service.api.rows import Rows, with_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
@@ -33,8 +26,7 @@ from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
-from service.engine.jobs import Job
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, kept_bytes
 from service.engine.pool_ranking import (
     EnginePool,
     acquired_rows,
@@ -62,32 +54,22 @@ async def post_acquire(request: Request) -> Response:
     settings = context.settings
     call = context.begin(request, has_rows=True)
     answer_type(request, JSON)
-    body = await read_body(call, settings.max_body_bytes)
-    most = settings.max_pool_rows
-    envelope, rows = await read_rows(context, call, body, AcquireRequest, "pool", most)
-    served = await context.find_model(call, envelope)
-    manifest = served.model.manifest
+    work = await read_work(context, call, AcquireRequest, "pool", settings.max_pool_rows)
+    envelope, served, pool_size = work.envelope, work.served, len(work.rows)
+    model, manifest = served.model, served.model.manifest
     fields = ranking_fields(envelope, served)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
     num_samples = num_samples_of(envelope, served, settings)
-    encoding = served.model.encoding_draws
-    pool: Rows | RowFile
-    if rows is None:
-        pool = await open_rows_file(context, call, body, envelope, served, "pool")
-        refuse_none_or_many(pool.field, pool.rows, most, " (/acquire/jobs takes more)")
-    else:
-        pool = rows
-    pool_size = count_rows(pool)
     with context.admission.admitted(
-        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
+        pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
     ):
-        reservation = call.reservation
+        reservation, pool, work.rows = call.reservation, work.rows, []
         names = await find_names(context, call, envelope, pool)
         try:
             x = await row_numbers(context, call, pool, served, "pool", envelope.encoded)
         except InvalidInput as error:
-            raise (with_id(error, names) if rows is None else error) from None
-        del body, rows, pool  # which may be many times as large
+            raise (with_id(error, names) if isinstance(pool, RowFile) else error) from None
+        del pool
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
         whole, are_named = x, names is not None
@@ -100,10 +82,12 @@ async def post_acquire(request: Request) -> Response:
             copied = partial(np.take, x, chosen.ranked, axis=0)
             x = await context.threads.requests.run(call, x.nbytes, copied)
         left = ids if len(x) == len(whole) else [ids[i] for i in chosen.ranked.tolist()]
-        job = Job(served, x, num_samples, seed, call, acquisition=acquisition, priors=priors)
+        scored = EngineWork(
+            served, x, num_samples, seed, call, acquisition=acquisition, priors=priors
+        )
         k = envelope.k - len(chosen.control)
         choice = Choice(manifest.task, acquisition, k, num_samples, envelope.race, beta)
-        to_rank = EnginePool(context.engine, context.threads.answers, job, left, choice)
+        to_rank = EnginePool(context.engine, context.threads.answers, scored, left, choice)
         places = chosen.ranked.tolist()
         try:
             ranked = await rank_pool(to_rank, choice)
@@ -114,10 +98,10 @@ async def post_acquire(request: Request) -> Response:
         answered = [{**row, "index": places[row["index"]], "control": False} for row in ranked.rows]
         said: list[dict[str, Any]] = []
         if len(chosen.control):
-            job = Job(served, whole[chosen.control], num_samples, to_rank.seed, call)
-            reservation.reserve(kept_bytes(job), "pool")
-            predicted = await context.engine.predict(job)
-            said = control_said(manifest, predicted.prediction)
+            control = EngineWork(served, whole[chosen.control], num_samples, to_rank.seed, call)
+            reservation.reserve(kept_bytes(control), "pool")
+            await context.engine.compute(control)
+            said = control_said(manifest, control.predicted.prediction)
             answered += set_aside(chosen.control.tolist(), ids, len(answered))
         if envelope.keep:
             numbers, seed = row_format(manifest), to_rank.seed
@@ -151,7 +135,7 @@ async def find_names(
     context: Context, call: Call, envelope: Any, pool: Rows | RowFile
 ) -> list[str] | None:
     """Return the rows' names, of the request or else of its file, None where they have none."""
-    rows = count_rows(pool)
+    rows = len(pool)
 
     def work() -> list[str] | None:
         names = envelope.ids

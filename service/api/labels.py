@@ -31,8 +31,7 @@ from service.api.dependencies import BegunCall, CurrentContext
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
-from service.api.options import validate
-from service.api.requests import parse_json, read_body, refuse_but_json
+from service.api.requests import parse_json, read_body, refuse_but_json, validate
 from service.api.responses import json_response, moment
 from service.api.rows import rows_array
 from service.api.schemas import (

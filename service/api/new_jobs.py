@@ -31,7 +31,7 @@ from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, request_body
 from service.api.options import groups_of, num_samples_of
 from service.api.pool_files import open_rows_file
-from service.api.requests import ENDINGS, count_rows, read_body, read_rows, row_numbers
+from service.api.requests import ENDINGS, read_body, read_rows, row_numbers
 from service.api.schemas import AcquireRequest, JobAnswer, PredictJobRequest
 from service.auth.scopes import needs, owner_of
 from service.batch.computation import request_fields
@@ -119,9 +119,9 @@ async def _check(
         rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
     del inline  # it may be much larger than the numbers
     num_samples = num_samples_of(envelope, served, context.settings)
-    if count_rows(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
+    if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
-        raise TooLarge("rows x num_samples", expected, str(count_rows(rows) * num_samples))
+        raise TooLarge("rows x num_samples", expected, str(len(rows) * num_samples))
     names = await find_names(context, call, envelope, rows)
     return NewJob(context, call, kind, envelope, served, field, rows, names, num_samples)
 
@@ -163,7 +163,7 @@ class NewJob:
             request = asdict(self.write_files(folder))
             if time.monotonic() > self.call.deadline:
                 raise PastDeadline
-            work = count_rows(self.rows) * self.num_samples
+            work = len(self.rows) * self.num_samples
             entry = name, self.kind, owner, client, request, work
             return jobs.add(*entry, may_wait, settings.max_job_bytes, keep_answer)
         except BaseException:

@@ -2,65 +2,26 @@
 predicted and decided by."""
 
 import math
-import re
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
-import orjson
 from jaxtyping import Int64
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from model_store.artifacts.manifest import CategorySpec
 from model_store.conformal.calibration import DEFAULT_FPR, at_least
 from model_store.conformal.mondrian import UNKNOWN
-from model_store.conformal.sets import confident_rank, largest_coverage
-from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
+from model_store.conformal.rank_tables import confident_rank, largest_coverage
+from model_store.errors import InvalidInput
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions
 from service import limits
-from service.api.schemas import Envelope, PredictRequest, leave_few_unknown
+from service.api.schemas import Envelope, PredictRequest
 from service.errors import TooLarge
 from service.settings import Settings
 
 SUMS_TO_1 = 1e-6  # how near shares of classes must come
 NOT_UNDER_PRIORS = ("fdr", "risk", "confidence")
-
-
-# Those of /predict that go with any form of an answer.
-KNOWN = tuple(
-    name
-    for name in PredictRequest.model_fields
-    if name not in ("model", "version", "inputs", "groups", "explain")
-)
-
-Validated = TypeVar("Validated", bound=BaseModel)
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
-def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
-    try:
-        if len(content) > len(kind.model_fields):
-            content = leave_few_unknown(kind, content)
-        return kind.model_validate(content)
-    except ValidationError as error:
-        found = error.errors(include_url=False)[:MOST_ERRORS]
-    raise all_of([_invalid(kind, each) for each in found])
-
-
-def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
-    path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
-    name, got = ".".join(map(str, path)), kind_of(error["input"])
-    match error["type"]:
-        case "extra_forbidden":
-            name = name if len(name) <= 80 else name[:77] + "..."
-            return InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
-        case "missing":
-            return InvalidInput(name, "a value", "none")
-        case "too_short":
-            return InvalidInput(name, f"at least {error['ctx']['min_length']}", got)
-    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), got)
 
 
 class Named(Protocol):
@@ -206,30 +167,3 @@ def _risk(wanted: float | None, served: Named, num_samples: int, fpr: float) -> 
         expected = f"{known}, which {served.name} can certify with {draws} draws"
         raise InvalidInput("risk", expected, f"{wanted}")
     return wanted
-
-
-def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
-    strings of JSON."""
-    fields: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if name not in KNOWN:
-            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            expected = f"one of {', '.join(sorted((*KNOWN, *also)))}"
-            raise InvalidInput(place, expected, "an unknown one")
-        if isinstance(value, str):
-            try:
-                value = orjson.loads(value.encode("utf-8", "replace"))
-            except orjson.JSONDecodeError:
-                expected = "a number, or one as a string"
-                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
-        fields[name] = value
-    return fields
-
-
-def envelope_of(fields: dict[str, Any], where: str) -> PredictRequest:
-    """Return the envelope of a request whose fields came as parameters."""
-    try:
-        return validate(PredictRequest, {"inputs": [], **fields})
-    except InvalidInput as error:
-        raise error.renamed(lambda field: f"{where}.{field}") from None

@@ -1,15 +1,15 @@
 """`POST /predict`: rows to labels or targets, how uncertain and why, and whether a row is unlike
 the data.
 
-Every protocol but Label Studio's predicts by `predict`: admission, the client's share, memory, the
-deadline, the micro-batch, the decision, drift and metrics. A route reads a request, `ToPredict`,
-and names the `Encoder` of its answer.
+Every protocol predicts by `predict`: admission, the client's share, memory, the deadline, the
+micro-batch, the decision, drift and metrics. A route reads a request, `PredictWork`, and names the
+`Encoder` of its answer.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -34,9 +34,7 @@ from service.api.pool_files import open_rows_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     NPZ,
-    SMALL_JSON_BYTES,
     answer_type,
-    count_rows,
     find_odd_cells,
     is_test,
     read_body,
@@ -53,15 +51,14 @@ from service.api.responses import (
     response,
 )
 from service.api.rows import Rows
-from service.api.schemas import PredictRequest
+from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import needs
 from service.call import Call
 from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, kept_bytes
-from service.engine.jobs import Job, Predicted
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, kept_bytes
 from service.models.models import Served
 
-T = TypeVar("T")
+AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
 Groups = Int64[np.ndarray, "N"] | None
 Encoder = Callable[[Answer, Pause], list[bytes]]
 
@@ -73,18 +70,19 @@ router = APIRouter(tags=["Predict"])
 
 
 @dataclass(eq=False)
-class ToPredict:
-    """A request to predict rows, as it was read. `rows` are let go of once they are numbers."""
+class RowWork(Generic[AnyEnvelope]):
+    """A request with rows, which are released once they are numbers: they may take many times as
+    much memory."""
 
     call: Call
-    envelope: PredictRequest
+    envelope: AnyEnvelope
     served: Served
-    rows: Rows | RowFile | None
+    rows: Rows | RowFile
+    field: str = INPUTS  # that errors name rows by
+    is_live: bool = True  # whether rows count for drift and metrics
 
-    @property
-    def num_rows(self) -> int:
-        assert self.rows is not None
-        return count_rows(self.rows)
+
+PredictWork = RowWork[PredictRequest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,86 +101,87 @@ async def post_predict(request: Request) -> Response:
     """Predict rows: label or target, how uncertain and why, and whether a row is unlike the
     data."""
     context = context_of(request)
-    settings, call = context.settings, context.begin(request, has_rows=True)
+    call = context.begin(request, has_rows=True)
     media_type = answer_type(request, JSON, NPZ)
-    body = await read_body(call, settings.max_body_bytes)
-    most = settings.max_rows
-    envelope, rows = await read_rows(context, call, body, PredictRequest, INPUTS, most)
-    asked = ToPredict(call, envelope, await context.find_model(call, envelope), rows)
-    if rows is None:
-        asked.rows = await open_rows_file(context, call, body, envelope, asked.served, INPUTS)
-        refuse_none_or_many(INPUTS, asked.num_rows, most, " (/predict/jobs takes more)")
-    del body, rows  # which may be many times as large as the numbers
+    work = await read_work(context, call, PredictRequest, INPUTS, context.settings.max_rows)
     encode, as_arrays = (predict_npz, True) if media_type == NPZ else (predict_json, False)
-    parts = await predict(context, asked, encode, as_arrays)
-    return response(parts, media_type)
+    return response(await predict(context, work, encode, as_arrays), media_type)
 
 
-async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
-    """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
-    if size <= SMALL_JSON_BYTES:
-        return work()
-    return await context.threads.requests.run(call, size, work)
+async def read_work(
+    context: Context, call: Call, kind: type[AnyEnvelope], field: str, max_rows: int
+) -> RowWork[AnyEnvelope]:
+    """Read a request's envelope and rows, and find its model."""
+    body = await read_body(call, context.settings.max_body_bytes)
+    envelope, inline = await read_rows(context, call, body, kind, field, max_rows)
+    served = await context.find_model(call, envelope)
+    if inline is not None:
+        return RowWork(call, envelope, served, inline, field)
+    file = await open_rows_file(context, call, body, envelope, served, field)
+    jobs = f"{call.request.scope['path']}/jobs"
+    refuse_none_or_many(file.field, len(file), max_rows, f" ({jobs} takes more)")
+    return RowWork(call, envelope, served, file, field)
 
 
 async def predict(
-    context: Context, asked: ToPredict, encode: Encoder, as_arrays: bool = False
+    context: Context, work: PredictWork, encode: Encoder, as_arrays: bool = False
 ) -> list[bytes]:
     """Predict a request's rows and return the answer in parts; `as_arrays` takes less memory.
 
     Raises:
-        InvalidInput, TooLarge, Overloaded, PastDeadline: with statuses as in `docs/problems.md`.
+        InvalidInput, TooLarge, Overloaded, PastDeadline: as `service.api.problems` has them.
         ClientDisconnect: if the client hangs up.
     """
-    settings, call, envelope, served = context.settings, asked.call, asked.envelope, asked.served
-    manifest, reservation, num_rows = served.model.manifest, call.reservation, asked.num_rows
+    settings, call, envelope, served = context.settings, work.call, work.envelope, work.served
+    model, reservation, num_rows = served.model, call.reservation, len(work.rows)
+    manifest = model.manifest
     num_samples = num_samples_of(envelope, served, settings)
     options = decision_options(envelope, served, num_samples)
     groups = groups_of(envelope, num_rows, served)
     refuse_large_answers(envelope, num_rows, num_samples, served)
-    more = rows_to_explain(manifest.input) if envelope.explain else 0
-    all_rows, encoding = num_rows * (1 + more), served.model.encoding_draws
+    extra = rows_to_explain(manifest.input) if envelope.explain else 0
+    all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
     with context.admission.admitted(
         all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
     ):
-        cells, counts = None, not is_test(call.request)
-        assert asked.rows is not None
-        x = await row_numbers(context, call, asked.rows, served, INPUTS, envelope.encoded)
-        if envelope.explain and manifest.input.columns and not isinstance(asked.rows, RowFile):
-            cells = await find_odd_cells(context, call, asked.rows, served)
-        asked.rows = None  # which may be many times as large
-        reservation.shrink(x.nbytes)
+        counts = work.is_live and not is_test(call.request)
+        rows, work.rows, cells = work.rows, [], None
+        x = await row_numbers(context, call, rows, served, work.field, envelope.encoded)
+        if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
+            cells = await find_odd_cells(context, call, rows, served)
+        del rows
         keep, priors = envelope.return_samples, options.priors
-        job = Job(served, x, num_samples, envelope.seed, call, keep, priors=priors)
-        kept_draws = num_samples if keep else 0
-        size = kept_bytes(job) + answer_bytes(manifest, len(x), kept_draws, as_arrays)
+        computed = EngineWork(served, x, num_samples, envelope.seed, call, keep, priors=priors)
+        size = answer_bytes(manifest, num_rows, num_samples if keep else 0, as_arrays)
+        size += kept_bytes(computed)
+        reservation.shrink(x.nbytes)
         reservation.reserve(size, "answer")
         if envelope.explain:
-            size = explanation_bytes(manifest, len(x), as_arrays) + more * x.nbytes
-            reservation.reserve(size + kept_bytes(job, more * len(x)), "explain")
-        predicted = await context.engine.predict(job)
+            size = explanation_bytes(manifest, num_rows, as_arrays) + extra * x.nbytes
+            reservation.reserve(size + kept_bytes(computed, extra * num_rows), "explain")
+        await context.engine.compute(computed)
         to_explain = None
         if envelope.explain:
-            as_usual = await _predict_as_usual(context, job, predicted) if more else None
+            as_usual = await _predict_as_usual(context, computed) if extra else None
             to_explain = ToExplain(cells, as_usual)
         write = partial(
-            _write, context, job, predicted, options, groups, encode, to_explain, counts
+            _write, context, computed, options, groups, encode, to_explain, counts, work.field
         )
         is_plain = not keep and not envelope.explain
-        if is_plain and _answer_numbers(job) <= FEW_NUMBERS:
+        if is_plain and _answer_numbers(computed) <= FEW_NUMBERS:
             parts, flags = write()
         else:
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
-    call.record.add_phases(predicted.phases)
-    call.record.add_usage(served.name, served.version, len(x), num_samples, flags)
-    del x, job, predicted, write  # an answer may take long to be read
+    call.record.add_phases(computed.phases)
+    call.record.add_usage(served.name, served.version, num_rows, num_samples, flags)
+    del x, computed, write  # an answer may take long to be read
     reservation.shrink(sum(map(len, parts)))
     return parts
 
 
-def _answer_numbers(job: Job) -> int:
+def _answer_numbers(work: EngineWork) -> int:
     """Return about how many numbers the answer has, without samples and explanations."""
-    return len(job.x) * (20 + 2 * job.served.model.manifest.output_size)
+    return len(work.x) * (20 + 2 * work.served.model.manifest.output_size)
 
 
 def rows_to_explain(spec: InputSpec) -> int:
@@ -191,63 +190,67 @@ def rows_to_explain(spec: InputSpec) -> int:
     return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
-async def _predict_as_usual(context: Context, job: Job, predicted: Predicted) -> Prediction:
-    columns = job.served.model.manifest.input.columns
-    work = partial(rows_as_usual, columns, job.x, job.call.pause)
-    x = await context.threads.requests.run(job.call, job.x.nbytes, work)
-    again = Job(job.served, x, job.num_samples, predicted.seed, job.call, priors=job.priors)
-    return (await context.engine.predict(again)).prediction
+async def _predict_as_usual(context: Context, work: EngineWork) -> Prediction:
+    columns = work.served.model.manifest.input.columns
+    make = partial(rows_as_usual, columns, work.x, work.call.pause)
+    x = await context.threads.requests.run(work.call, work.x.nbytes, make)
+    again = EngineWork(
+        work.served, x, work.num_samples, work.draw_seed, work.call, priors=work.priors
+    )
+    await context.engine.compute(again)
+    return again.predicted.prediction
 
 
 def _write(
     context: Context,
-    job: Job,
-    predicted: Predicted,
+    work: EngineWork,
     options: DecisionOptions,
     groups: Groups,
     encode: Encoder,
     to_explain: ToExplain | None,
     counts: bool,
+    field: str,
 ) -> tuple[list[bytes], int]:
-    """Return the answer in parts and how many rows are flagged, and note both where rows are
-    watched and counted, unless the request is a test."""
-    served, scores = job.served, predicted.batch.prediction.scores
-    overall: Float64[np.ndarray, "N"] = scores.by_name()[scores.overall][predicted.rows]
-    check_computed(overall, INPUTS)
-    results, rows = _decide(job, predicted, options, groups, to_explain)
+    """Return the answer in parts and how many rows are flagged; if the request `counts`, also add
+    it to the metrics, and unless it is a replay to the drift test."""
+    served, predicted, seed = work.served, work.predicted, work.draw_seed
+    scores = predicted.batch.prediction.scores
+    overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
+    check_computed(overall, field)
+    results, rows = _decide(work, predicted, options, groups, to_explain)
     columns = served.model.manifest.input.columns
-    unknown = unknown_categories(job.x, columns) if columns else {}
-    answer = Answer(results, rows, predicted.seed, options, unknown)
+    unknown = unknown_categories(work.x, columns) if columns else {}
+    answer = Answer(results, rows, seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
-    parts = encode(answer, job.call.pause)
-    if counts and job.seed is None:  # else a replay
-        served.watch(predicted.batch.prediction, predicted.rows, job.x)
+    parts = encode(answer, work.call.pause)
+    if counts and work.seed is None:
+        served.watch(predicted.batch.prediction, predicted.rows, work.x)
     if counts:
         context.metrics.count_prediction(
-            served.key, scores.overall, overall, job.num_samples, num_flags
+            served.key, scores.overall, overall, work.num_samples, num_flags
         )
     return parts, num_flags
 
 
 def _decide(
-    job: Job,
+    work: EngineWork,
     predicted: Predicted,
     options: DecisionOptions,
     groups: Groups,
     to_explain: ToExplain | None,
 ) -> tuple[Results, slice]:
-    """Return results, and which rows of them are the job's.
+    """Return results, and which rows of them are the request's.
 
-    Rows are decided one by one, but for `fdr`. So what is decided of a few rows may be that of
-    their whole micro-batch, once for all of its requests that ask alike.
+    Without `fdr`, rows are decided one by one. So results of a few rows may be those of their whole
+    micro-batch, made once for all of its requests with the same options.
     """
-    manifest = job.served.model.manifest
+    model = work.served.model
 
     def results(prediction: Prediction, explained: Explained | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
-        return Results(manifest, job.num_samples, prediction, decision, samples, explained)
+        return Results(model.manifest, work.num_samples, prediction, decision, samples, explained)
 
-    is_small = _answer_numbers(job) <= NUMBERS_AT_ONCE
+    is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE
     is_plain = predicted.samples is None and groups is None and to_explain is None
     if is_small and is_plain and options.fdr is None:
         whole = predicted.batch.shared(options, results)
@@ -257,7 +260,6 @@ def _decide(
     if groups is not None:
         prediction = prediction.of_groups(groups)
     if to_explain is not None:
-        as_usual, model = to_explain.as_usual, job.served.model
-        why = explain(model, prediction, job.x, as_usual, job.call.pause)
-        explained = Explained(manifest, why, to_explain.cells)
+        why = explain(model, prediction, work.x, to_explain.as_usual, work.call.pause)
+        explained = Explained(model.manifest, why, to_explain.cells)
     return results(prediction, explained), slice(None)

@@ -55,7 +55,9 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        return scores_in_units(self.prediction.scores)
+        """The scores in the units of the answer: for regression, those of the target."""
+        scores = self.prediction.scores
+        return scores if isinstance(scores, Scores) else scores.in_units
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
@@ -71,11 +73,6 @@ class Results:
         optional = {"samples": self.samples, "explanation": self.explained}
         fields = BY_TASK[self.manifest.task]
         return [f for f in fields if not f.is_optional or optional[f.name] is not None]
-
-
-def scores_in_units(scores: AnyScores) -> AnyScores:
-    """Return the scores as they are answered: of a regression, of the target in its own units."""
-    return scores if isinstance(scores, Scores) else scores.in_units
 
 
 def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[dict[str, Any]]:

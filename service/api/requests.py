@@ -4,7 +4,7 @@ nothing is written to disk."""
 import mimetypes
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
@@ -14,11 +14,13 @@ import numpy as np
 import orjson
 from fastapi import Request
 from jaxtyping import Float32
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from model_store.errors import InvalidInput, kind_of
+from model_store.errors import MOST_ERRORS, InvalidInput, all_of, kind_of
 from model_store.sources.columns import OddCells, odd_cells
 from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
@@ -26,9 +28,8 @@ from model_store.types import Pause
 from service import limits
 from service.api.json_blocks import JsonRows, not_json, take_apart
 from service.api.media_types import JSON
-from service.api.options import validate
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
-from service.api.schemas import Envelope, RequestModel
+from service.api.schemas import Envelope, PredictRequest, RequestModel, leave_few_unknown
 from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
@@ -57,8 +58,18 @@ MOST_AT_ONCE = 1_000_000
 _NEVER = re.compile(r"q=0(\.0*)?")  # of a media type that a client does not take
 ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
 
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Those of /predict that go with any form of an answer.
+KNOWN = tuple(
+    name
+    for name in PredictRequest.model_fields
+    if name not in ("model", "version", "inputs", "groups", "explain")
+)
+
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
 AnyQuery = TypeVar("AnyQuery", bound=RequestModel)
+Validated = TypeVar("Validated", bound=BaseModel)
+T = TypeVar("T")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
@@ -204,6 +215,13 @@ async def read_rows(
     return envelope, rows
 
 
+async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
+    """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
+    if size <= SMALL_JSON_BYTES:
+        return work()
+    return await context.threads.requests.run(call, size, work)
+
+
 def refuse_none_or_many(field: str, rows: int, most: int, otherwise: str = "") -> None:
     """Raise InvalidInput or TooLarge unless there are 1 to `most` rows; `otherwise` says what takes
     more."""
@@ -265,25 +283,21 @@ async def row_numbers(
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
     """Return a request's rows as numbers; files, objects and many numbers take a thread."""
-    model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS
-    size, encoder = 4 * count_rows(rows) * model.row_size, model.text_encoder
+    model, max_pixels = served.model, limits.MAX_IMAGE_PIXELS
+    size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
         call.reservation.reserve(size, rows.field)
-        work, is_dear = partial(pool_array, rows, most_pixels, call, encoder), True
+        work, is_dear = partial(pool_array, rows, max_pixels, call, encoder), True
     else:
         call.reservation.reserve(size, rows_field)
         spec = model.manifest.input.encoded if encoded else model.manifest.input
-        work = partial(rows_array, rows, spec, rows_field, most_pixels, call, encoder)
+        work = partial(rows_array, rows, spec, rows_field, max_pixels, call, encoder)
         is_dear = isinstance(rows, JsonRows | Cells) or (
             isinstance(rows, list) and isinstance(rows[0], str | bytes | dict)
         )
     if size > 4 * NUMBERS_AT_ONCE or is_dear:
         return await context.threads.requests.run(call, size, work)
     return work()
-
-
-def count_rows(rows: Rows | RowFile) -> int:
-    return rows.rows if isinstance(rows, RowFile) else len(rows)
 
 
 async def find_odd_cells(
@@ -305,12 +319,63 @@ async def find_odd_cells(
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 
 
+def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
+    try:
+        if len(content) > len(kind.model_fields):
+            content = leave_few_unknown(kind, content)
+        return kind.model_validate(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:MOST_ERRORS]
+    raise all_of([_invalid(kind, each) for each in found])
+
+
+def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
+    path = error["loc"][:1] if "priors" in error["loc"] else error["loc"]
+    name, got = ".".join(map(str, path)), kind_of(error["input"])
+    match error["type"]:
+        case "extra_forbidden":
+            name = name if len(name) <= 80 else name[:77] + "..."
+            return InvalidInput(name, f"one of {sorted(kind.model_fields)}", "an unknown field")
+        case "missing":
+            return InvalidInput(name, "a value", "none")
+        case "too_short":
+            return InvalidInput(name, f"at least {error['ctx']['min_length']}", got)
+    return InvalidInput(name, str(error["msg"]).removeprefix("Input should be "), got)
+
+
 def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
     """Return the parameters of a query; the rows of `rows_field` are in the body."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
     for name in (name for name, value in fields.items() if value is None):
         raise InvalidInput(name, "a value, where it is not left out", "null")
     return validate(kind, {rows_field: [], **fields} if rows_field else fields)
+
+
+def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
+    strings of JSON."""
+    fields: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if name not in KNOWN:
+            place = f"{where}.{name}" if _NAME.fullmatch(name) else where
+            expected = f"one of {', '.join(sorted((*KNOWN, *also)))}"
+            raise InvalidInput(place, expected, "an unknown one")
+        if isinstance(value, str):
+            try:
+                value = orjson.loads(value.encode("utf-8", "replace"))
+            except orjson.JSONDecodeError:
+                expected = "a number, or one as a string"
+                raise InvalidInput(f"{where}.{name}", expected, "another string") from None
+        fields[name] = value
+    return fields
+
+
+def envelope_of(fields: dict[str, Any], where: str) -> PredictRequest:
+    """Return the envelope of a request whose fields came as parameters."""
+    try:
+        return validate(PredictRequest, {"inputs": [], **fields})
+    except InvalidInput as error:
+        raise error.renamed(lambda field: f"{where}.{field}") from None
 
 
 def reserve_json(

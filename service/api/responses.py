@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from model_store.artifacts.manifest import Manifest
 from model_store.inference.prediction import DecisionOptions
+from model_store.scores.records import take
+from model_store.scores.tasks import AnyScores
 from model_store.types import Pause
 from service.api.media_types import JSON
 from service.api.predictions import Results
@@ -82,6 +84,10 @@ class Answer:
     @property
     def flags(self) -> Bool[np.ndarray, "N"]:
         return self.results.decision.flag[self.rows]
+
+    @property
+    def scores(self) -> AnyScores:
+        return take(self.results.scores, self.rows)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.rows] for name, array in self.results.arrays.items()}

@@ -21,7 +21,8 @@ from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
-from service.api.options import num_samples_of, validate
+from service.api.options import num_samples_of
+from service.api.requests import validate
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.batch.computation import Kind, request_fields
 from service.batch.data_set import (

@@ -19,8 +19,7 @@ from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, check_id
 from model_store.state.live import prediction_records
 from service.call import Phase
-from service.engine.batching import Engine, kept_bytes
-from service.engine.jobs import Job, PoolScores
+from service.engine.batching import Engine, EngineWork, kept_bytes
 from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
 
@@ -35,7 +34,7 @@ class EnginePool(Pool):
 
     engine: Engine
     answers: FairThreads
-    job: Job  # with an acquisition
+    work: EngineWork  # with an acquisition
     ids: Sequence[str]
     choice: Choice
     phases: list[Phase] = field(default_factory=list)  # of all that was computed
@@ -43,59 +42,59 @@ class EnginePool(Pool):
     @property
     def seed(self) -> int:  # type: ignore[override]
         """The seed of the draws; a fresh one where none were needed."""
-        if self.job.seed is None:
-            self.job = replace(self.job, seed=fresh_seed())
-        assert self.job.seed is not None
-        return self.job.seed
+        if self.work.seed is None:
+            self.work = replace(self.work, seed=fresh_seed())
+        assert self.work.seed is not None
+        return self.work.seed
 
     async def scores(self) -> Float64[np.ndarray, "N"]:
-        return (await self._score(self.job)).scores
+        return (await self._score(self.work)).pool_scores.scores
 
     async def lap(self, lap: Lap) -> Scored:
         """Return the scores of some rows, which are copied for as long as it takes."""
-        held = self.job.call.reservation.held
-        self.job.call.reservation.reserve(self.job.x[:1].nbytes * len(lap.rows), "pool")
-        x = await self.run(partial(np.take, self.job.x, lap.rows, axis=0))
-        job = replace(self.job, x=x, num_samples=lap.num_draws, is_race=True)
-        scored = await self._score(job)
-        self.job.call.reservation.shrink(held)
+        held = self.work.call.reservation.held
+        self.work.call.reservation.reserve(self.work.x[:1].nbytes * len(lap.rows), "pool")
+        x = await self.run(partial(np.take, self.work.x, lap.rows, axis=0))
+        raced = replace(self.work, x=x, num_samples=lap.num_draws, is_race=True)
+        scored = (await self._score(raced)).pool_scores
+        self.work.call.reservation.shrink(held)
         assert scored.errors is not None
         return scored.scores, scored.errors
 
     async def copies(self) -> Copies:
-        is_joint = self._most_candidates is not None
-        size = COPY_BYTES * len(self.job.x) + is_joint * self.job.x.nbytes
-        self.job.call.reservation.reserve(size, "pool")
-        return await self.run(partial(copies_of, self.job.x, self.pause))
+        is_joint = self._max_candidates is not None
+        size = COPY_BYTES * len(self.work.x) + is_joint * self.work.x.nbytes
+        self.work.call.reservation.reserve(size, "pool")
+        return await self.run(partial(copies_of, self.work.x, self.pause))
 
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        x = await self.run(partial(np.take, self.job.x, copies.first, axis=0))
-        distinct = replace(self.job, x=x, candidates=self._most_candidates)
+        x = await self.run(partial(np.take, self.work.x, copies.first, axis=0))
+        distinct = replace(self.work, x=x, max_candidates=self._max_candidates)
         scored = await self._score(distinct)
-        check_computed(scored.scores[copies.group], "pool")
+        check_computed(scored.pool_scores.scores[copies.group], "pool")
         assert scored.best is not None
         return scored.best.rows, scored.best.candidates
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do work on the threads for answers, by fair shares."""
-        return await self.answers.run(self.job.call, self.job.x.nbytes, work)
+        return await self.answers.run(self.work.call, self.work.x.nbytes, work)
 
     def pause(self) -> None:
-        self.job.call.pause()
+        self.work.call.pause()
 
     @property
-    def _most_candidates(self) -> int | None:
-        choice, job = self.choice, self.job
+    def _max_candidates(self) -> int | None:
+        choice, work = self.choice, self.work
         return most_candidates(
-            choice.acquisition, job.served.model, len(job.x), choice.k, choice.num_samples
+            choice.acquisition, work.served.model, len(work.x), choice.k, choice.num_samples
         )
 
-    async def _score(self, job: Job) -> PoolScores:
-        self.job.call.reservation.reserve(kept_bytes(job), "pool")
-        scored = await self.engine.score(job)
-        self.phases.extend(scored.phases)
-        self.job = replace(self.job, seed=scored.seed)
-        return scored
+    async def _score(self, work: EngineWork) -> EngineWork:
+        work.call.reservation.reserve(kept_bytes(work), "pool")
+        await self.engine.compute(work)
+        self.phases.extend(work.phases)
+        self.work = replace(self.work, seed=work.draw_seed)
+        return work
 
 
 def check_keeping(keep: bool, control: float, ids: Sequence[str], are_named: bool) -> None:

@@ -34,7 +34,7 @@ class Reservoir:
         self.num_draws = model.manifest.noise.default_draws
         self.depth = min(depth, READY_BYTES // (self.num_draws * model.runtime.draw_bytes))
         self._idle = idle
-        self._ready: deque[DrawSet] = deque()
+        self.ready: deque[DrawSet] = deque()  # the newest last
         self._wanted = threading.Event()
         self._closed = False
         if self.depth > 0:
@@ -42,17 +42,13 @@ class Reservoir:
             self._thread = threading.Thread(target=self._fill, name="draw-reservoir", daemon=True)
             self._thread.start()
 
-    @property
-    def has_ready(self) -> bool:
-        return len(self._ready) > 0
-
     def take(self, num_draws: int) -> DrawSet:
         """Return draws of a fresh seed: a ready set, cut or continued to the number wanted."""
         try:
-            ready = self._ready.pop()  # the newest, which the processor's cache may still hold
+            ready = self.ready.pop()  # the newest, which the processor's cache may still hold
         except IndexError:
             return self.model.runtime.draw_set(fresh_seed(), num_draws)
-        if len(self._ready) <= self.depth // 2:
+        if len(self.ready) <= self.depth // 2:
             self._wanted.set()
         theta = ready.theta
         if theta is None or num_draws * self.model.runtime.draw_bytes > HELD_BYTES:
@@ -74,21 +70,21 @@ class Reservoir:
 
     def _fill(self) -> None:
         while not self._closed:
-            if len(self._ready) < self.depth:
+            if len(self.ready) < self.depth:
                 self._make_one()
             else:
                 self._wanted.clear()
-                if len(self._ready) >= self.depth and not self._closed:
+                if len(self.ready) >= self.depth and not self._closed:
                     self._wanted.wait()
 
     def _make_one(self) -> None:
         seed = fresh_seed()
         pieces = []
         for first in range(0, self.num_draws, PIECE_DRAWS):
-            if len(self._ready) > self.depth // 4:
+            if len(self.ready) > self.depth // 4:
                 self._idle.wait(PATIENCE_S)
             if self._closed:
                 return
             draws = min(PIECE_DRAWS, self.num_draws - first)
             pieces.append(self.model.runtime.draw(seed, first, draws))
-        self._ready.append(DrawSet(seed, self.num_draws, np.concatenate(pieces)))
+        self.ready.append(DrawSet(seed, self.num_draws, np.concatenate(pieces)))

@@ -7,7 +7,7 @@ import sys
 from tests.support.environment import ROOT, environment_with
 from tests.support.ports import free_port
 
-MOST_MODULES, MOST_MOVES = 32, 107
+MAX_MODULES, MAX_MOVES = 29, 90
 TRIES = 3  # on a busy machine a request may make one move more
 
 
@@ -25,7 +25,7 @@ def test_a_row_passes_few_modules_and_moves(digits_store, tmp_path):
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
         )
         path = json.loads(done.stdout)
-        if path["moves"] <= MOST_MOVES:
+        if path["moves"] <= MAX_MOVES:
             break
-    assert 0 < len(path["modules"]) <= MOST_MODULES, path
-    assert 0 < path["moves"] <= MOST_MOVES, path
+    assert 0 < len(path["modules"]) <= MAX_MODULES, path
+    assert 0 < path["moves"] <= MAX_MOVES, path

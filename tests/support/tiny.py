@@ -18,7 +18,7 @@ from model_store.artifacts.store import ModelStore
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import Categories
-from model_store.conformal.sets import class_nonconformity
+from model_store.conformal.rank_tables import class_nonconformity
 from model_store.inference.model import NEEDED, Model, detector_scores
 from model_store.inference.noise import NOISE_ALGORITHM
 from model_store.inference.runtime import Runtime

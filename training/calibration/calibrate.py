@@ -8,7 +8,7 @@ from jaxtyping import Float32, Float64, Int64
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import UNKNOWN, Categories, CategoryKind
-from model_store.conformal.sets import class_nonconformity, target_nonconformity
+from model_store.conformal.rank_tables import class_nonconformity, target_nonconformity
 from model_store.errors import InvalidInput
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime

@@ -29,7 +29,7 @@ from model_store.acquisition.ranking import (
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import PREDICTIVES
-from service.engine.jobs import Best
+from service.engine.batching import Best
 
 DRAWS, ROWS = 8, 60
 IDS = [f"row {i}" for i in range(40)]

@@ -19,8 +19,7 @@ from model_store.conformal.calibration import (
     at_least,
     default_not_kept,
 )
-from model_store.conformal.rank_tables import conformal_p_value
-from model_store.conformal.sets import mass_above, quantile
+from model_store.conformal.rank_tables import conformal_p_value, mass_above, quantile
 from model_store.types import DetectorNames
 
 DETECTORS = ("a", "b", "c")

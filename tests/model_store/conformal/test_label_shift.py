@@ -11,8 +11,12 @@ from model_store.conformal.label_shift import (
     shift_log_probs,
     weighted_p_value,
 )
-from model_store.conformal.rank_tables import conformal_p_value
-from model_store.conformal.sets import class_nonconformity, mass_above, quantile
+from model_store.conformal.rank_tables import (
+    class_nonconformity,
+    conformal_p_value,
+    mass_above,
+    quantile,
+)
 
 MEANS = np.array([0.0, 1.0, 2.5])
 PRIORS, SHIFTED = np.array([0.7, 0.25, 0.05]), np.array([0.1, 0.3, 0.6])

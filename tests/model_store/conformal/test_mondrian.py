@@ -10,7 +10,7 @@ from scipy import stats
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
 from model_store.conformal.mondrian import CAUTIOUS_ROWS, UNKNOWN, Categories
-from model_store.conformal.sets import (
+from model_store.conformal.rank_tables import (
     class_nonconformity,
     mass_above,
     quantile,

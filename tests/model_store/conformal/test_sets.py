@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from model_store.conformal.rank_tables import RankTables
-from model_store.conformal.sets import (
+from model_store.conformal.rank_tables import (
+    RankTables,
     class_nonconformity,
     confident_rank,
     coverage_rank,

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 from scipy import integrate, stats
 
 from model_store.scores.records import concatenate, take
-from model_store.scores.regression import log_density
-from model_store.scores.tasks import Target
+from model_store.scores.regression import Target, log_density
 from model_store.scores.transforms import (
     LogTransform,
     RankTransform,

@@ -5,8 +5,7 @@ import tracemalloc
 import pytest
 
 from model_store.errors import InvalidInput
-from service.api.options import validate
-from service.api.requests import parse_json
+from service.api.requests import parse_json, validate
 from service.api.schemas import AcquireRequest, LabelsRequest, PredictRequest
 from service.errors import TooLarge
 

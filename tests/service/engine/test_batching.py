@@ -23,12 +23,14 @@ from service.engine.admission import LASTING_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
     LEAST_AT_ONCE,
+    MAX_RESOLVED_AT_ONCE,
     SUMMED_NUMBERS,
     Engine,
+    EngineWork,
+    finish,
     kept_bytes,
     part_rows,
 )
-from service.engine.jobs import TOLD_AT_ONCE, Job, Progress, finish
 from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
 from service.models.models import Served
@@ -62,9 +64,14 @@ def served(digits_store):
     )
 
 
+async def compute(engine, work):
+    await engine.compute(work)
+    return work
+
+
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
     """A job whose draws' samples are kept."""
-    return Job(served, x, draws, seed, Call(deadline=deadline), keep_samples=True)
+    return EngineWork(served, x, draws, seed, Call(deadline=deadline), keep_samples=True)
 
 
 class HeldReservoir(Reservoir):
@@ -96,14 +103,14 @@ def together(engine, jobs, order=None):
     served = jobs[0].served
 
     async def asked(job):
-        predicted = await engine.predict(job)
+        predicted = await compute(engine, job)
         if order is not None:
             order.append(job)
         return predicted
 
     async def ask():
         first, begin = held(served)
-        busy = asyncio.create_task(engine.predict(first))
+        busy = asyncio.create_task(compute(engine, first))
         await asyncio.sleep(0.02)
         waiting = [asyncio.create_task(asked(job)) for job in jobs]
         await asyncio.sleep(0)
@@ -122,7 +129,7 @@ def test_what_waits_together_shares_fresh_draws_and_each_row_is_answered_as_alon
     sizes = [1, 3, 1, 7, 2]
     parts = np.split(digits_rows[: sum(sizes)], np.cumsum(sizes)[:-1])
     answers = together(engine, [job(served, x) for x in parts])
-    assert len({answer.seed for answer in answers}) == 1
+    assert len({answer.draw_seed for answer in answers}) == 1
     for x, answer in zip(parts, answers, strict=True):
         assert_as_alone(served, x, answer)
 
@@ -132,7 +139,7 @@ def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digit
 
     def batches(waiting):
         found = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
-        return list(Counter(predicted.seed for predicted in found).values())
+        return list(Counter(work.draw_seed for work in found).values())
 
     waiting = 2 * LEAST_AT_ONCE + 8
     most = 3 * (waiting + 1) // 4  # of those that wait and the one before them
@@ -145,7 +152,7 @@ def test_seeds_keep_their_draws_beside_fresh_ones(engine, served, digits_rows):
     jobs = [job(served, digits_rows[i : i + 2], seed) for i, seed in enumerate(seeds)]
     answers = together(engine, jobs)
     for i, (seed, answer) in enumerate(zip(seeds, answers, strict=True)):
-        assert answer.seed == (answers[1].seed if seed is None else seed)
+        assert answer.draw_seed == (answers[1].draw_seed if seed is None else seed)
         assert_as_alone(served, digits_rows[i : i + 2], answer)
 
 
@@ -153,7 +160,7 @@ def test_numbers_of_draws_are_kept_apart(engine, served, digits_rows):
     counts = [10, 20, 10]
     answers = together(engine, [job(served, digits_rows[:1], draws=draws) for draws in counts])
     assert [answer.num_samples for answer in answers] == counts
-    assert answers[0].seed == answers[2].seed != answers[1].seed
+    assert answers[0].draw_seed == answers[2].draw_seed != answers[1].draw_seed
     for answer in answers:
         assert_as_alone(served, digits_rows[:1], answer)
 
@@ -198,15 +205,15 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
 
     async def ask():
         first, begin = held(served)
-        busy = asyncio.create_task(engine.predict(first))
+        busy = asyncio.create_task(compute(engine, first))
         await asyncio.sleep(0.02)
         try:
             with pytest.raises(ClientDisconnect):
-                await engine.predict(gone)
+                await compute(engine, gone)
         finally:
             begin.set()
         await busy
-        await engine.predict(job(served, digits_rows[:1]))
+        await compute(engine, job(served, digits_rows[:1]))
 
     engine.admission.in_work = 2
     asyncio.run(ask())
@@ -220,14 +227,14 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
 
     async def ask():
-        return await engine.score(Job(served, rows, DRAWS, None, acquisition="bald"))
+        return await compute(engine, EngineWork(served, rows, DRAWS, None, acquisition="bald"))
 
     scored = asyncio.run(ask())
     assert len(scored.phases) > 2
     predicted = served.model.prediction(
-        *served.model.runtime.run_set(rows, served.model.runtime.draw_set(scored.seed, DRAWS))
+        *served.model.runtime.run_set(rows, served.model.runtime.draw_set(scored.draw_seed, DRAWS))
     )
-    assert np.array_equal(scored.scores, predicted.scores.bald)
+    assert np.array_equal(scored.pool_scores.scores, predicted.scores.bald)
 
 
 def test_parts_are_bounded_by_classes_as_by_draws(served):
@@ -252,8 +259,8 @@ def test_parts_are_bounded_by_the_time_of_the_encoder(served, row_s, rows):
 
 def test_a_lone_request_past_its_deadline_is_refused_too(engine, served, digits_rows):
     async def ask(seed):
-        await engine.predict(
-            job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0)
+        await compute(
+            engine, job(served, digits_rows[:1], seed, draws=5, deadline=time.monotonic() - 1.0)
         )
 
     for seed in (None, 3):
@@ -391,8 +398,9 @@ def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
     engine, served, digits_rows
 ):
     def waiting(client):
-        asked = replace(job(served, digits_rows[:1]), call=Call(client=client))
-        return Progress(asked, asyncio.get_running_loop().create_future())
+        work = replace(job(served, digits_rows[:1]), call=Call(client=client))
+        work.future = asyncio.get_running_loop().create_future()
+        return work
 
     async def ask():
         ahead, behind, part = (waiting(client) for client in ("greedy", "other", "greedy"))
@@ -413,8 +421,8 @@ def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(ser
     model = served.model
     kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
     assert kept_bytes(job(served, many)) > kept + DRAWS * model.runtime.draw_bytes
-    assert kept_bytes(Job(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
-    joint = Job(served, many, DRAWS, None, acquisition="batchbald", candidates=50)
+    assert kept_bytes(EngineWork(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
+    joint = EngineWork(served, many, DRAWS, None, acquisition="batchbald", max_candidates=50)
     assert kept_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size
 
 
@@ -430,25 +438,36 @@ class Clock:
 
 def assert_as_alone(served, x, answer):
     """An answer is, bit for bit, what its seed gives for these rows alone."""
-    draws = served.model.runtime.draw_set(answer.seed, answer.num_samples)
+    draws = served.model.runtime.draw_set(answer.draw_seed, answer.num_samples)
     expected = served.model.prediction(*served.model.runtime.run_set(x, draws))
     for name, values in expected.scores.by_name().items():
-        assert np.array_equal(answer.prediction.scores.by_name()[name], values), name
-    assert np.array_equal(answer.prediction.scores.probabilities, expected.scores.probabilities)
-    assert np.array_equal(answer.prediction.p_values.p_value, expected.p_values.p_value)
+        assert np.array_equal(answer.predicted.prediction.scores.by_name()[name], values), name
+    assert np.array_equal(
+        answer.predicted.prediction.scores.probabilities, expected.scores.probabilities
+    )
+    assert np.array_equal(answer.predicted.prediction.p_values.p_value, expected.p_values.p_value)
     for name, values in expected.p_values.detector_p_values.items():
-        assert np.array_equal(answer.prediction.p_values.detector_p_values[name], values), name
-    assert answer.samples.shape == (answer.num_samples, *expected.scores.probabilities.shape)
-    assert np.allclose(answer.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5)
+        assert np.array_equal(
+            answer.predicted.prediction.p_values.detector_p_values[name], values
+        ), name
+    assert answer.predicted.samples.shape == (
+        answer.num_samples,
+        *expected.scores.probabilities.shape,
+    )
+    assert np.allclose(
+        answer.predicted.samples.mean(axis=0), expected.scores.probabilities, atol=1e-5
+    )
 
 
 def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(served):
     async def told():
-        loop, jobs, turn = asyncio.get_running_loop(), 3 * TOLD_AT_ONCE + 1, 0
-        done = [Progress(job(served, None), loop.create_future()) for _ in range(jobs)]
+        loop, jobs, turn = asyncio.get_running_loop(), 3 * MAX_RESOLVED_AT_ONCE + 1, 0
+        done = [job(served, None) for _ in range(jobs)]
+        for work in done:
+            work.future = loop.create_future()
         turns = {}
-        for n, progress in enumerate(done):
-            progress.future.add_done_callback(lambda _, n=n: turns.setdefault(n, turn))
+        for n, work in enumerate(done):
+            work.future.add_done_callback(lambda _, n=n: turns.setdefault(n, turn))
         threading.Thread(target=finish, args=(done,)).start()
         while len(turns) < jobs:
             await asyncio.sleep(0)
@@ -456,7 +475,7 @@ def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(serve
         return turns
 
     turns = asyncio.run(told())
-    assert max(Counter(turns.values()).values()) == TOLD_AT_ONCE
+    assert max(Counter(turns.values()).values()) == MAX_RESOLVED_AT_ONCE
     assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
 
 

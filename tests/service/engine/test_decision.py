@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from model_store.conformal.abstention import Abstention
-from model_store.conformal.rank_tables import ConformalPValues, RankTables
-from model_store.conformal.sets import mass_above
+from model_store.conformal.rank_tables import ConformalPValues, RankTables, mass_above
 from model_store.inference.prediction import DecisionOptions, Prediction, decide
 from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.scores.regression import mixture_scores, mixture_sums
-from service.engine.jobs import MicroBatch
+from service.engine.batching import MicroBatch
 
 P_VALUES = np.array([0.01, 0.02, 0.04, 0.5])
 PROBS = np.array([[0.9, 0.1], [0.6, 0.4], [0.55, 0.45], [0.99, 0.01]])

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from service.engine import batching
 from service.engine.admission import Admission
-from service.engine.batching import Engine, part_rows
-from service.engine.jobs import Job
+from service.engine.batching import Engine, EngineWork, part_rows
 from service.models.drift import Drift, Watched
 from service.models.models import Served
 from service.models.reservoir import Reservoir
@@ -72,13 +71,13 @@ class Requests:
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):
         """Ask for some rows; the answer is checked by `answers`."""
         x = ROWS[first : first + count]
-        job = Job(self.served, x, num_samples, seed, acquisition=acquisition)
+        job = EngineWork(self.served, x, num_samples, seed, acquisition=acquisition)
         self.asked.append((job, self._begin(job)))
 
     def hold(self):
         """Keep the worker busy until `let_go`: what is asked meanwhile waits together."""
         reservoir = HeldReservoir(self.model)
-        self.held = reservoir, self._begin(Job(self._served(reservoir), ROWS[:1], 1, None))
+        self.held = reservoir, self._begin(EngineWork(self._served(reservoir), ROWS[:1], 1, None))
         while not reservoir.waits.wait(0.001):
             self.loop.run_until_complete(asyncio.sleep(0))
 
@@ -99,30 +98,36 @@ class Requests:
         self.let_go()
         for job, task in self.asked:
             answer = self.loop.run_until_complete(asyncio.wait_for(task, 60))
-            assert job.seed in (None, answer.seed)
+            assert job.seed in (None, job.draw_seed)
             if job.acquisition is not None:
                 outputs, _ = self.model.runtime.run_set(job.x, self._draws(job, answer))
                 scores = self.model.predictive.scores(self.model.predictive.sums(outputs))
-                assert answer.scores.tobytes() == getattr(scores, job.acquisition).tobytes()
+                assert (
+                    answer.pool_scores.scores.tobytes()
+                    == getattr(scores, job.acquisition).tobytes()
+                )
                 continue
-            got, alone = answer.prediction, self._alone(job, answer)
+            got, alone = answer.predicted.prediction, self._alone(job, answer)
             assert got.scores.num_draws.tolist() == alone.scores.num_draws.tolist()
             assert got.scores.probabilities.tobytes() == alone.scores.probabilities.tobytes()
             assert got.scores.bald.tobytes() == alone.scores.bald.tobytes()
             assert got.p_values.p_value.tobytes() == alone.p_values.p_value.tobytes()
-        fresh = [task.result().seed for job, task in self.asked if job.seed is None]
+        fresh = [job.draw_seed for job, task in self.asked if job.seed is None]
         self.asked.clear()
         return fresh
 
     def _draws(self, job, answer):
-        return self.model.runtime.draw_set(answer.seed, job.num_samples)
+        return self.model.runtime.draw_set(job.draw_seed, job.num_samples)
 
     def _alone(self, job, answer):
         return self.model.prediction(*self.model.runtime.run_set(job.x, self._draws(job, answer)))
 
+    async def _compute(self, job):
+        await self.engine.compute(job)
+        return job
+
     def _begin(self, job):
-        ask = self.engine.predict if job.acquisition is None else self.engine.score
-        task = self.loop.create_task(ask(job))
+        task = self.loop.create_task(self._compute(job))
         for _ in range(2):
             self.loop.run_until_complete(asyncio.sleep(0))
         return task

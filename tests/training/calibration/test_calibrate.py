@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.sets import class_nonconformity
+from model_store.conformal.rank_tables import class_nonconformity
 from model_store.inference.model import detector_scores
 from model_store.inference.runtime import Runtime
 from model_store.scores.classification import predictive_scores, predictive_sums
