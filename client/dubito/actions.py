@@ -1,4 +1,4 @@
-"""What the commands do that call a service: predict a file, rank a pool, list models and jobs."""
+"""Run the commands that call a service: predict a file, rank a pool, list models and jobs."""
 
 import argparse
 import json
@@ -19,98 +19,99 @@ from dubito.rows import RowsLike
 from dubito.terminal import format_cell, print_table, printable, progress_bar
 
 Result = TypeVar("Result")
-CLASSIFIED = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
-OF_RANKING = (
+CLASSIFICATION_COLUMNS = ("label", "probability", "entropy", "bald", "p_value", "flag", "set")
+RANKING_FIELDS = (
     *("model", "version", "acquisition", "num_samples", "seed", "pool_size", "excluded"),
     "unknown_categories",
 )
-JOB_HEADS = ("id", "kind", "state", "done", "model", "version", "rows", "created")
-REGRESSED = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
+JOB_COLUMNS = ("id", "kind", "state", "done", "model", "version", "rows", "created")
+REGRESSION_COLUMNS = ("mean", "std", "epistemic_std", "low", "high", "p_value", "flag")
 
 
-def request_options(asked: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return the options of a request that the command line gives."""
-    values = {name: getattr(asked, name) for name in (*names, "encoded")}
-    given = {name: value for name, value in values.items() if value is not None}
-    if asked.model is not None:
-        name, _, version = asked.model.partition(":")
-        given |= {"model": name} | ({"version": version} if version else {})
-    return given
+def request_options(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return the request of a request that the command line gives."""
+    values = {name: getattr(options, name) for name in (*names, "encoded")}
+    request = {name: value for name, value in values.items() if value is not None}
+    if options.model is not None:
+        name, _, version = options.model.partition(":")
+        request |= {"model": name} | ({"version": version} if version else {})
+    return request
 
 
-def predict(client: Client, asked: argparse.Namespace) -> None:
-    options = request_options(asked, PREDICT_OPTIONS)
-    check_out(asked.out)
-    not_read: Sequence[str] = ()
-    with files_given(asked.files) as files, progress_bar("predicting") as progress:
+def predict(client: Client, options: argparse.Namespace) -> None:
+    request = request_options(options, PREDICT_OPTIONS)
+    check_out(options.out)
+    ignored_columns: Sequence[str] = ()
+    with files_given(options.files) as files, progress_bar("predicting") as progress:
         path = files[0]
-        is_read_there = is_pool(files) and (asked.job or not is_named(path, ".npy"))
-        if asked.explain and (asked.job or is_read_there):
+        is_read_by_job = is_pool(files) and (options.job or not is_named(path, ".npy"))
+        if options.explain and (options.job or is_read_by_job):
             expected = "npy, JSON, images or texts, whose rows go in requests, without --job"
             raise DubitoError(f"--explain: expected {expected}, got what a job reads")
-        if asked.job or is_read_there:
-            job = client.predict_job(path if is_read_there else rows_in(files), **options)
-            answer = by_job(client, job, client.predictions, progress)
-            not_read = job.ignored_columns
+        if options.job or is_read_by_job:
+            job = client.predict_job(path if is_read_by_job else rows_in(files), **request)
+            answer = wait_or_cancel(client, job, client.predictions, progress)
+            ignored_columns = job.ignored_columns
         else:
-            options |= {"explain": True} if asked.explain else {}
-            answer = client.predict(rows_in(files), on_progress=progress, **options)
-    _show_predictions(client, answer, asked, _names(answer, asked.files), not_read)
+            request |= {"explain": True} if options.explain else {}
+            answer = client.predict(rows_in(files), on_progress=progress, **request)
+    _show_predictions(client, answer, options, _names(answer, options.files), ignored_columns)
 
 
-def show_result(client: Client, asked: argparse.Namespace) -> None:
+def show_result(client: Client, options: argparse.Namespace) -> None:
     """Wait for a job's result, and show it."""
-    job = client.job(asked.id)
+    job = client.job(options.id)
     with progress_bar("waiting") as progress:
         if job.kind == "acquire":
-            _show_ranking(client.ranking(job, on_progress=progress), asked)
+            _show_ranking(client.ranking(job, on_progress=progress), options)
             return
-        check_out(asked.out)
+        check_out(options.out)
         answer = client.predictions(job, on_progress=progress)
-    _show_predictions(client, answer, asked, _names(answer, ()), job.ignored_columns)
+    _show_predictions(client, answer, options, _names(answer, ()), job.ignored_columns)
 
 
 def _show_predictions(
     client: Client,
     answer: Predictions,
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     names: Sequence[object],
-    not_read: Sequence[str],
+    ignored_columns: Sequence[str],
 ) -> None:
-    if asked.out is not None:
-        write(answer, asked.out)
-    if asked.json:
+    if options.out is not None:
+        write(answer, options.out)
+    if options.json:
         print(json.dumps({**_about(answer), "predictions": list(_objects(answer.table()))}))
         return
     print(f"{answer.model} version {answer.version}, seed {answer.seed}\n")
-    shown = min(asked.rows, len(answer))
-    heads = ("row", *(CLASSIFIED if answer.is_classification else REGRESSED))
+    shown = min(options.rows, len(answer))
+    heads = ("row", *(CLASSIFICATION_COLUMNS if answer.is_classification else REGRESSION_COLUMNS))
     rows = [(names[n], *row) for n, row in zip(range(shown), _lines(answer), strict=False)]
     print_table(heads, rows)
     more = f"; {len(answer) - shown} more rows (--rows, --out)" if shown < len(answer) else ""
     flagged = int(answer.flag.sum())
     print(f"\n{flagged} of {len(answer)} rows flagged as unlike the data{more}")
-    for said in _notes(client, answer, not_read):
-        print(said)
+    for note in _notes(client, answer, ignored_columns):
+        print(note)
     if "explanation.statistic" in answer:
         print("\nwhat made rows strange:")
-        for n, why in enumerate(_explanations(client, answer, shown)):
-            print(f"  {format_cell(names[n])}: {printable(why)}")
+        for n, reason in enumerate(_explanations(client, answer, shown)):
+            print(f"  {format_cell(names[n])}: {printable(reason)}")
 
 
-def _notes(client: Client, answer: Predictions, not_read: Sequence[str]) -> Iterator[str]:
-    """Yield what one should know of the rows: columns that were passed over, and categories that
-    say nothing."""
-    if not_read:
-        yield f"columns that the model does not take: {', '.join(not_read)}"
+def _notes(client: Client, answer: Predictions, ignored_columns: Sequence[str]) -> Iterator[str]:
+    """Yield notes about the rows: ignored columns and unknown categories."""
+    if ignored_columns:
+        yield f"columns that the model does not take: {', '.join(ignored_columns)}"
     if "unknown_categories" in answer and (counts := answer["unknown_categories"]).any():
         names = [column["name"] for column in client.model(answer.model).columns or ()]
-        yield _unknown({name: n for name, n in zip(names, counts.tolist(), strict=False) if n})
+        yield _unknown_categories(
+            {name: n for name, n in zip(names, counts.tolist(), strict=False) if n}
+        )
 
 
 def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[str]:
-    """Yield of each row its detectors' largest shares, the columns whose usual value would make it
-    most ordinary, and the nearest training rows."""
+    """Yield an explanation for each row: its detectors' largest shares, the columns that matter
+    most, and the nearest training rows."""
     head = "explanation.detectors."
     shares = {
         name.removeprefix(head).removesuffix(".share"): array
@@ -124,36 +125,36 @@ def _explanations(client: Client, answer: Predictions, shown: int) -> Iterator[s
         if "explanation.columns" in answer:
             falls = answer["explanation.columns"][n]
             largest = [i for i in np.argsort(-falls)[:3] if falls[i] > 0]
-            said = ", ".join(f"{columns[i]['name']} {falls[i]:.3g}" for i in largest)
-            parts += [f"columns {said}"] if said else []
+            names = ", ".join(f"{columns[i]['name']} {falls[i]:.3g}" for i in largest)
+            parts += [f"columns {names}"] if names else []
         if "explanation.nearest.id" in answer:
             parts.append(f"nearest {', '.join(answer['explanation.nearest.id'][n][:3].tolist())}")
         yield "; ".join(parts)
 
 
-def _unknown(counts: Mapping[str, int]) -> str:
-    found = ", ".join(f"{name} in {n}" for name, n in counts.items())
-    return f"rows whose category is missing or unknown to the model: {found}"
+def _unknown_categories(counts: Mapping[str, int]) -> str:
+    columns = ", ".join(f"{name} in {n}" for name, n in counts.items())
+    return f"rows whose category is missing or unknown to the model: {columns}"
 
 
-def acquire(client: Client, asked: argparse.Namespace) -> None:
-    options = request_options(asked, ACQUIRE_OPTIONS) | ({"keep": True} if asked.keep else {})
-    with files_given(asked.files) as files, progress_bar("ranking") as progress:
+def acquire(client: Client, options: argparse.Namespace) -> None:
+    request = request_options(options, ACQUIRE_OPTIONS) | ({"keep": True} if options.keep else {})
+    with files_given(options.files) as files, progress_bar("ranking") as progress:
         pool: Path | RowsLike = files[0] if is_pool(files) else rows_in(files)
         if not is_pool(files) and len(files) > 1:
-            options["ids"] = [path.name for path in files]
-        if asked.job:
-            job = client.acquire_job(pool, k=asked.k, **options)
-            answer = by_job(client, job, client.ranking, progress)
+            request["ids"] = [path.name for path in files]
+        if options.job:
+            job = client.acquire_job(pool, k=options.k, **request)
+            answer = wait_or_cancel(client, job, client.ranking, progress)
         else:
-            answer = client.acquire(pool, k=asked.k, **options)
-    _show_ranking(answer, asked)
+            answer = client.acquire(pool, k=options.k, **request)
+    _show_ranking(answer, options)
 
 
-def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:
+def _show_ranking(answer: Ranking, options: argparse.Namespace) -> None:
     columns = answer.table()
-    if asked.json:
-        about = {name: getattr(answer, name) for name in OF_RANKING}
+    if options.json:
+        about = {name: getattr(answer, name) for name in RANKING_FIELDS}
         print(json.dumps({**about, "ranking": list(_objects(columns))}))
         return
     print(f"{answer.model} version {answer.version}, by {answer.acquisition}, seed {answer.seed}\n")
@@ -161,26 +162,28 @@ def _show_ranking(answer: Ranking, asked: argparse.Namespace) -> None:
     left_out = f", {answer.excluded} left out since they are labelled" if answer.excluded else ""
     print(f"\n{len(answer)} of {answer.pool_size} rows{left_out}")
     if answer.unknown_categories:
-        print(_unknown(answer.unknown_categories))
+        print(_unknown_categories(answer.unknown_categories))
 
 
-def models(client: Client, asked: argparse.Namespace) -> None:
+def models(client: Client, options: argparse.Namespace) -> None:
     listed = client.models()
-    if asked.json:
+    if options.json:
         print(json.dumps({"models": [model.raw for model in listed]}))
         return
     rows = [
-        (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _of(m))
+        (m.name, m.serving or "none", len(m.versions), m.task or "", m.method or "", _targets(m))
         for m in listed
     ]
     print_table(("model", "serving", "versions", "task", "method", "predicts"), rows)
     for model in listed:
-        for version, why in model.broken.items():
-            print(f"{model.name} version {version} cannot be served: {why}")
+        for version, reason in model.broken.items():
+            print(f"{model.name} version {version} cannot be served: {reason}")
 
 
-def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Progress) -> Result:
-    """Wait for a job's result; one who waits no longer wants none, and the job is cancelled."""
+def wait_or_cancel(
+    client: Client, job: Job, wait: Callable[..., Result], progress: Progress
+) -> Result:
+    """Wait for a job's result; an interrupt cancels the job."""
     try:
         return wait(job, on_progress=progress)
     except KeyboardInterrupt:
@@ -188,7 +191,7 @@ def by_job(client: Client, job: Job, wait: Callable[..., Result], progress: Prog
         raise
 
 
-def _of(model: Model) -> str:
+def _targets(model: Model) -> str:
     if model.classes is not None:
         return f"{len(model.classes)} classes: {', '.join(model.classes)}"
     return model.target or ""
@@ -225,31 +228,31 @@ def _objects(columns: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         }
 
 
-def list_jobs(client: Client, asked: argparse.Namespace) -> None:
-    _show_jobs(client.jobs(), asked)
+def list_jobs(client: Client, options: argparse.Namespace) -> None:
+    _show_jobs(client.jobs(), options)
 
 
-def status_jobs(client: Client, asked: argparse.Namespace) -> None:
-    _show_jobs([client.job(job) for job in asked.ids], asked)
+def status_jobs(client: Client, options: argparse.Namespace) -> None:
+    _show_jobs([client.job(job) for job in options.ids], options)
 
 
-def cancel_jobs(client: Client, asked: argparse.Namespace) -> None:
-    _show_jobs([client.cancel(job) for job in asked.ids], asked)
+def cancel_jobs(client: Client, options: argparse.Namespace) -> None:
+    _show_jobs([client.cancel(job) for job in options.ids], options)
 
 
-def delete_jobs(client: Client, asked: argparse.Namespace) -> None:
-    _show_jobs([client.delete(job) for job in asked.ids], asked)
+def delete_jobs(client: Client, options: argparse.Namespace) -> None:
+    _show_jobs([client.delete(job) for job in options.ids], options)
 
 
-def _show_jobs(jobs: Sequence[Job], asked: argparse.Namespace) -> None:
-    if asked.json:
+def _show_jobs(jobs: Sequence[Job], options: argparse.Namespace) -> None:
+    if options.json:
         print(json.dumps({"jobs": [job.raw for job in jobs]}))
         return
     cells = [
         (j.id, j.kind, j.state, f"{j.progress:.0%}", j.model, j.version, j.rows, j.created)
         for j in jobs
     ]
-    print_table(JOB_HEADS, cells)
+    print_table(JOB_COLUMNS, cells)
     for job in jobs:
         if job.error:
             print(f"{job.id}: {job.error}")

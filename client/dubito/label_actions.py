@@ -1,4 +1,4 @@
-"""What the commands `dubito labels` do."""
+"""Run the commands `dubito labels ...`."""
 
 import argparse
 import csv
@@ -15,45 +15,44 @@ from dubito.errors import DubitoError, InvalidInput
 from dubito.results import KeptLabel
 from dubito.terminal import print_table
 
-LABELS_AT_ONCE = 1000  # that are kept all or none
+LABELS_AT_ONCE = 1000  # that are counts all or none
 
 
-def push(client: Client, asked: argparse.Namespace) -> None:
-    entries = list(_entries(asked.file))
-    kept = {"accepted": 0, "known": 0, "replaced": 0}
-    model, labels = asked.model, 0
+def push(client: Client, options: argparse.Namespace) -> None:
+    entries = list(_entries(options.file))
+    counts = {"accepted": 0, "known": 0, "replaced": 0}
+    model, total = options.model, 0
     for first in range(0, len(entries), LABELS_AT_ONCE):
         part = entries[first : first + LABELS_AT_ONCE]
-        values = {entry["id"]: entry["value"] for entry in part}
+        labels = {entry["id"]: entry["value"] for entry in part}
         inputs = {entry["id"]: entry["input"] for entry in part if "input" in entry}
-        answer = client.add_labels(values, model=model, inputs=inputs, replace=asked.replace)
-        kept = {name: count + getattr(answer, name) for name, count in kept.items()}
-        model, labels = answer.model, answer.labels
-    if asked.json:
-        print(json.dumps({"model": model, **kept, "labels": labels}))
+        answer = client.add_labels(labels, model=model, inputs=inputs, replace=options.replace)
+        counts = {name: count + getattr(answer, name) for name, count in counts.items()}
+        model, total = answer.model, answer.labels
+    if options.json:
+        print(json.dumps({"model": model, **counts, "labels": total}))
     else:
-        new, known, replaced = kept.values()
-        print(f"{model}: {new} new labels, {known} known, {replaced} replaced; {labels} in all")
+        new, known, replaced = counts.values()
+        print(f"{model}: {new} new labels, {known} known, {replaced} replaced; {total} in all")
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield of each line of a file that has a label the row's id, its `value`, and its `input`
-    where there is one."""
+    """Yield an entry for each line with a label: `id`, `value`, and `input` if there is one."""
     seen = set()
     for n, line in enumerate(_lines(path), start=1):
-        given = {
+        values = {
             name: line[name] for name in ("label", "target") if line.get(name) not in ("", None)
         }
-        if not given:  # it waits for one
+        if not values:  # not labelled yet
             continue
         name = line.get("id")
-        if name in (None, "") or len(given) > 1:
+        if name in (None, "") or len(values) > 1:
             expected = "an `id`, and a `label` or a `target`"
             raise InvalidInput(f"{path}: line {n}", expected, "others")
         if name in seen:
             raise InvalidInput(f"{path}: line {n}", "an id that is there once", repr(name))
         seen.add(name)
-        value = _number(path, n, given["target"]) if "target" in given else str(given["label"])
+        value = _number(path, n, values["target"]) if "target" in values else str(values["label"])
         row = {"input": line["input"]} if line.get("input") is not None else {}
         yield {"id": str(name), "value": value, **row}
     if not seen:
@@ -78,39 +77,41 @@ def _number(path: Path, n: int, value: Any) -> float:
         raise InvalidInput(f"{path}: line {n}: target", "a number", repr(value)) from None
 
 
-def show(client: Client, asked: argparse.Namespace) -> None:
-    found = client.kept_labels(asked.model, annotator=asked.annotator)
-    if asked.json:
-        print(json.dumps({"labels": [asdict(label) for label in found]}))
+def show(client: Client, options: argparse.Namespace) -> None:
+    labels = client.kept_labels(options.model, annotator=options.annotator)
+    if options.json:
+        print(json.dumps({"labels": [asdict(label) for label in labels]}))
         return
-    if found:
-        rows = [_row_of(label) for label in found]
+    if labels:
+        rows = [_table_row(label) for label in labels]
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print()
-    print(f"{len(found)} labels")
+    print(f"{len(labels)} labels")
 
 
-def export(client: Client, asked: argparse.Namespace) -> None:
-    found = client.kept_labels(asked.model, annotator=asked.annotator)
-    if asked.json:
-        for label in found:
+def export(client: Client, options: argparse.Namespace) -> None:
+    labels = client.kept_labels(options.model, annotator=options.annotator)
+    if options.json:
+        for label in labels:
             print(json.dumps(asdict(label)))
         return
-    value = "target" if found and found[0].label is None else "label"
+    value = "target" if labels and labels[0].label is None else "label"
     writer = csv.DictWriter(sys.stdout, ["id", value, "annotator", "time", "control"])
     writer.writeheader()
-    writer.writerows(map(_row_of, found))
+    writer.writerows(map(_table_row, labels))
 
 
-def _row_of(label: KeptLabel) -> dict[str, Any]:
+def _table_row(label: KeptLabel) -> dict[str, Any]:
     value = {"target": label.target} if label.label is None else {"label": label.label}
-    of_key = {"annotator": label.annotator or "", "time": label.time}
-    return {"id": label.id, **value, **of_key, "control": label.control}
+    origin = {"annotator": label.annotator or "", "time": label.time}
+    return {"id": label.id, **value, **origin, "control": label.control}
 
 
-def delete(client: Client, asked: argparse.Namespace) -> None:
-    answer = client.delete_labels(asked.ids, model=asked.model)
-    if asked.json:
+def delete(client: Client, options: argparse.Namespace) -> None:
+    answer = client.delete_labels(options.ids, model=options.model)
+    if options.json:
         print(json.dumps(asdict(answer)))
     else:
-        print(f"{answer.model}: {answer.deleted} of {len(asked.ids)} deleted, {answer.labels} left")
+        print(
+            f"{answer.model}: {answer.deleted} of {len(options.ids)} deleted, {answer.labels} left"
+        )

@@ -1,5 +1,4 @@
-"""What people read in a terminal: tables, and a progress bar. Both are rich's where it is installed
-and somebody looks; without it tables are plain text."""
+"""Tables, and a progress bar if rich is installed and standard error is a terminal."""
 
 import contextlib
 import math
@@ -13,8 +12,7 @@ LONGEST_CELL = 40
 
 
 def format_cell(value: object) -> str:
-    """Return a value as a cell: numbers to four digits, flags as `yes` or nothing, no control
-    characters."""
+    """Return a value as a cell: four digits of a number, `yes` for a flag, printable text."""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else ""
     if isinstance(value, float | np.floating):
@@ -29,42 +27,21 @@ def printable(text: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows below their heads, numbers to the right."""
+    """Print rows below their heads, with numbers to the right."""
     cells = [[format_cell(value) for value in row] for row in rows]
     is_number = [
         all(isinstance(row[i], int | float | np.number) for row in rows) for i in range(len(heads))
     ]
-    if not (sys.stdout.isatty() and find_spec("rich")):
-        print(plain_table(heads, cells, is_number))
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold")
-    for head, right in zip(heads, is_number, strict=True):
-        table.add_column(head, justify="right" if right else "left", no_wrap=True)
-    for row in cells:
-        table.add_row(*map(escape, row))
-    Console().print(table)
-
-
-def plain_table(
-    heads: Sequence[str], cells: Sequence[Sequence[str]], is_number: Sequence[bool]
-) -> str:
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-
-    def line(values: Sequence[str]) -> str:
-        columns = zip(values, widths, is_number, strict=True)
+    for line in (heads, ["-" * width for width in widths], *cells):
+        columns = zip(line, widths, is_number, strict=True)
         padded = [v.rjust(width) if right else v.ljust(width) for v, width, right in columns]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, cells)])
+        print("  ".join(padded).rstrip())
 
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
-    """Give what shows that a share is done, from 0 to 1; nothing is shown where nobody looks."""
+    """Yield a function that shows how much is done, from 0 to 1."""
     if not (sys.stderr.isatty() and find_spec("rich")):
         yield lambda _: None
         return

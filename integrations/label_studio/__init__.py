@@ -1,22 +1,11 @@
 """Label Studio: predictions for its tasks, labels from its annotations, and two commands."""
 
 import os
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from service.commands import add_command
 from service.integrations import Commands, Integration
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-
-def _routers() -> "Sequence[APIRouter]":
-    from integrations.label_studio.routes import router
-
-    return (router,)
 
 
 def _add_commands(commands: Commands) -> None:
@@ -52,7 +41,7 @@ def _add_push(commands: Commands) -> None:
 
 
 integration = Integration(
-    routers=_routers,
+    router="integrations.label_studio.routes:router",
     add_commands=_add_commands,
     variables=("DUBITO_LABEL_STUDIO_URL", "DUBITO_LABEL_STUDIO_TOKEN"),
 )

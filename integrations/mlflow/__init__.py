@@ -1,20 +1,9 @@
 """MLflow: its scoring protocol, and versions exported as MLflow models."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from service.commands import add_command
 from service.integrations import Commands, Integration
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-
-def _routers() -> "Sequence[APIRouter]":
-    from integrations.mlflow.scoring import router
-
-    return (router,)
 
 
 def _add_commands(commands: Commands) -> None:
@@ -28,4 +17,6 @@ def _add_commands(commands: Commands) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
 
 
-integration = Integration(routers=_routers, health_paths=("/ping",), add_commands=_add_commands)
+integration = Integration(
+    router="integrations.mlflow.scoring:router", health_paths=("/ping",), add_commands=_add_commands
+)

@@ -1,22 +1,9 @@
 """The Open Inference Protocol (V2) over REST, as Triton, KServe and MLServer clients use it."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from service.integrations import Integration
 
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-
-def _routers() -> "Sequence[APIRouter]":
-    from integrations.open_inference.routes import router
-
-    return (router,)
-
-
 integration = Integration(
-    routers=_routers,
+    router="integrations.open_inference.routes:router",
     short_paths=(
         "/v2/models/{name}/infer",
         "/v2/models/{name}/versions/{version}/infer",

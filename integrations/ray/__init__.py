@@ -3,9 +3,6 @@
 Ray itself is imported in this folder alone.
 """
 
-from collections.abc import Generator
-from typing import Any
-
 from service.commands import add_command
 from service.integrations import Commands, Integration
 
@@ -28,10 +25,6 @@ def _add_commands(commands: Commands) -> None:
     add("--port", type=int, metavar="N", help=help)
 
 
-def _run_shards(*arguments: Any) -> Generator[Any, None, None]:
-    from integrations.ray.batch import run_on_ray
-
-    yield from run_on_ray(*arguments)
-
-
-integration = Integration(add_commands=_add_commands, run_shards=_run_shards)
+integration = Integration(
+    add_commands=_add_commands, run_shards="integrations.ray.batch:run_on_ray"
+)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -237,7 +238,7 @@ def _work(
         ray = installed_integrations().get("ray")
         if ray is None or ray.run_shards is None:
             raise InvalidInput("ray", "the integration of Ray", "none installed")
-        running = ray.run_shards(to_workers, todo, options.ray, options.workers)
+        running = resolve_name(ray.run_shards)(to_workers, todo, options.ray, options.workers)
     with closing(running):
         for result in running:
             if isinstance(result, RowsDone):

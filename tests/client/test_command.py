@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from dubito import Client
-from dubito.actions import by_job
+from dubito.actions import wait_or_cancel
 from dubito.command import KEY_VARIABLE, URL_VARIABLE, main
 from dubito.terminal import print_table, progress_bar
 from tests.support.environment import ROOT, environment_with
@@ -249,7 +249,7 @@ def test_an_interrupt_cancels_the_job(url, key, digits_rows):
         )  # jobs run one at a time, so the next one is queued
         job = client.predict_job(inputs_file="digits.npy")
         with pytest.raises(KeyboardInterrupt):
-            by_job(client, job, interrupted, print)
+            wait_or_cancel(client, job, interrupted, print)
         assert client.job(job).state == "cancelled"
         client.cancel(before)
 
@@ -331,17 +331,6 @@ def test_a_table_shows_nothing_that_a_terminal_would_obey(capsys):
     assert lines[2].split() == ["?[31mred?", "0.1235"]
     assert max(map(len, lines)) == 40 + 2 + 6
     assert lines[4].endswith("     2")
-
-
-def test_a_table_of_rich_shows_the_same_to_people(monkeypatch):
-    pytest.importorskip("rich")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    print_table(("id", "score"), ODD_ROWS)
-    text = sys.stdout.getvalue()
-    assert "?[31mred?" in text
-    assert "\x1b[31m" not in text
-    assert "0.1235" in text
 
 
 def test_the_examples_of_the_page_run(run, url, key, capsys):
