@@ -1,4 +1,4 @@
-"""Why rows are strange: the fields of an explanation, in JSON and as arrays."""
+"""Explanations of flags: their fields, in JSON and as arrays."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -12,28 +12,24 @@ from model_store.inference.explanation import DividedFlag, Explanation
 from model_store.sources.columns import OddCells
 from service.api.fields import Field, answer_model
 
-SHOWN = 100  # characters of a category that was sent
+MAX_SHOWN = 100  # characters of a category in a request
 NO_COLUMNS = "the model does not take rows of columns"
-NO_USUAL = "this version was published before columns had usual values: fit the model again"
+NO_USUAL = "this version has no usual values of its columns: fit the model again"
 NOT_OBJECTS = "rows did not come as objects keyed by column"
-BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
+BY_COLUMN = "the model takes rows of columns: see `columns` instead"
 NO_TERMS = (
-    "no detector of this version's flag is divided among the numbers of a row: it was published "
-    "before that was possible, its flag combines no detector of the input, its rows are too long, "
-    "or an encoder comes before it"
+    "no detector of this version's flag can be divided among the numbers of a row: the flag "
+    "combines no detector of the input, its rows are too long, or the model has an encoder"
 )
 OF_IDS = (
-    "the model takes rows of ids, which have no size: none has a share, and no training row is near"
+    "the model takes rows of ids, which have no magnitude: they have no shares and no distances"
 )
-NO_ROWS = (
-    "this version was published without training rows (serving.nearest_rows of its recipe), or "
-    "before there were"
-)
+NO_ROWS = "this version was published without training rows (serving.nearest_rows of its recipe)"
 
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """N rows of a request explained; `cells` are None of rows that were not objects."""
+    """Explanations of N rows of a request; `cells` is None if the rows were not objects."""
 
     manifest: Manifest
     explanation: Explanation
@@ -58,22 +54,21 @@ class Explained:
 
 
 class DetectorShareAnswer(BaseModel):
-    """A combined detector's share of the flag's statistic, and whether its score is lower than
-    usual."""
+    """A detector's share of the flag's statistic, and whether its score is unusually low."""
 
     share: float
     low: bool
 
 
 class ColumnFallAnswer(BaseModel):
-    """By how many nats the flag's statistic would fall, had a column its usual value."""
+    """The fall of the flag's statistic, in nats, if a column had its usual value."""
 
     column: str
     fall: float
 
 
 class UnseenAnswer(BaseModel):
-    """A category that was not seen in training, its name cut after 100 characters."""
+    """A category unseen in training, cut after 100 characters."""
 
     column: str
     value: str
@@ -96,7 +91,7 @@ def _detectors(explained: Explained) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _falls(explained: Explained) -> list[Any] | None:
-    """Return each row's columns, those first that add most to the statistic."""
+    """Return each row's columns, those with the largest fall first."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
         return None
@@ -127,7 +122,7 @@ def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
 
 def _unseen(explained: Explained) -> list[Any] | None:
     return explained.cells and [
-        [{"column": name, "value": value[:SHOWN]} for name, value in cells.unseen.items()]
+        [{"column": name, "value": value[:MAX_SHOWN]} for name, value in cells.unseen.items()]
         for cells in explained.cells
     ]
 
@@ -165,20 +160,18 @@ EXPLANATION = (
     Field(
         "detectors",
         dict[str, DetectorShareAnswer],
-        "of each combined detector its `share` of the statistic, exactly: together they are 1, "
-        "and the largest is that of the smallest tail probability. `low`: the detector judges "
-        "from both sides, and its score is lower than usual: the row is smoother, or more "
-        "average, than training rows are",
+        "each combined detector's exact `share` of the statistic; shares sum to 1, and the "
+        "smallest tail probability has the largest share. `low`: the score of a two-sided "
+        "detector is unusually low, so the row is smoother or more average than training rows",
         _detectors,
     ),
     Field(
         "columns",
         list[ColumnFallAnswer] | None,
-        "of a model of columns: by how much the statistic would fall, had that column alone its "
-        "usual value (the median, or the most frequent category of the training rows), under the "
-        "same draws, all of the request. Largest first. They do not add up: where two columns "
-        "contradict each other, putting either right may do. Negative: the usual value would be "
-        "stranger here",
+        "for models of columns: the fall of the statistic under the same draws if only that column "
+        "had its usual value (the training rows' median or most frequent category). Largest first. "
+        "Falls do not add up: if two columns contradict each other, correcting either may suffice. "
+        "Negative: the usual value would be stranger in this row",
         attrgetter("explanation.falls"),
         json=_falls,
         unit="nats",
@@ -186,24 +179,23 @@ EXPLANATION = (
     Field(
         "attributed",
         float | None,
-        "the part of the statistic that is divided among the numbers: that of the detectors "
-        "`residual`, `mahalanobis` and `input_neighbours`, but for those that are `low`. The rest "
-        "is the model's own doubt or its features, which belong to no single number. Numbers that "
-        "are strongly correlated share what they contradict",
+        "the part of the statistic that is divided among the numbers of the row: the detectors "
+        "`residual`, `mahalanobis` and `input_neighbours`, except `low` ones. The rest is the "
+        "model's uncertainty or its features, which belong to no single number. Strongly "
+        "correlated numbers share their contradiction",
         _attributed,
     ),
     Field(
         "map",
         list[Any] | None,
-        "of other models, but for those of ids and text: each number's share of the statistic, in "
-        "the shape of a row. None is negative, and together they are `attributed`",
+        "for other models, except of ids and text: each number's share of the statistic, in the "
+        "shape of a row. Shares are not negative and sum to `attributed`",
         _map,
     ),
     Field(
         "unseen",
         list[UnseenAnswer] | None,
-        "columns whose category is none of those that are told apart, and the first 100 characters "
-        "of what was sent",
+        "columns with an unknown category, and the first 100 characters of it",
         lambda explained: _odd_columns(explained, "unseen"),
         json=_unseen,
     ),
@@ -217,28 +209,28 @@ EXPLANATION = (
     Field(
         "nearest",
         list[NearestAnswer] | None,
-        "the five nearest of the training rows that were "
+        "the five nearest of the training rows "
         "[published with the model](detectors.md#training-rows-that-explanations-name), by `id`: "
         "the value of the column `data.id`, a file's name, or the row's number in its source, from "
-        "0. `distance` is the root of the mean squared difference: of columns as they are encoded "
-        "(standard deviations), of pixels, of other rows in each number's standard deviation",
+        "0. `distance` is the root of the mean squared difference of encoded columns (standard "
+        "deviations), of pixels, or of other numbers in units of their standard deviations",
         _nearest_arrays,
         json=_nearest,
     ),
     Field(
         "null_because",
         dict[str, str],
-        "why a field is `null`, by field: an older version, say, or rows that did not come as "
-        "objects",
+        "why fields are `null`, by field: for example because rows were not objects",
         lambda _: None,
         json=lambda explained: [null_because(explained)] * len(explained),
     ),
 )
 ExplanationAnswer = answer_model(
     "ExplanationAnswer",
-    """What made a row strange. Shares of detectors add up to 1, those of the map to `attributed`.
+    """The explanation of a row's flag. Shares of detectors sum to 1, those of the map to
+`attributed`.
 
-`statistic` is the flag's, in nats. What is null is named in `null_because`, with the reason.""",
+`statistic` is the flag's, in nats. `null_because` has the reasons of null fields.""",
     EXPLANATION,
 )
 

@@ -17,7 +17,7 @@ OF_FRAMEWORK = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
 
 
 class HttpForms:
-    """Middleware; what the shortcut answers does not come here."""
+    """Middleware for all routes except those of the shortcut."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -30,20 +30,20 @@ class HttpForms:
             scope["root_path"] = prefix_of(scope)
         if scope["method"] in READING:
             answer = _Answer(scope, receive, send)
-            scope["method"] = "GET"  # which is what routes know
+            scope["method"] = "GET"  # the method of routes
             await self.app(scope, receive, answer.send)
         else:
             await (_refusal(scope, JSON) or self.app)(scope, receive, send)
 
 
 class _Answer:
-    """What a route answers to GET, as it is sent on."""
+    """The answer of a route to GET, while it is sent."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.method = scope, scope["method"]
         self._receive, self._send = receive, send
-        self._start: Message | None = None  # until its body tells its ETag
-        self._is_over = False  # whether what is still to come is for nobody
+        self._start: Message | None = None  # until the body gives the ETag
+        self._is_over = False  # whether to drop further messages
 
     async def send(self, message: Message) -> None:
         if self._is_over:
@@ -85,7 +85,7 @@ def _is_known(etag: str | None, known: str) -> bool:
 
 
 def _refusal(scope: Scope, media_type: str) -> Response | None:
-    """Return 406 where a client takes no answer of a media type; other protocols know none."""
+    """Return 406 if the client does not accept the media type. Other protocols have no 406."""
     request = Request(scope)
     if other_form(scope["path"]) is not None or accepts(header(request, b"accept"), media_type):
         return None

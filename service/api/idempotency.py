@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that comes again, since its answer was lost, is carried out once."""
+"""`Idempotency-Key`: a repeated request, whose answer was lost, is carried out once."""
 
 import re
 from functools import partial
@@ -15,11 +15,11 @@ _KEY = re.compile(r"[!-~]{1,255}")
 
 
 async def repeatable(context: Context, call: Call, body: bytes | bytearray) -> Repeatable | None:
-    """Return what a request is known by, if it has a key.
+    """Return the identity of a request, if it has a key.
 
     Raises:
-        Repeated: with the answer, if it was answered before.
-        InvalidInput: if another request came with its key.
+        Repeated: with the answer, if the request was answered before.
+        InvalidInput: if a different request used the key.
     """
     request = call.request
     key = header(request, b"idempotency-key")

@@ -28,7 +28,7 @@ MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "png": "image/png",
 }
-# Whatever is in a page of the store, it runs nothing, loads nothing, and is of no origin.
+# A report's page runs and loads nothing, and has no origin, whatever it contains.
 CONFINED = {
     "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; "
     "style-src 'unsafe-inline'",
@@ -90,7 +90,7 @@ async def get_version(
 
 
 def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, Any]:
-    """Return what there is to know of a version, whether it is served or not. Reads files."""
+    """Describe a version, served or not. Reads files."""
     name = models.name(name)
     number = models.resolve(name, version)
     return {
@@ -148,7 +148,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
 
 
 def _column(column: AnyColumn) -> dict[str, Any]:
-    """Return what a caller must know of a column to send it; only some have categories."""
+    """Describe a column for callers; only categorical ones have categories."""
     content: dict[str, Any] = {"name": column.name, "kind": column.kind}
     if isinstance(column, CategoricalColumn):
         content["categories"] = column.categories
@@ -207,7 +207,7 @@ def report_links(
 
 
 def report_file(models: Models, name: str, version: str, file: str) -> tuple[bytes, str]:
-    """Return a file of a version's report, and its media type; reads the store."""
+    """Return a file of a version's report and its media type. Reads the store."""
     name = models.name(name)
     number = models.resolve(name, version)
     found = evaluation_report(models.store, name, number)

@@ -1,5 +1,4 @@
-"""`POST /acquire/preview`: rows of a file as the service reads them; and files of rows in the
-operator's folder of pools, which requests name."""
+"""`POST /acquire/preview`, and files of rows: bodies, or files in the operator's folder."""
 
 import base64
 from functools import partial
@@ -33,8 +32,8 @@ from service.errors import Unsupported
 from service.models.models import Served
 
 PARQUET_ENDING = FILE_ENDINGS[PARQUET]
-TEXT_LETTERS = 1000  # of a text that are shown
-ROWS_BYTES = 64 << 20  # of all rows that are shown
+TEXT_LETTERS = 1000  # shown of a text
+ROWS_BYTES = 64 << 20  # shown of all rows
 NUMBER_BYTES = 12  # of a number as JSON, about
 
 router = APIRouter(tags=["Acquire"])
@@ -77,7 +76,7 @@ async def open_rows_file(
     served: Served,
     field: str,
 ) -> RowFile:
-    """Open the file of rows that is a request's body, or that its envelope names."""
+    """Open a request's file of rows: its body, or a file named in its envelope."""
     file_field = f"{field}_file"
     name = getattr(envelope, file_field, None)
     if name is not None:
@@ -98,8 +97,7 @@ async def open_file(
     encoded: bool,
     ending: str | None = None,
 ) -> RowFile:
-    """Open a file of rows that came with a request, or that it names; reading it takes of the
-    request's memory, and ends with it."""
+    """Open a file of rows. Reading it counts in the request's memory and ends with the request."""
     bounds = Bounds(call.reservation.reserve, call.pause)
     spec = served.model.manifest.input
     spec = spec.encoded if encoded else spec
@@ -111,8 +109,7 @@ async def open_file(
 
 
 def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
-    """Return rows as they are shown, up to `ROWS_BYTES` of them; a row that is not there is left
-    out."""
+    """Return rows to show, up to `ROWS_BYTES` of them, without those that do not exist."""
     ids = pool.ids()
     found: dict[int, Any] = {}
     left, first, wanted = ROWS_BYTES, 0, sorted(set(rows))
@@ -138,7 +135,7 @@ def preview_rows(pool: RowFile, rows: list[int]) -> list[dict[str, Any]]:
 
 
 def _as_json(part: Part, row: int, is_text: bool) -> tuple[Any, int]:
-    """Return a row as JSON has it, of a file its base64, and about how many bytes that takes."""
+    """Return a row for JSON, a file as base64, and about how many bytes it takes."""
     if isinstance(part, dict):
         cells = {name: _plain(values[row]) for name, values in part.items()}
         return cells, sum(len(str(cell)) for cell in cells.values())
@@ -160,7 +157,7 @@ def _plain(cell: Any) -> Any:
 
 
 def path_in(folder: Path | None, name: str, field: str) -> Path:
-    """Return the file of a name under the operator's folder."""
+    """Return the file with this name in the operator's folder."""
     if folder is None:
         expected = "none, since the service has no folder of pools (DUBITO_POOLS)"
         raise InvalidInput(field, expected, "a name")

@@ -62,9 +62,9 @@ def _refuse_other_pages(
 ) -> None:
     """Raise Forbidden if a request may come from a page of an origin that has no business here.
 
-    A browser sends what a page asks of an address here. Where a name of the page's own leads here
-    (DNS rebinding), Host tells: such a name has dots. Otherwise Sec-Fetch-Site does, which browsers
-    send by TLS and on loopback, or Origin.
+    A page may let the browser send requests here. If it uses a host name that resolves to this
+    machine (DNS rebinding), Host has a name with dots. Otherwise Sec-Fetch-Site, which browsers
+    send by TLS and on loopback, or Origin names the page.
     """
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1").lower()

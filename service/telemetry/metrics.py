@@ -31,8 +31,8 @@ SECONDS = (
 NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7)
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
-MAX_VERSIONS = 100  # whose counts are kept; those used longest ago go first
-FEW = 16  # values that bisect sorts into buckets faster than numpy does
+MAX_VERSIONS = 100  # with counts; the least recently used go first
+FEW = 16  # values, which bisect sorts into buckets faster than numpy
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -59,7 +59,7 @@ VersionKey = tuple[str, str]  # model and version
 
 
 class Histogram:
-    """Values counted by bucket; `edges` are the ascending upper ends of all but the last."""
+    """Counts of values by bucket; `edges` are the ascending upper ends of all but the last."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = edges
@@ -72,7 +72,7 @@ class Histogram:
             self.sum += value
 
     def add_array(self, values: Float64[np.ndarray, "N"]) -> None:
-        """Count an array of values; those that are not finite are left out."""
+        """Count an array of values, except those that are not finite."""
         values = values[np.isfinite(values)]
         if len(values) <= FEW:
             self.add(values.tolist())
@@ -92,7 +92,7 @@ class OfVersion:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.histograms: dict[str, Histogram] = {}  # those that something was counted in
+        self.histograms: dict[str, Histogram] = {}  # with values
 
     def histogram(self, name: str) -> Histogram:
         found = self.histograms.get(name)
@@ -102,7 +102,7 @@ class OfVersion:
 
 
 class Metrics(Collector):
-    """The service's metrics, in a registry of its own. Thread-safe."""
+    """The service's metrics, in a separate registry. Thread-safe."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -112,7 +112,7 @@ class Metrics(Collector):
             "dubito_requests", "Requests by route and status", ("route", "status")
         )
         self.failures = counter(
-            "dubito_failures", "Requests not answered as asked, by reason", ("route", "reason")
+            "dubito_failures", "Failed requests, by reason", ("route", "reason")
         )
         self.request_seconds = PrometheusHistogram(
             "dubito_request_seconds",

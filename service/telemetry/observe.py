@@ -1,5 +1,5 @@
-"""The outermost middleware: gives each request its path, an id and a record; counts, logs and
-traces it."""
+"""The outermost middleware: sets each request's path, id and record, and counts, logs and traces
+it."""
 
 import logging
 import re
@@ -29,8 +29,8 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Observe:
-    """Observes requests by route (paths are without bound); answers unexpected errors with 500, and
-    closes connections with their next answer once the service is ending."""
+    """Observes requests by route, because paths are unlimited. Answers unexpected errors with 500,
+    and closes connections with their next answer once the service is shutting down."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Observe:
         self.log = log
         self.tracing = tracing
         self.ending = ending
-        self.prefix = prefix  # that a proxy puts before all paths
+        self.prefix = prefix  # of a proxy, before all paths
         self._ids: list[str] = []  # for requests to come
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,13 +69,13 @@ class Observe:
 
         try:
             await self.app(scope, receive, send_with_id)
-        except ClientDisconnect as gone:  # nobody is left to answer
+        except ClientDisconnect as gone:  # no client is left to answer
             record.reason = "client_gone"
             clear_frames(gone.__traceback__)  # they hold the body
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
-            # else it is too late for another answer, and the server ends the connection
+            # Otherwise the answer has begun, and the server ends the connection.
             if status is None:
                 detail = (
                     "an error that Dubito did not expect; the service's log has it under this "
@@ -92,7 +92,7 @@ class Observe:
                 self.tracing.end(span, record, route, status)
 
     def _take_prefixes(self, scope: Scope) -> None:
-        """Leave the path that is routed, and what links in the answer begin with."""
+        """Set the path to route and the prefix of links in the answer."""
         prefix, path = self.prefix, scope["path"]
         if prefix and path.startswith(f"{prefix}/"):
             path = path.removeprefix(prefix)
@@ -101,8 +101,7 @@ class Observe:
         scope["path"], scope[PREFIX_KEY] = path, prefix
 
     def _new_record(self, scope: Scope) -> RequestRecord:
-        """Start the record of a request. An id that the client gave is kept where it is one, and
-        plain."""
+        """Start the record of a request, with the client's id if it sent one plain id."""
         begun = time.perf_counter()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_plain = len(given) == 1 and _GIVEN_ID.fullmatch(given[0])
@@ -111,7 +110,7 @@ class Observe:
         return RequestRecord(request_id, method, begun)
 
     def _new_id(self) -> str:
-        """Return an unpredictable id; the system is asked for many at a time."""
+        """Return an unpredictable id. Random bytes are read for many ids at a time."""
         if not self._ids:
             digits, length = secrets.token_hex(ID_BYTES * IDS_AT_A_TIME), 2 * ID_BYTES
             self._ids = [digits[k : k + length] for k in range(0, len(digits), length)]

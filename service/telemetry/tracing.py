@@ -1,9 +1,9 @@
-"""Spans for an OpenTelemetry collector: one a request, with its reading, queueing, computing and
+"""Spans for an OpenTelemetry collector: one per request, with reading, queueing, computing and
 answering.
 
-A caller's trace is continued (W3C Trace Context). Spans are made when a request has ended, from the
-times in its record, and sent by a separate thread. They hold what the log does, and nothing that a
-client sent. The packages are those of the extra `otel`, imported only where spans are wanted.
+They continue the caller's trace (W3C Trace Context). They are created from the times in a request's
+record when it has ended, and sent by a separate thread. Like the log, they contain nothing that a
+client sent. The extra `otel` has the packages, which are imported only if spans are configured.
 """
 
 import threading
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 VARIABLE = f"{PREFIX}OTLP_ENDPOINT"
-TIMEOUT_S = 5  # of sending a batch of spans
-CLOSE_S = 3  # of sending what is left at the end
+TIMEOUT_S = 5  # to send a batch of spans
+CLOSE_S = 3  # to send the last spans
 
 
 def check_tracing(settings: Settings) -> None:
-    """Check that spans can be made and sent as the settings say."""
+    """Check the collector's URL and the packages of the extra `otel`."""
     if settings.otlp_endpoint is None:
         return
     try:
@@ -118,14 +118,14 @@ class Tracing:
         span.end(at(ended))
 
     def close(self) -> None:
-        """Send what is left, within `CLOSE_S`: the collector may be gone."""
+        """Send the last spans within `CLOSE_S`: the collector may be unreachable."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def tracing_of(settings: Settings) -> Tracing | None:
-    """Return what makes spans, if the settings ask for them; raises what `check_tracing` does."""
+    """Return the tracing that the settings configure, if any; raises like `check_tracing`."""
     check_tracing(settings)
     if settings.otlp_endpoint is None:
         return None
