@@ -27,7 +27,12 @@ from training.data.targets import fit_transform, kinds_for, log_slope_of, transf
 from training.fitting.encoding import ENCODED, Encoding, encoder_graph, make_encoding
 from training.fitting.laplace import check_trained
 from training.fitting.run import CHECKPOINT, Callback, Run, run_provenance
-from training.fitting.steps import check_augmentation, keep_freed_memory, restoring_torch
+from training.fitting.steps import (
+    VALIDATION_DRAWS,
+    check_augmentation,
+    keep_freed_memory,
+    restoring_torch,
+)
 from training.fitting.stopping import FixedEpochs
 from training.fitting.warm_start import check_compatible
 from training.folders import data_root, hold, runs_folder
@@ -291,8 +296,7 @@ class _Fits:
         short = self.recipe.model_copy(update={"training": shorter})
         run = self.begin(transform_splits(self.splits, transform), folder, short)
         model = run.fit(quiet=True).eval()
-        draws, seed = settings.validation_draws, self.recipe.seed
-        eps = noise(model.posterior, draws, seed, Stream.VALIDATION_NOISE)
+        eps = noise(model.posterior, VALIDATION_DRAWS, self.recipe.seed, Stream.VALIDATION_NOISE)
         served = model.predict(run.validation[0], eps.to(self.device)).cpu().numpy()
         y = self.splits.validation.y
         scores, log_likelihood = score(served, y, "regression", transform)
@@ -316,8 +320,7 @@ def best_transform(likelihoods: dict[str, Float64[np.ndarray, "N"]]) -> str:
 def temper(model: BayesianModel, recipe: Recipe, validation: Rows) -> TemperatureChoice | None:
     if not recipe.serving.temperature:
         return None
-    draws = recipe.training.validation_draws
-    temperature = set_temperature(model.eval(), validation, draws, recipe.seed)
+    temperature = set_temperature(model.eval(), validation, VALIDATION_DRAWS, recipe.seed)
     log.info("temperature %.4g", temperature.value)
     return temperature
 

@@ -73,7 +73,6 @@ class DataSection(Section):
     validation: Share | None = None
     reference: Share | None = None
     ranking: Share | None = None
-    stratified: bool | None = None
     group: str | None = None
     calibration_group: str | None = None
     time: str | None = None
@@ -152,10 +151,9 @@ class DataSection(Section):
 
     @property
     def is_stratified(self) -> bool:
-        """Whether splits of classes have each by its share: unless said, where no split is given as
-        rows."""
+        """Whether all splits are shares: each then has every class by its share."""
         given = (self.validation_rows, self.reference_rows, self.ranking_rows)
-        return all(rows is None for rows in given) if self.stratified is None else self.stratified
+        return all(rows is None for rows in given)
 
     def held_out(self, split: str) -> int | float | None:
         """Return how many training rows a split has, as a number or share of them; None for the
@@ -249,17 +247,12 @@ class TrainingSection(Section):
     batch_rows: Count = 128
     learning_rate: Positive = 1e-3
     final_learning_rate: Positive = 1e-4
-    spread_learning_rate: Positive = 0.1
-    row_groups: Count = 8
     choose: Literal["elbo", "likelihood", "last"] | None = None
-    gradient_norm: Positive = 5.0
     kl_ramp_epochs: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     kl_weight: Positive | None = None
     kl_weight_reason: str | None = None
-    kl_weighting: Literal["uniform", "geometric"] = "uniform"
     alpha: Annotated[float, Field(allow_inf_nan=False)] | None = None
     samples: Annotated[int, Field(ge=1, le=1000)] | None = None
-    validation_draws: Count = 20
     checkpoint_interval_s: Positive = 20.0
 
     @model_validator(mode="after")
@@ -395,11 +388,6 @@ class Recipe(Section):
         return self.training.choose or ("elbo" if self.is_variational else "likelihood")
 
     @property
-    def row_groups(self) -> int:
-        """Groups that the rows of a training step are divided into, each with draws of its own."""
-        return self.training.row_groups if self.posterior.groups_rows else 1
-
-    @property
     def samples(self) -> int:
         return self.posterior.samples if self.training.samples is None else self.training.samples
 
@@ -413,6 +401,22 @@ class Recipe(Section):
         if self.network.bins is not None:
             exclude["network"] = {"knots"}
         return sha256(self.model_dump_json(exclude=exclude).encode()).hexdigest()
+
+
+def from_manifest(content: Any) -> Recipe:
+    """Read the recipe of a published version, without keys that have been removed since.
+
+    Raises:
+        ValidationError: if other keys have changed.
+    """
+    method = METHODS.get(content["method"], Method)
+    kinds = {"data": DataSection, "network": NetworkSection, "training": TrainingSection}
+    current = {
+        name: {key: content[name][key] for key in kind.model_fields if key in content[name]}
+        for name, kind in {**kinds, "posterior": method, "serving": ServingSection}.items()
+        if name in content
+    }
+    return Recipe.model_validate({**content, **current})
 
 
 def load(path: Path, root: Path | None = None) -> Recipe:

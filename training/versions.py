@@ -14,7 +14,7 @@ from model_store.errors import InvalidInput, StoreError, one_line
 from model_store.sources.columns import Columns
 from training.data import Dataset, load, renumber, with_classes_of
 from training.provenance import ParentVersion, Provenance
-from training.recipe import Recipe, override
+from training.recipe import Recipe, from_manifest, override
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +85,8 @@ def open_version(store: ModelStore, text: str, wanted: tuple[str, ...]) -> Artif
 
 def recipe_of(manifest: Manifest, field: str) -> Recipe:
     try:
-        return Recipe.model_validate(Provenance.of(manifest).recipe)
-    except ValidationError:
+        return from_manifest(Provenance.of(manifest).recipe)
+    except (ValidationError, LookupError, TypeError):
         expected = "a version with a recipe of today's keys"
         raise InvalidInput(field, expected, manifest.label) from None
 

@@ -27,9 +27,3 @@ def alpha_objective(
         num_draws = len(log_likelihood)
         nll = -(torch.logsumexp(alpha * log_likelihood, dim=0) - math.log(num_draws)).mean() / alpha
     return nll + kl_weight * kl.mean(), nll
-
-
-def geometric_weight(batch: int, batches: int) -> float:
-    """Return 2^(M - i) / (2^M - 1), the share of the KL in minibatch i = batch + 1 of M (Blundell
-    et al. 2015)."""
-    return 2.0 ** -(batch + 1) / (1.0 - 2.0**-batches)

@@ -38,6 +38,7 @@ from training.fitting.convergence import convergence, log_std_by_layer, mean_log
 from training.fitting.laplace import fit_laplace, loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.steps import (
+    VALIDATION_DRAWS,
     Steps,
     adam,
     decay_rates,
@@ -243,7 +244,7 @@ class Run:
             self.train,
             self.validation,
             self.recipe.seed,
-            self.recipe.training.validation_draws,
+            VALIDATION_DRAWS,
             times=1.0 / (self.rows * self.full_kl_weight),
             finds_noise=homoscedastic and self.steps == 0 and self.parent is None,
         )
@@ -279,8 +280,8 @@ class Run:
         self.sums.zero_()
         if not math.isfinite(nll + kl):
             raise Diverged(
-                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate or "
-                f"training.gradient_norm may help (delete {self.checkpoint} to begin again)"
+                f"training diverged in epoch {epoch + 1}: a lower training.learning_rate may help "
+                f"(delete {self.checkpoint} to begin again)"
             )
         likelihood = self.model.likelihood
         scores, log_likelihood, errors, *wrong = self._validate().unbind(1)
@@ -326,9 +327,9 @@ class Run:
     def _validation_noise(self) -> Tensor:
         """Return the noise of draws in validation: of laplace one that is not used, before it has a
         spread."""
-        posterior, wanted = self.model.posterior, self.recipe.training.validation_draws
+        posterior = self.model.posterior
         is_a_point = isinstance(self.recipe.posterior, Laplace) and self.laplace is None
-        draws = 1 if is_a_point else min(wanted, posterior.max_draws or wanted)
+        draws = 1 if is_a_point else min(VALIDATION_DRAWS, posterior.max_draws or VALIDATION_DRAWS)
         key = (self.recipe.seed, Stream.VALIDATION_NOISE)
         return noise(posterior, draws, *key, device=self.device)
 

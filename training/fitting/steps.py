@@ -13,12 +13,17 @@ from torch.nn import functional
 
 from model_store.errors import InvalidInput
 from training.bayes.network import BayesianModel
-from training.bayes.objectives import alpha_objective, geometric_weight
+from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import step_noise
 from training.fitting.capture import Captured
 from training.recipe import AugmentationSection, Recipe, TrainingSection
 from training.seeds import Stream, hash_key
 
+GRADIENT_NORM = 5.0  # the largest, of all parameters
+ROW_GROUPS = 8  # of a step, each with draws of its own, if the method groups rows
+VALIDATION_DRAWS = 20
+# of log standard deviations: .1 changes a deviation by 10 % a step, whatever its size
+SPREAD_RATE = 0.1
 FINAL_SPREAD_RATE = 3.0  # times the final learning rate
 SMALL_STEP = 50_000_000  # multiplications of a step below which threads cost more than they gain
 FADED = 1e-30  # of Adam's means, below which they move no parameter
@@ -86,7 +91,7 @@ class Steps:
         loss = step_loss(self.model, self.recipe, x, y, eps, kl_weight)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        clip_gradient(self.parameters, self.recipe.training.gradient_norm)
+        clip_gradient(self.parameters, GRADIENT_NORM)
         self.optimizer.step()
         error = self.model.likelihood.errors(loss.served[0].detach(), y).mean()
         return torch.stack([loss.nll.detach().double(), loss.kl.detach().mean().double(), error])
@@ -106,10 +111,15 @@ def step_inputs(
     if recipe.augmentation is not None:
         seed = hash_key(recipe.seed, Stream.AUGMENTATION, step)
         x = augment(x, shape, recipe.augmentation, seed)
-    draws = samples * min(recipe.row_groups, len(x))
+    draws = samples * row_groups(recipe, len(x))
     key = (recipe.seed, Stream.STEP_NOISE, step)
     eps = step_noise(model.posterior, draws, *key, in_pairs=recipe.is_variational, device=x.device)
     return x, eps
+
+
+def row_groups(recipe: Recipe, rows: int) -> int:
+    """Return the number of groups of rows of a step that have draws of their own."""
+    return min(ROW_GROUPS if recipe.posterior.groups_rows else 1, rows)
 
 
 def step_loss(
@@ -120,7 +130,7 @@ def step_loss(
     eps: Float[Tensor, "S E"],
     kl_weight: float | Tensor,
 ) -> Loss:
-    served, kl = model.sample(x, eps, min(recipe.row_groups, len(x)))
+    served, kl = model.sample(x, eps, row_groups(recipe, len(x)))
     log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
     return Loss(total, nll, kl, served)
@@ -207,8 +217,6 @@ def kl_weight(
 ) -> float:
     ramp = ramp_epochs * epoch_steps
     weight = full_kl_weight(settings, rows)
-    if settings.kl_weighting == "geometric":
-        weight *= epoch_steps * geometric_weight(step % epoch_steps, epoch_steps)
     return min(1.0, (step + 1) / ramp if ramp else 1.0) * weight
 
 
@@ -220,7 +228,7 @@ def adam(model: BayesianModel, settings: TrainingSection) -> torch.optim.Adam:
     final = settings.final_learning_rate
     rates = (
         (others, settings.learning_rate, final),
-        (spread, settings.spread_learning_rate, FINAL_SPREAD_RATE * final),
+        (spread, SPREAD_RATE, FINAL_SPREAD_RATE * final),
     )
     on_gpu = next(model.parameters()).is_cuda
     groups = [

@@ -27,6 +27,7 @@ from training.data.targets import apply_transform, transform_splits
 from training.evaluation import figures
 from training.export.graphs import runtime_of, temper_graph
 from training.fit import Fitted, temper
+from training.fitting.steps import VALIDATION_DRAWS
 from training.model import get_likelihood
 from training.provenance import Provenance, Pruning, Recalibration, Record, TemperatureChoice
 from training.publishing.baselines import CLEARLY, LOG_LIKELIHOOD, check_constant
@@ -163,8 +164,7 @@ def temper_again(parent: Artifact, rows: Rows, seed: int) -> tuple[Artifact, Tem
     manifest, runtime = parent.manifest, Model.load(parent).runtime
     recipe = recipe_of(manifest, "model")
     of = get_likelihood(recipe, len(manifest.classes or ()))
-    wanted = recipe.training.validation_draws
-    draws = min(wanted, manifest.noise.max_draws or wanted)
+    draws = min(VALIDATION_DRAWS, manifest.noise.max_draws or VALIDATION_DRAWS)
     rows = rows.take(np.arange(min(len(rows), most_rows(of, draws))))
     y = rows.y if manifest.transform is None else apply_transform(manifest.transform, rows.y)
     draw_set = runtime.draw_set(hash_key(seed, Stream.TEMPERATURE), draws)

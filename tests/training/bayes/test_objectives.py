@@ -1,13 +1,12 @@
 """The training objective: the evidence lower bound, and alpha-divergences."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
 
 from training.bayes.likelihoods import Categorical
-from training.bayes.objectives import alpha_objective, geometric_weight
+from training.bayes.objectives import alpha_objective
 
 
 def log_likelihoods():
@@ -59,13 +58,3 @@ def test_the_log_likelihood_is_that_of_the_rows_own_classes():
     log_probs = torch.log(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]))
     log_likelihood = Categorical(2).log_likelihood(log_probs, torch.tensor([0, 1]))
     torch.testing.assert_close(log_likelihood.exp(), torch.tensor([[0.25, 0.5]]))
-
-
-@pytest.mark.parametrize("batches", [1, 2, 7, 500])
-def test_geometric_weights_halve_and_add_up_to_one(batches):
-    weights = [geometric_weight(i, batches) for i in range(batches)]
-    assert sum(weights) == pytest.approx(1.0)
-    assert weights[0] == pytest.approx(
-        2.0 ** (batches - 1) / (2.0**batches - 1) if batches < 500 else 0.5
-    )
-    assert all(later == pytest.approx(earlier / 2) for earlier, later in pairwise(weights))

@@ -9,8 +9,10 @@ import torch
 
 from experiments.certify.exact import METHODS, Problem, at_exact_posterior, compare, fit, recipe
 from training.data import Rows, Splits
+from training.fitting import steps
 from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
 from training.fitting.run import Run, run_provenance
+from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good
 from training.recipe import Recipe
 
@@ -165,15 +167,16 @@ def test_no_checkpoint_is_taken_while_the_kls_weight_rises(tmp_path, choose, ram
 
 
 def test_log_standard_deviations_have_a_learning_rate_of_their_own(tmp_path):
-    run, _ = small_run(tmp_path, spread_learning_rate=0.07, learning_rate=2e-3)
+    run, _ = small_run(tmp_path, learning_rate=2e-3)
     rates = {group["first_lr"]: group["params"] for group in run.optimizer.param_groups}
-    assert [p is run.model.posterior.rho for p in rates[0.07]] == [True]
+    assert [p is run.model.posterior.rho for p in rates[SPREAD_RATE]] == [True]
     assert len(rates[2e-3]) == len([*run.model.parameters()]) - 1
 
 
 @pytest.mark.usefixtures("fits")
-def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path):
-    run, splits = small_run(tmp_path, start=-7.0, spread_learning_rate=1e-3)
+def test_a_fit_too_short_says_that_it_has_not_converged(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "SPREAD_RATE", 1e-3)
+    run, splits = small_run(tmp_path, start=-7.0)
     run.fit(quiet=True)
     facts = run_provenance(run, splits).convergence
     assert not facts["settled"]

@@ -289,7 +289,6 @@ def recipe_in(folder, epochs=4, seed=1, interval=0.02):
     schedule = {
         "epochs": epochs,
         "batch_rows": 16,
-        "validation_draws": 3,
         "checkpoint_interval_s": interval,
     }
     serving = {"draws": 2, "combined": ["residual"]}

@@ -35,7 +35,7 @@ FLOWS_ANEW = ("bhn-realnvp", "bhn-weights")
 
 
 def recipe(method, **posterior):
-    schedule = {"epochs": 3, "batch_rows": 16, "validation_draws": 3}
+    schedule = {"epochs": 3, "batch_rows": 16}
     merged = {**SMALL.get(method, {}), **posterior}
     return recipe_with(
         method=method, network={"hidden": [9, 7]}, posterior=merged, training=schedule
