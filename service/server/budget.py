@@ -1,9 +1,9 @@
-"""The process's budget of memory for requests: bodies, the data made from them, unread answers.
+"""The process's byte budget for request bodies, decoded rows and unread answers.
 
-Memory is reserved before it is allocated, so a request that does not fit is answered 429 before it
-costs anything. A client may use up to three times the memory that remains for all others: three
-quarters if it is alone, three sevenths if there are two. So a new client always finds some memory.
-Small requests may use the remainder too.
+Memory is reserved before it is allocated. A request that does not fit is answered 429 at once. A
+client may hold at most three times the bytes that remain free: one client three quarters, two
+clients three sevenths each. Another client therefore always finds free memory. Small requests may
+also use the rest.
 """
 
 import threading
@@ -15,30 +15,30 @@ from service.errors import Overloaded, TooLarge
 
 SCOPE_KEY = "dubito.reservation"
 RETRY_AFTER_S = 1
-TIMES_LEFT = 3  # a client may use this many times the remaining memory
-SMALL_BYTES = 256 << 10  # maximum size of a small request
+MAX_SHARE = 3  # bytes of a client over free bytes
+SMALL_BYTES = 256 << 10  # up to which a request counts as small
 
 
 class ByteBudget:
-    """A maximum number of bytes in use. Thread-safe."""
+    """A thread-safe limit on the bytes in use."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.held = 0
-        self._of_clients: Counter[Hashable] = Counter()
+        self._client_bytes: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
     def try_acquire(self, size: int, client: Hashable = None, small: bool = True) -> bool:
-        """Take bytes if they remain and the client's share allows it, or if they are few."""
+        """Reserve bytes if they are free, and the request is small or within the client's share."""
         with self._lock:
-            left = self.most - self.held - size
-            if left < 0 or not (small or self._of_clients[client] + size <= TIMES_LEFT * left):
+            left = self.max_bytes - self.held - size
+            if left < 0 or not (small or self._client_bytes[client] + size <= MAX_SHARE * left):
                 return False
             self._add(size, client)
             return True
 
     def force(self, size: int) -> None:
-        """Count bytes that are in use already, even beyond the budget."""
+        """Count bytes that are already in use, even beyond the limit."""
         with self._lock:
             self._add(size, None)
 
@@ -48,17 +48,17 @@ class ByteBudget:
 
     def _add(self, size: int, client: Hashable) -> None:
         self.held += size
-        self._of_clients[client] += size
-        if self._of_clients[client] == 0:
-            del self._of_clients[client]
+        self._client_bytes[client] += size
+        if self._client_bytes[client] == 0:
+            del self._client_bytes[client]
 
     @property
     def overdrawn(self) -> bool:
-        return self.held > self.most
+        return self.held > self.max_bytes
 
 
 class Reservation:
-    """The bytes of one request; they are released when the request is over."""
+    """The budget bytes of one request, released when the request ends."""
 
     def __init__(self, budget: ByteBudget, client: Hashable = None) -> None:
         self.budget = budget
@@ -66,41 +66,41 @@ class Reservation:
         self.client = client
 
     @property
-    def most(self) -> int:
-        return self.budget.most * TIMES_LEFT // (TIMES_LEFT + 1)
+    def max_bytes(self) -> int:
+        return self.budget.max_bytes * MAX_SHARE // (MAX_SHARE + 1)
 
     def assign(self, client: Hashable) -> None:
-        """Set the client before any bytes are taken."""
+        """Attribute all reservations to this client. Call before the first reservation."""
         assert self.held == 0
         self.client = client
 
     def acquire(self, size: int) -> None:
-        """Take bytes for the request.
+        """Reserve bytes for the request.
 
         Raises:
-            Overloaded: if they do not remain, or exceed the client's share.
+            Overloaded: if they are not free, or exceed the client's share.
         """
         self._take(size, self.held + size)
         self.held += size
 
-    def reserve(self, size: int, what: str) -> None:
-        """Take bytes for data made from the request.
+    def reserve(self, size: int, field: str) -> None:
+        """Reserve bytes for data decoded from the request's field.
 
         Raises:
-            TooLarge: if they exceed any client's share of the whole budget.
+            TooLarge: if the budget can never provide them.
             Overloaded: as `acquire`.
         """
-        self._check(self.held + size, what)
+        self._check(self.held + size, field)
         self.acquire(size)
 
     @contextmanager
-    def hold(self, size: int, what: str) -> Iterator[None]:
-        """Hold bytes temporarily, in any thread, even if the request ends before.
+    def hold(self, size: int, field: str) -> Iterator[None]:
+        """Reserve bytes within a block, in any thread, even beyond the end of the request.
 
         Raises:
             TooLarge, Overloaded: as `reserve`.
         """
-        self._check(size, what)
+        self._check(size, field)
         self._take(size, size)
         try:
             yield
@@ -108,18 +108,18 @@ class Reservation:
             self.budget.release(size, self.client)
 
     def shrink(self, to: int) -> None:
-        """Release all but `to` bytes, for example once the rows are one array."""
+        """Release all bytes beyond `to`."""
         self.release(max(0, self.held - to))
 
     def release(self, size: int | None = None) -> None:
-        """Release bytes, by default all."""
+        """Release bytes; by default all of them."""
         size = self.held if size is None else size
         self.held -= size
         self.budget.release(size, self.client)
 
-    def _check(self, total: int, what: str) -> None:
-        if total > self.most:
-            raise TooLarge(what, f"at most {self.most} bytes in memory", f"about {total}")
+    def _check(self, total: int, field: str) -> None:
+        if total > self.max_bytes:
+            raise TooLarge(field, f"at most {self.max_bytes} bytes in memory", f"about {total}")
 
     def _take(self, size: int, total: int) -> None:
         if not self.budget.try_acquire(size, self.client, small=total <= SMALL_BYTES):

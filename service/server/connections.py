@@ -1,13 +1,14 @@
-"""HTTP connections within limits, which uvicorn's own protocol does not have.
+"""HTTP connections with limits that uvicorn lacks: the protocol class that uvicorn runs.
 
-A connection has one request at a time: the next is read once the client has read the previous
-answer, so nothing queues up. A request must arrive within `receive_s` from its first byte (408
-otherwise), and the client must read its answer at `MIN_RATE` or faster. Buffers count in the
-process's memory budget.
+A connection handles one request at a time. The next request is read after the client has read the
+previous answer, so nothing queues up. A request must arrive within `receive_s` of its first byte
+(otherwise 408), and the client must read its answer at `MIN_RATE`. Buffered bytes count in the
+process's byte budget.
 
-There are up to `max_connections`, and a client has up to three quarters of them. To make room for
-another, the service ends the connection that has kept it waiting longest, of the client with most
-connections. If all connections are in work, the new one may ask for health and metrics only.
+There are up to `max_connections`, and one client may have three quarters of them. To accept
+another, the service closes the connection that has waited longest for its client, among those of
+the client with most connections. If all connections are busy, a new one can only request health
+and metrics.
 """
 
 import asyncio
@@ -28,21 +29,21 @@ from service.server.exchange import STATUS_LINES, Exchange
 from service.server.http1 import BadRequest, StrictBuffer, new_parser, read_head
 from service.server.shares import Shares, address_client
 
-HIGH_WATER_BYTES = 64 << 10  # of unprocessed input, beyond which reading pauses
-FREE_BYTES = 16 << 10  # of buffers per connection that do not count
-UNSENT_BYTES = 128 << 10  # of answers in the system's buffer of a connection
-MIN_RATE = 64 << 10  # bytes per second that clients must read, after the first `receive_s`
-LINGER_S = 2.0  # to skip the rest of a refused request, so that the refusal arrives
-MAX_BEYOND = 100  # connections beyond the limit, for health and for refusals
-LARGE_READ = 32 << 10  # bytes at a time, beyond which senders take turns
+HIGH_WATER_BYTES = 64 << 10  # unprocessed input at which reading pauses
+FREE_BYTES = 16 << 10  # per connection, not counted in the budget
+UNSENT_BYTES = 128 << 10  # kernel send buffer per connection
+MIN_RATE = 64 << 10  # bytes per second, after the first `receive_s`
+LINGER_S = 2.0  # skips the rest of a rejected request, so that the client gets the answer
+MAX_BEYOND = 100  # connections beyond the limit, for health requests and lingering
+LARGE_READ = 32 << 10  # bytes; connections that receive more at once take turns
 TURN_S = 0.001
-JOIN_BYTES = 64 << 10  # maximum size to write an answer's head and body at once
-EVENTS_AT_ONCE = 250  # of the parser, before other connections get a turn
-REFUSALS = {  # texts for incomplete requests, in protocols that have error texts
+JOIN_BYTES = 64 << 10  # largest answer that is written in one call
+EVENTS_AT_ONCE = 250  # parser events before other connections get a turn
+REFUSALS = {  # messages for protocols whose errors have a body
     400: "malformed request framing (RFC 9112)",
-    408: "body: expected it whole in time, got a part of it",
-    431: "body: expected less than this besides its data, got more",
-    500: "an error that Dubito did not expect",
+    408: "the request did not arrive in time",
+    431: "the request's headers or chunk extensions are too large",
+    500: "unexpected error",
     503: "the service has no memory left for this request; try again in 1 s",
 }
 
@@ -53,26 +54,26 @@ class Connections:
         receive_s: float,
         max_connections: int,
         budget: ByteBudget,
-        of_health: Iterable[str] = (),
+        health_paths: Iterable[str] = (),
     ) -> None:
-        """`of_health` are paths that are answered even beyond `max_connections`."""
+        """`health_paths` are answered even beyond `max_connections`."""
         self.receive_s = receive_s
         self.max_connections = max_connections
         self.budget = budget
-        self.of_health = frozenset(of_health)
+        self.health_paths = frozenset(health_paths)
         self.open: set[HttpConnection] = set()
-        self.clients: Counter[Hashable] = Counter()  # connections of each
-        self.waiting: dict[HttpConnection, None] = {}  # for their clients, the longest first
-        self.beyond: dict[HttpConnection, None] = {}  # the limit, the oldest first
-        self.unread: dict[HttpConnection, None] = {}  # with answers unread, the oldest first
-        self.receiving = 0  # connections in the middle of a body
-        self._turns: Shares[HttpConnection] = Shares()  # of these, that wait to be read from
+        self.clients: Counter[Hashable] = Counter()  # open connections per client
+        self.waiting: dict[HttpConnection, None] = {}  # for their client, longest first
+        self.beyond: dict[HttpConnection, None] = {}  # over the limit, oldest first
+        self.unread: dict[HttpConnection, None] = {}  # with unread answers, oldest first
+        self.receiving = 0  # connections that receive a body
+        self._turns: Shares[HttpConnection] = Shares()  # large receivers
         self._is_ticking = False
 
     def add(self, connection: "HttpConnection") -> None:
-        """Count a new connection, and end another one if there are too many."""
-        most = self.max_connections - self.max_connections // 4
-        if self.clients[connection.client] >= most:
+        """Register a new connection, and close a waiting one if there is no room."""
+        max_per_client = self.max_connections - self.max_connections // 4
+        if self.clients[connection.client] >= max_per_client:
             has_room = self._evict(connection.client)
         else:
             has_room = len(self.open) < self.max_connections or self._evict()
@@ -86,13 +87,13 @@ class Connections:
             next(iter(self.beyond)).evict()
 
     def _evict(self, client: Hashable = None) -> bool:
-        """End a waiting connection, of this client or of the one with most connections.
+        """Close a waiting connection of this client, or of the client with most connections.
 
         Returns:
-            Whether there was one.
+            Whether a connection was closed.
         """
         candidates = [c for c in self.waiting if client is None or c.client == client]
-        if candidates:  # the first of equals has waited longest
+        if candidates:  # max() returns the longest waiting of equals
             max(candidates, key=lambda c: self.clients[c.client]).evict()
         return bool(candidates)
 
@@ -120,7 +121,7 @@ class Connections:
             loop.call_later(TURN_S, self._next_turn, loop)
 
     def relieve(self) -> None:
-        """While the budget is overdrawn, abort connections whose answers are unread longest."""
+        """Abort the connections with the oldest unread answers while the budget is overdrawn."""
         while self.budget.overdrawn and self.unread:
             next(iter(self.unread)).abort()
 
@@ -142,16 +143,16 @@ class HttpConnection(asyncio.Protocol):
         self.app_state = app_state
         self.loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.exchange: Exchange | None = None  # until its request has come whole and is answered
+        self.exchange: Exchange | None = None  # current request and its answer
         self.client: Hashable = None
         self._buffer = StrictBuffer()
-        self._parser: h11.Connection | None = None  # of the request that comes
+        self._parser: h11.Connection | None = None  # of the incoming request
         self._is_reading_body = False
         self._read_paused = self._write_paused = False
         self._waits_for_turn = self._continues = False
-        self._ending = False  # what still comes is skipped
-        self._stopping = False  # ends with its answer
-        self._held = 0  # bytes of the budget
+        self._ending = False  # further input is skipped
+        self._stopping = False  # closes after the current answer
+        self._held_bytes = 0  # counted in the budget
         self._idle_since = 0.0
         self._unread_since, self._written = 0.0, 0
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -159,11 +160,11 @@ class HttpConnection(asyncio.Protocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
 
-    # Calls of the server and the transport
+    # Called by the server and the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        transport.set_write_buffer_limits(high=0)  # any unread byte counts
+        transport.set_write_buffer_limits(high=0)  # count every unread byte
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info("socket").setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES
@@ -191,11 +192,11 @@ class HttpConnection(asyncio.Protocol):
             self._drained.set()
         if self.exchange is not None:
             self.exchange.disconnect()
-        self.shared.budget.release(self._held)
-        self._held = 0
+        self.shared.budget.release(self._held_bytes)
+        self._held_bytes = 0
 
     def eof_received(self) -> None:
-        """Treat EOF as a disconnect."""
+        """Close the connection: half-closed clients are not supported."""
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -207,12 +208,12 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def take_turn(self) -> None:
-        """Continue reading: others were read from in the meantime."""
+        """Continue reading after other connections had their turn."""
         self._waits_for_turn = False
         self.continue_reading()
 
     def pause_writing(self) -> None:
-        """Watch whether the client reads its answer."""
+        """Start to watch whether the client reads its answer."""
         self._write_paused = True
         self.shared.unread.setdefault(self)
         if self._unread_timer is None:
@@ -225,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self.shared.unread.pop(self, None)
-        if self.exchange is None or self.exchange.answered:  # else more of the answer is to come
+        if self.exchange is None or self.exchange.answered:  # otherwise the answer continues
             self._cancel_unread()
         if self._drained is not None:
             self._drained.set()
@@ -238,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.exchange.keep_alive = False
 
-    # Calls of the exchange
+    # Called by the exchange
 
     def write(self, *parts: bytes) -> None:
         if self.transport.is_closing():
@@ -250,7 +251,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(part)
 
     async def drain(self) -> None:
-        """Wait until the client has read all sent bytes, or the connection has ended."""
+        """Wait until the client has read everything sent, or has disconnected."""
         while self._write_paused:
             self._drained = self._drained or asyncio.Event()
             self._drained.clear()
@@ -261,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
             self._update()
 
     def end_answer(self, exchange: Exchange) -> None:
-        """Go on to the next request, or end."""
+        """Continue with the next request, or close."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
         if not self._write_paused:
@@ -286,7 +287,7 @@ class HttpConnection(asyncio.Protocol):
         if self._ending:
             return
         try:
-            has_more = all(self._step() for _ in range(EVENTS_AT_ONCE))
+            has_input = all(self._step() for _ in range(EVENTS_AT_ONCE))
         except BadRequest as bad:
             self._refuse(bad.status)
         except h11.RemoteProtocolError:
@@ -294,7 +295,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self.exchange is not None:
                 self.exchange.notify()
-            if has_more and not self._continues:
+            if has_input and not self._continues:
                 self._continues = True
                 self.loop.call_soon(self._continue)
             self._update()
@@ -344,7 +345,7 @@ class HttpConnection(asyncio.Protocol):
         is_beyond = self in self.shared.beyond
         keep_alive = keep_alive and not (self._stopping or is_beyond)
         self.exchange = Exchange(self, scope, reservation, keep_alive, expects_continue)
-        if is_beyond and scope["path"] not in self.shared.of_health:
+        if is_beyond and scope["path"] not in self.shared.health_paths:
             raise BadRequest(503)
         self._set_reading_body(True)
         task = self.loop.create_task(self.exchange.run(self.config.loaded_app))
@@ -359,9 +360,9 @@ class HttpConnection(asyncio.Protocol):
         self._buffer, self._parser = StrictBuffer(), None
 
     def _update(self) -> None:
-        """Update timers, reading and memory accounts for the connection's current state."""
+        """Update timers, flow control and the byte budget for the current state."""
         exchange = self.exchange
-        if exchange is not None and not self._is_reading_body:  # in work
+        if exchange is not None and not self._is_reading_body:  # the application is working
             self.shared.waiting.pop(self, None)
         elif self in self.shared.open:
             self.shared.waiting.setdefault(self)
@@ -385,27 +386,27 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503)
 
     def _account(self) -> bool:
-        """Count the buffers' bytes; return whether the budget had them.
+        """Update the byte budget; return whether the bytes were available.
 
-        A body always counts: the application soon takes it, and answers 429 if it must.
+        A body is always counted: the application takes it soon, and answers 429 if it must.
         """
         held = len(self._buffer) + (0 if self.exchange is None else len(self.exchange.body))
         held = held if held > FREE_BYTES else 0
         unread = self.transport.get_write_buffer_size() if self._write_paused else 0
-        more = held + unread - self._held
-        if more == 0:
+        change = held + unread - self._held_bytes
+        if change == 0:
             return True
-        if more <= 0 or unread or self._is_reading_body:
-            self.shared.budget.force(more)
-        elif not self.shared.budget.try_acquire(more):
+        if change < 0 or unread or self._is_reading_body:
+            self.shared.budget.force(change)
+        elif not self.shared.budget.try_acquire(change):
             return False
-        self._held += more
+        self._held_bytes += change
         return True
 
     # Ending
 
     def evict(self) -> None:
-        """End to make room for another connection. No request is being processed."""
+        """Close to make room for another connection; no request is being answered."""
         self.shared.forget(self)
         if self.exchange is None and not self._buffer:
             self._ending = True
@@ -414,20 +415,20 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408)
 
     def abort(self) -> None:
-        """End at once, without sending the rest."""
+        """Close at once, without sending the rest."""
         self.shared.forget(self)
         self._ending = True
         self.transport.abort()
 
     def _refuse(self, status: int) -> None:
-        """Answer an incomplete request, unless its answer has begun, and close the connection."""
+        """Answer an incomplete request with an error, unless its answer has begun, and close."""
         if self._ending or self.transport.is_closing():
             return
         exchange = self.exchange
         if exchange is None or not exchange.started:
             retry = b"retry-after: 1\r\n" if status == 503 else b""
             content, media_type = b"", b""
-            # clients of other protocols read a text
+            # other protocols expect a body in their own form
             form = None if exchange is None else other_form(exchange.scope["path"])
             if form is not None:
                 content = orjson.dumps(form.content(status, REFUSALS[status]))
@@ -477,7 +478,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def _check_unread(self, read_before: int) -> None:
-        """Abort the connection if the client reads its answer too slowly."""
+        """Disconnect a client that reads its answer too slowly."""
         passed_s = self.loop.time() - self._unread_since
         read = self._written - self.transport.get_write_buffer_size()
         if self._write_paused and (

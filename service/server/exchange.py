@@ -1,4 +1,4 @@
-"""One request and its answer, between a connection's bytes and the application (ASGI 3)."""
+"""One request and its answer: the ASGI 3 interface between a connection and the application."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """`receive` and `send` of the application that answers a request."""
+    """The application's `receive` and `send` for one request."""
 
     def __init__(
         self,
@@ -39,21 +39,21 @@ class Exchange:
         self.reservation = reservation
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self.body = bytearray()  # received, but not yet read by the application
-        self.more_body = True  # has not arrived yet
-        self.started = False  # the answer
+        self.body = bytearray()  # not yet read by the application
+        self.more_body = True  # the request is incomplete
+        self.started = False  # the answer has begun
         self.answered = False
         self.disconnected = False
-        self._body_read = False  # wholly, by the application
-        self._head: list[bytes] | None = None  # of the answer, until the first part of its body
-        self._left: int | None = None  # bytes to come of an answer of known length
+        self._body_read = False  # completely, by the application
+        self._head: list[bytes] | None = None  # sent with the first part of the body
+        self._left: int | None = None  # bytes until Content-Length is reached
         self._chunked = self._has_no_body = False
         self._news: asyncio.Event | None = None
 
     async def run(self, app: ASGIApp) -> None:
         try:
             await app(self.scope, self.receive, self.send)
-        except Exception as error:  # the middleware answers all errors, so this is a bug
+        except Exception as error:  # unexpected: the middleware answers exceptions
             logger.error("an answer failed: %s", type(error).__name__)
         finally:
             self.reservation.release()
@@ -85,33 +85,33 @@ class Exchange:
         return DISCONNECT
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; its head goes with the first part of its body."""
+        """Send a part of the answer; the head is sent with the first part of the body."""
         if message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             return
         if message["type"] != "http.response.body" or not self.started or self.answered:
             raise RuntimeError(f"unexpected message {message['type']}")
-        body, more = message.get("body", b""), message.get("more_body", False)
-        parts = self._frame(body, more)
+        body, more_body = message.get("body", b""), message.get("more_body", False)
+        parts = self._frame(body, more_body)
         await self.connection.drain()
         if self.disconnected:
             return
         if self._head is not None:
             parts, self._head = [b"".join(self._head), *parts], None
-        if not more:
+        if not more_body:
             self.answered = True
             if self._left:
                 raise RuntimeError(
                     f"an answer is {self._left} bytes shorter than its Content-Length"
                 )
         self.connection.write(*parts)
-        if not more:
+        if not more_body:
             self.connection.end_answer(self)
             self.notify()
 
     def _start(self, status: int, headers: Any) -> None:
         if self.started:
-            raise RuntimeError("an answer was begun twice")
+            raise RuntimeError("the answer was started twice")
         self.started = True
         has_length = says_close = False
         head = [STATUS_LINES[status]]
@@ -123,13 +123,13 @@ class Exchange:
             elif name == b"connection" and value == b"close":
                 self.keep_alive, says_close = False, True
             head += (name, b": ", value, b"\r\n")
-        if self.expects_continue:  # its body may still arrive or not
+        if self.expects_continue:  # the client may or may not send the body
             self.keep_alive = False
         if self.scope["method"] == "HEAD" or status in NO_BODY:
             self._has_no_body, self._left = True, None
         elif not has_length:
             if self.scope["http_version"] == "1.0":
-                self.keep_alive = False  # the end of the connection is the body's
+                self.keep_alive = False  # closing the connection ends the body
             else:
                 self._chunked = True
                 head.append(b"transfer-encoding: chunked\r\n")
@@ -138,12 +138,12 @@ class Exchange:
         head.append(b"\r\n")
         self._head = head
 
-    def _frame(self, body: bytes, more: bool) -> list[bytes]:
+    def _frame(self, body: bytes, more_body: bool) -> list[bytes]:
         if self._has_no_body:
             return []
         if self._chunked:
             parts = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
-            return parts if more else [*parts, b"0\r\n\r\n"]
+            return parts if more_body else [*parts, b"0\r\n\r\n"]
         if self._left is not None:
             if len(body) > self._left:
                 raise RuntimeError("an answer is longer than its Content-Length")

@@ -1,9 +1,8 @@
-"""HTTP/1.1 requests (RFC 9112), parsed by h11 strictly, so that every message has one meaning.
+"""Strict parsing of HTTP/1.1 requests (RFC 9112) on top of h11.
 
-Requests that parsers are known to read in different ways are rejected: `Content-Length` with
-`Transfer-Encoding` or more than once, codings but `chunked`, folded headers, lines that end in a
-bare LF, control characters, several hosts. `Upgrade` has no effect: the service never upgrades, and
-always reads bodies.
+Requests that parsers interpret differently are rejected: `Content-Length` with `Transfer-Encoding`
+or repeated, codings other than `chunked`, folded headers, bare line feeds, control characters,
+several hosts. `Upgrade` is ignored, and the body is read regardless of it.
 """
 
 import re
@@ -14,9 +13,9 @@ from urllib.parse import unquote
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
-MAX_HEAD_BYTES = 64 << 10  # of a head, and of all extensions and trailers of a chunked body
+MAX_HEAD_BYTES = 64 << 10  # also for all chunk extensions and trailers
 MAX_FIELDS = 256
-MAX_BLANK_BYTES = 64  # of empty lines before a request, which some clients send
+MAX_BLANK_BYTES = 64  # some clients send empty lines before a request
 MAX_CHUNK_LINE_BYTES = 4096
 
 _BLANK = re.compile(rb"(?:\r\n)*+")
@@ -35,13 +34,13 @@ class BadRequest(Exception):
 
 
 class StrictBuffer(ReceiveBuffer):
-    """The input of a connection. It rejects lines that h11 would tolerate."""
+    """A receive buffer that rejects lines on which h11 is lenient."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_head = True  # comes next
-        self._checked = 0  # bytes that are known to be strict and to hold no end of a head
-        self._extra = 0  # bytes of a chunked body's extensions
+        self._is_head = True  # the next lines are a head
+        self._checked = 0  # valid bytes without the end of a head
+        self._extra = 0  # bytes of chunk extensions
 
     def expect_head(self) -> None:
         self._is_head, self._checked, self._extra = True, 0, 0
@@ -72,18 +71,18 @@ class StrictBuffer(ReceiveBuffer):
         del self._data[:start]
         lines = super().maybe_extract_lines()
         lengths = [line for line in lines or () if line[:15].lower() == b"content-length:"]
-        # h11 merges repeated lengths where they are the same
+        # h11 merges repeated equal lengths
         if len(lengths) > 1 or (lengths and not _LENGTH_LINE.fullmatch(lengths[0])):
             raise BadRequest
         return lines
 
     def is_next_line_obviously_invalid_request_line(self) -> bool:
-        """Reject at once input that cannot be a request, such as TLS."""
+        """Reject input that cannot become a request, such as TLS."""
         start = self._data.lstrip(b"\r\n")[:1]
         return bool(start) and not start.isupper()
 
     def maybe_extract_next_line(self) -> bytearray | None:
-        """Return the line before a chunk, once it is there."""
+        """Return the line before a chunk, or None if it is incomplete."""
         line = super().maybe_extract_next_line()
         text = self._data.removesuffix(b"\r") if line is None else line[:-2]
         if len(text) > MAX_CHUNK_LINE_BYTES:
@@ -98,9 +97,9 @@ class StrictBuffer(ReceiveBuffer):
 
 
 def new_parser(buffer: StrictBuffer) -> h11.Connection:
-    """Return a parser of the next request in a connection's buffer.
+    """Return a parser for the next request in a connection's buffer.
 
-    h11 has no public way to give it a buffer of our own.
+    h11 has no public way to set the buffer.
     """
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=sys.maxsize)
     parser._receive_buffer = buffer
@@ -109,32 +108,32 @@ def new_parser(buffer: StrictBuffer) -> h11.Connection:
 
 
 def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
-    """Return a request's head as an ASGI scope, and whether the connection may stay open.
+    """Return the request's ASGI scope, and whether the connection can be kept alive.
 
     Raises:
-        BadRequest: if parsers may read the head in different ways.
+        BadRequest: if parsers could interpret the head differently.
     """
     headers = list(request.headers)
     if len(headers) > MAX_FIELDS:
         raise BadRequest(431)
     target = _TARGET.fullmatch(request.target)
-    is_old = request.http_version == b"1.0"
+    is_http10 = request.http_version == b"1.0"
     names = [name for name, _ in headers]
     hosts, is_chunked = names.count(b"host"), b"transfer-encoding" in names
     if (
         target is None
         or _METHOD.fullmatch(request.method) is None
-        or not (is_old or request.http_version == b"1.1")
+        or not (is_http10 or request.http_version == b"1.1")
         or hosts > 1
-        or (hosts == 0 and not is_old)
-        or (is_chunked and (is_old or b"content-length" in names))
+        or (hosts == 0 and not is_http10)
+        or (is_chunked and (is_http10 or b"content-length" in names))
     ):
         raise BadRequest
     raw_path, _, query = target[1].partition(b"?")
     raw_path = raw_path or b"/"
     path = raw_path.decode("ascii")
     scope: dict[str, Any] = {
-        "http_version": "1.0" if is_old else "1.1",
+        "http_version": "1.0" if is_http10 else "1.1",
         "method": request.method.decode(),
         "path": unquote(path) if "%" in path else path,
         "raw_path": raw_path,
@@ -143,4 +142,4 @@ def read_head(request: h11.Request) -> tuple[dict[str, Any], bool]:
     }
     connection = b",".join(value for name, value in headers if name == b"connection").lower()
     closes = b"close" in [token.strip() for token in connection.split(b",")]
-    return scope, not (is_old or closes)
+    return scope, not (is_http10 or closes)

@@ -1,8 +1,8 @@
-"""Setup of a serving process: its port, open files, memory and shutdown.
+"""Process setup: port, open files, memory and graceful shutdown.
 
-Shutdown is announced so that no request is lost. After SIGTERM the service reports that it is not
-ready, and closes each connection after its answer, so that proxies and clients go elsewhere. It
-still accepts connections. After the grace period it stops listening and finishes open requests.
+After SIGTERM the service reports that it is not ready and closes each connection after its answer,
+so that proxies and clients go elsewhere. It still accepts connections for the grace period. Then it
+stops listening and finishes the accepted requests, so none is lost.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SPARE_FILES = 256  # in addition to the connections
+SPARE_FILES = 256  # in addition to connections
 TRIM_S = 5.0
-LARGE_BYTES = 8 << 20  # bodies, pools and answers; micro-batches are smaller
-HEAPS = 2  # instead of eight per core, so that threads reuse each other's memory
+LARGE_BYTES = 8 << 20  # larger than a micro-batch; bodies, pools and answers exceed it
+HEAPS = 2  # instead of eight per core, so that threads reuse freed memory
 
 _C = ctypes.CDLL(None)
 _TRIM, _OPTION = getattr(_C, "malloc_trim", None), getattr(_C, "mallopt", None)  # glibc has them
@@ -49,19 +49,19 @@ def cannot_listen(host: str, port: int) -> str | None:
 
 def allow_open_files(connections: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
+    limit = connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError):  # macOS has a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = min(limit, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with suppress(ValueError):  # macOS has a lower limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def keep_heaps_whole() -> None:
-    """Return large blocks to the system when they are freed, and share heaps between threads.
+    """Make the C library return freed large blocks, and share heaps between threads.
 
-    Call it before there are threads. By default the C library takes blocks of up to 32 MiB from a
-    heap per thread once such a block was freed, and a small block behind a freed one keeps it.
+    Call it before threads start. By default the C library serves blocks of up to 32 MiB from a
+    per-thread heap, where a small block can keep a large freed one.
     """
     if _OPTION is not None:
         _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
@@ -70,10 +70,10 @@ def keep_heaps_whole() -> None:
 
 @contextmanager
 def trim_memory() -> Iterator[None]:
-    """Return freed memory to the system every few seconds, in a thread; this takes milliseconds.
+    """Return freed memory to the system every few seconds, in a thread.
 
-    Large requests and versions leave holes that the C library keeps. Cycles are collected too,
-    because an idle process would not collect them.
+    Large requests and versions leave holes in the heap. Reference cycles are collected as well,
+    because an idle process would keep them.
     """
     ending = threading.Event()
 
@@ -91,12 +91,10 @@ def trim_memory() -> Iterator[None]:
 
 
 def end_with_notice(ending: threading.Event, shutdown_grace_s: float) -> None:
-    """Let SIGTERM set `ending` and end the process after `shutdown_grace_s`.
+    """Let SIGTERM set `ending` and stop the process after `shutdown_grace_s`.
 
-    A second SIGTERM ends it at once.
-
-    Call it in the event loop, in the main thread; elsewhere, as in a test's client, signals stay as
-    they are.
+    A second SIGTERM stops it at once. Call this in the event loop of the main thread. In other
+    threads, as in tests, signal handlers stay unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,14 +1,14 @@
-"""Fair shares: the client of a request, and the order in which clients' work is done.
+"""Fair shares: identify the client of a request, and order the work of several clients.
 
-Each client has an account of the work done for it. The next piece of work belongs to the client
-whose account will be smallest after that piece. A new client starts with the smallest account of
-the waiting clients, so a pause neither saves up work nor costs any. Thus a client waits for up to
-one piece of each other client, however much they have queued.
+Each client has an account of the work done for it. The next piece belongs to the client whose
+account will be smallest after it. A new client starts with the smallest account of the waiting
+clients, so a pause neither saves nor costs anything. A client therefore waits for at most one piece
+of each other client.
 
-Each of one client's n waiting requests is owed 1/n of the client's work, and the next one is the
-request that would finish first at these rates. So a small request does not wait for all earlier
-large ones, and an endless stream of small requests does not stop a large one. Among requests of the
-same size, the oldest goes first.
+Within a client, each of n waiting requests is owed an n-th of the client's work, and the request
+that would finish first at that rate is next. A small request does not wait for all large ones
+before it, and a stream of small requests does not block a large one. Requests of equal size keep
+their order.
 """
 
 import ipaddress
@@ -18,14 +18,14 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-KEY_NAME = "dubito.key"  # key of a request's ASGI scope: the name of its valid API key
-IPV6_NETWORK_BITS = 64  # of one customer, who may use any address in it
+KEY_NAME = "dubito.key"  # in a request's scope: the name of its valid key
+IPV6_NETWORK_BITS = 64  # a customer can choose any address within such a network
 
 T = TypeVar("T")
 
 
 def address_client(peer: tuple[str, int] | None) -> Hashable:
-    """Identify a client without a key by its address; without an address it is a new client."""
+    """Identify a client without a key by its address; without an address it is unique."""
     return object() if not peer else _network(peer[0])
 
 
@@ -43,11 +43,13 @@ def _network(address: str) -> str:
     return address
 
 
-def is_within_share(held: Mapping[Any, int], client: Hashable, work: int, most: int) -> bool:
-    """Whether a client's work would fit if no other client had queued more than it."""
-    whole = held.get(client, 0) + work
-    others = sum(min(other, whole) for name, other in held.items() if name != client)
-    return whole + others <= most
+def is_within_share(
+    work_by_client: Mapping[Any, int], client: Hashable, work: int, limit: int
+) -> bool:
+    """Return whether the work fits if no other client counts for more than this one."""
+    total = work_by_client.get(client, 0) + work
+    others = sum(min(w, total) for name, w in work_by_client.items() if name != client)
+    return total + others <= limit
 
 
 @dataclass(eq=False)
@@ -55,9 +57,9 @@ class Piece(Generic[T]):
     work: T
     client: Hashable
     cost: float
-    due: float  # work owed to each of the client's pieces when this one is done
+    due: float  # owed to each of the client's requests when this one is done
     number: int
-    after: float = 0.0  # the client's account once this piece and its earlier ones are done
+    after: float = 0.0  # the client's account when this piece is done
 
 
 @dataclass(eq=False)
@@ -74,7 +76,7 @@ class Shares(Generic[T]):
     """Waiting work of several clients. Costs are positive, in any unit. Callers hold a lock."""
 
     def __init__(self) -> None:
-        self.least = 0.0  # the smallest account of the waiting clients
+        self.min_account = 0.0  # smallest account of a waiting client
         self._accounts: dict[Hashable, _Account[T]] = {}
         self._length = self._number = 0
 
@@ -82,11 +84,11 @@ class Shares(Generic[T]):
         return self._length
 
     def put(self, work: T, client: Hashable, cost: float) -> None:
-        """Queue a piece. If work has several pieces, queue the next when the last is done."""
+        """Queue a piece. If work has several pieces, queue the next when the previous is done."""
         account = self._accounts.get(client)
         if account is None:
-            account = self._accounts[client] = _Account(self.least)
-        account.used = max(account.used, self.least)
+            account = self._accounts[client] = _Account(self.min_account)
+        account.used = max(account.used, self.min_account)
         account.waiting.append(Piece(work, client, cost, account.owed + cost, self._number))
         self._number += 1
         self._length += 1
@@ -96,22 +98,22 @@ class Shares(Generic[T]):
         return self._accounts[client].used
 
     def turns(self) -> list[Piece[T]]:
-        """Return all waiting pieces in the order in which they should be done."""
-        found = []
+        """Return all waiting pieces in the order of execution."""
+        pieces: list[Piece[T]] = []
         for account in self._accounts.values():
             account.waiting.sort(key=_DUE)
             after = account.used
             for piece in account.waiting:
                 after += piece.cost
                 piece.after = after
-            found += account.waiting
+            pieces += account.waiting
         if len(self._accounts) > 1:
-            found.sort(key=_AFTER)
-        return found
+            pieces.sort(key=_AFTER)
+        return pieces
 
     def take(self, pieces: Sequence[Piece[T]], free: Sequence[Piece[T]] = ()) -> None:
-        """Remove pieces; `free` ones cost nothing because no work is done for them."""
-        gone = {piece.number for piece in (*pieces, *free)}
+        """Remove pieces and charge their clients; `free` pieces cost nothing."""
+        removed = {piece.number for piece in (*pieces, *free)}
         waited = {
             client: len(self._accounts[client].waiting)
             for client in {piece.client for piece in pieces}
@@ -122,13 +124,15 @@ class Shares(Generic[T]):
             account.owed += piece.cost / waited[piece.client]
         for client in {piece.client for piece in (*pieces, *free)}:
             account = self._accounts[client]
-            account.waiting = [piece for piece in account.waiting if piece.number not in gone]
-        self._length -= len(gone)
+            account.waiting = [piece for piece in account.waiting if piece.number not in removed]
+        self._length -= len(removed)
         if self._length == 0:
             self._accounts.clear()
-            self.least = 0.0
+            self.min_account = 0.0
             return
-        self.least = min(account.used for account in self._accounts.values() if account.waiting)
+        self.min_account = min(
+            account.used for account in self._accounts.values() if account.waiting
+        )
         self._accounts = {
-            c: a for c, a in self._accounts.items() if a.waiting or a.used > self.least
+            c: a for c, a in self._accounts.items() if a.waiting or a.used > self.min_account
         }

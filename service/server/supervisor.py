@@ -1,9 +1,8 @@
-"""Worker processes with one listening socket, and the supervisor that replaces them.
+"""Worker processes that share a listening socket, and the supervisor that replaces them.
 
-The supervisor binds the socket and starts workers that inherit it. Each worker accepts connections
-when it has time, so no connection waits for a stopped worker. Workers send heartbeats through a
-pipe. The supervisor replaces a worker that has ended or was silent for `SILENCE_S`. A worker ends
-if its supervisor disappears.
+The supervisor binds the socket and starts workers that inherit it. Workers send heartbeats through
+a pipe. A worker that ends, or is silent for `SILENCE_S`, is replaced. A worker whose supervisor has
+ended stops by itself.
 """
 
 import logging
@@ -26,14 +25,14 @@ logger = logging.getLogger("dubito")
 
 HEARTBEAT_S = 0.25
 SILENCE_S = 2.0
-START_S = 30.0  # until the first heartbeat of a new worker
-RESTART_S = 1.0  # minimum time between two starts of a worker
-KILL_S = 5.0  # after the shutdown timeout, before workers are killed
+START_S = 30.0  # until a new worker's first heartbeat
+RESTART_S = 1.0  # minimum between two starts of a worker
+KILL_S = 5.0  # after the shutdown timeout, until workers are killed
 
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    OPTION: ClassVar = "--worker"  # before its arguments
+    OPTION: ClassVar = "--worker"
 
     worker: int
     listener: int
@@ -50,7 +49,7 @@ class WorkerPlace:
         return [str(self.worker), str(self.listener), str(self.heartbeat), str(self.folder)]
 
     def start_heartbeat(self) -> None:
-        """Start sending heartbeats; shut this process down once they are not read any more."""
+        """Send heartbeats, and stop this process gracefully if the supervisor is gone."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -77,7 +76,7 @@ class Worker:
         if os.read(self.heartbeat, 4096):
             self.silent_after = time.monotonic() + SILENCE_S
         else:
-            time.sleep(0.01)  # its end is closed: the process is about to end
+            time.sleep(0.01)  # the pipe is closed: the process is about to end
 
     def failure(self) -> str | None:
         if self.process.poll() is not None:
@@ -124,7 +123,7 @@ def supervise(settings: Settings) -> int:
                     workers[place] = Worker(worker.number, listener, folder)
         for worker in workers:
             worker.process.terminate()
-        listener.close()  # what comes after the workers' notice is refused, not left waiting
+        listener.close()  # refuse connections after the workers' grace period
         _wait(workers, settings.shutdown_grace_s + settings.shutdown_timeout_s + KILL_S)
     return 0
 

@@ -12,7 +12,7 @@ from model_store.sources.text import TextEncoder
 from service.api.rows import rows_array
 from service.call import Call
 from service.errors import Overloaded, TooLarge
-from service.server.budget import SMALL_BYTES, TIMES_LEFT, ByteBudget, Reservation
+from service.server.budget import SMALL_BYTES, MAX_SHARE, ByteBudget, Reservation
 from tests.support.texts import tokenizer
 
 MOST = 64 << 20
@@ -27,16 +27,16 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         try:
             reservation.acquire(size)
         except Overloaded:
-            assert size > budget.most - budget.held or held.get(client, 0) + size > TIMES_LEFT * (
-                budget.most - budget.held - size
+            assert size > budget.max_bytes - budget.held or held.get(client, 0) + size > MAX_SHARE * (
+                budget.max_bytes - budget.held - size
             )
             continue
         held[client] = held.get(client, 0) + size
         assert budget.held == sum(held.values()) <= MOST
         left = MOST - budget.held
-        assert held[client] <= TIMES_LEFT * left
+        assert held[client] <= MAX_SHARE * left
         newcomer = Reservation(budget, "newcomer")
-        newcomer.acquire(left * TIMES_LEFT // (TIMES_LEFT + 1))
+        newcomer.acquire(left * MAX_SHARE // (MAX_SHARE + 1))
         newcomer.release()
     for reservation in reservations:
         reservation.release()
