@@ -12,7 +12,7 @@ from model_store.sources.text import TextEncoder
 from service.api.rows import rows_array
 from service.call import Call
 from service.errors import Overloaded, TooLarge
-from service.server.budget import SMALL_BYTES, MAX_SHARE, ByteBudget, Reservation
+from service.server.budget import MAX_SHARE, SMALL_BYTES, ByteBudget, Reservation
 from tests.support.texts import tokenizer
 
 MOST = 64 << 20
@@ -46,7 +46,7 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
 def test_small_requests_fit_where_their_client_has_its_share_already():
     budget = ByteBudget(MOST)
     large = Reservation(budget, "a")
-    large.acquire(large.most)
+    large.acquire(large.max_bytes)
     with pytest.raises(Overloaded):
         Reservation(budget, "a").acquire(SMALL_BYTES + 1)
     small = Reservation(budget, "a")
@@ -60,8 +60,8 @@ def test_what_never_fits_is_too_large():
     with pytest.raises(
         TooLarge, match="pool: expected at most 50331648 bytes in memory, got about 50331649"
     ):
-        reservation.reserve(reservation.most + 1, "pool")
-    reservation.reserve(reservation.most, "pool")
+        reservation.reserve(reservation.max_bytes + 1, "pool")
+    reservation.reserve(reservation.max_bytes, "pool")
     with pytest.raises(TooLarge):
         reservation.reserve(1, "pool")
 
