@@ -10,9 +10,11 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from service.app import create_app
 from service.server.budget import ByteBudget
 from service.server.connections import FREE_BYTES, REFUSALS, Connections, HttpConnection
 from service.server.http1 import MAX_HEAD_BYTES
+from service.settings import Settings
 from tests.support.process import open_files, settled
 from tests.support.raw import Connection, Ended, request
 
@@ -62,6 +64,8 @@ def test_what_is_refused_before_it_is_whole_is_refused_as_its_protocol_has_it(
     port, _ = impatient
     with Connection(port) as connection:
         refused_as(connection.ask(request("POST", path, BODY)[:-1]), 408, named)
+
+    create_app(Settings())  # registers the error forms of integrations
 
     async def hears_nothing(scope, receive, send):
         await asyncio.Event().wait()
