@@ -1,22 +1,21 @@
-"""Baselines of a table: what plain models reach on its test rows, and what is said of a model
-that is worse.
+"""Fit plain models to a table, and warn of a model that is worse on the test rows.
 
 | name | classification | regression |
 |---|---|---|
-| `constant` | shares of the classes, one row more of each | a Gaussian of the targets |
+| `constant` | shares of the classes, plus one row each | a Gaussian of the targets |
 | `linear` | logistic regression | ridge regression |
 | `boosting` | histogram gradient boosting | histogram gradient boosting |
 
-All are fitted on the training rows, encoded as the network takes them; the last two are
-scikit-learn's with its defaults. They take seconds: of large data they see some of the rows, and
-boosting has fewer iterations; how many it uses, validation rows say, as of ours. Of many classes it
-would diverge otherwise. Their probabilities are at least `LEAST`, renormalised. Their
-regressions are Gaussian, with the root mean square of the validation rows' residuals as standard
-deviation.
+All use the encoded training rows; the last two are scikit-learn's with default settings. To take
+only seconds, they sample large data and boosting gets fewer iterations. Validation rows choose the
+number of iterations, since boosting can diverge with many classes. Class probabilities are at least
+`MIN_PROBABILITY`, renormalised. Regressions are Gaussian, with the RMSE of the validation rows as
+standard deviation.
 
 Log-likelihoods are compared row by row. A model is worse than the constant if the mean difference
-is below 0 by more than its standard error: of models that are just as good 16 % are refused, of
-those that are better by two standard errors .1 %. Worse than the others takes two standard errors.
+is below 0 by more than one standard error: this refuses 16 % of models that are just as good, and
+.1 % of models that are better by two standard errors. For the other baselines the limit is two
+standard errors.
 """
 
 import math
@@ -33,7 +32,7 @@ from model_store.artifacts.manifest import Description
 from model_store.scores.transforms import to_target
 from training import log
 from training.data import Rows
-from training.evaluation.figures import Figure, Mean, RootMean
+from training.evaluation.figures import Figure, Mean, RootMean, values
 from training.evaluation.metrics import class_figures
 from training.publishing.draft import Draft
 from training.publishing.gate import GateError
@@ -41,13 +40,13 @@ from training.publishing.gate import GateError
 if TYPE_CHECKING:
     from training.fit import Fitted
 
-LEAST = 1e-3  # probability of a class by `linear` and `boosting`
-LEAST_STD = 1e-6  # of residuals, as a part of the targets' standard deviation
-# What takes about ten seconds of one core: products of a linear fit, of ridge's decomposition, and
-# numbers that boosting's trees look at
+MIN_PROBABILITY = 1e-3  # of a class, by `linear` and `boosting`
+MIN_STD = 1e-6  # of residuals, relative to the targets
+# About ten seconds of one core: multiplications of a linear fit and of ridge's decomposition, and
+# numbers that boosting reads.
 LOGISTIC, RIDGE, TREES = 4e8, 4e9, 5e8
-NUMBERS = 2e7  # of the rows of a fit
-ITERATIONS, FEWEST_ITERATIONS, FEWEST_ROWS = 100, 10, 5000
+NUMBERS = 2e7  # in the rows of a fit
+ITERATIONS, MIN_ITERATIONS, MIN_ROWS = 100, 10, 5000
 CLEARLY = 2.0  # standard errors
 LOG_LIKELIHOOD, ACCURACY, ERROR = "test_log_likelihood", "test_accuracy", "test_rmse"
 TITLES = {ACCURACY: "accuracy", ERROR: "error (RMSE)", LOG_LIKELIHOOD: "log-likelihood"}
@@ -56,32 +55,29 @@ Figures = dict[str, Figure]
 
 
 def baselines(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
-    """Return the figures of each baseline by their names in `quality`; `classes` is 0 of a
-    regression.
-
-    A baseline whose figures are not finite is left out.
-    """
+    """Return the finite figures of each baseline by their names in `quality`; a regression has 0
+    classes."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # iterations that end early, huge values
-        found = (
-            _of_classes(train, validation, test, classes)
+        by_name = (
+            _classify(train, validation, test, classes)
             if classes
-            else _of_targets(train, validation, test)
+            else _regress(train, validation, test)
         )
     return {
         name: figures
-        for name, figures in found.items()
+        for name, figures in by_name.items()
         if all(math.isfinite(figure.value) for figure in figures.values())
     }
 
 
-def _of_classes(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
+def _classify(train: Rows, validation: Rows, test: Rows, classes: int) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
     def probs_of(known: np.ndarray, given: np.ndarray) -> Float64[np.ndarray, "N C"]:
-        probs = np.full((len(given), classes), LEAST)
-        probs[:, known] = np.maximum(given, LEAST)
+        probs = np.full((len(given), classes), MIN_PROBABILITY)
+        probs[:, known] = np.maximum(given, MIN_PROBABILITY)
         return probs / probs.sum(axis=1, keepdims=True)
 
     shares = (np.bincount(train.y, minlength=classes) + 1.0) / (len(train) + classes)
@@ -106,7 +102,7 @@ def figures_of_classes(probs: Float64[np.ndarray, "N C"], y: np.ndarray) -> Figu
     return {ACCURACY: figures["accuracy"], LOG_LIKELIHOOD: figures["log_likelihood"]}
 
 
-def _of_targets(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]:
+def _regress(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
 
@@ -115,7 +111,7 @@ def _of_targets(train: Rows, validation: Rows, test: Rows) -> dict[str, Figures]
 
     def error_of(predicted: Float[np.ndarray, "N"]) -> float:
         error = math.sqrt(np.square(predicted - validation.y.astype(np.float64)).mean())
-        return max(error, LEAST_STD * std)
+        return max(error, MIN_STD * std)
 
     found = {"constant": figures_of_targets(np.full(len(test), mean), std, test.y)}
     rows = spread(train, int(max(RIDGE / columns**2, math.sqrt(RIDGE / columns))))
@@ -135,36 +131,35 @@ def _stage(stages: Iterator[np.ndarray], wanted: int) -> np.ndarray:
 
 
 def figures_of_targets(mean: Float[np.ndarray, "N"], std: float, y: np.ndarray) -> Figures:
-    """Return the figures of Gaussians around `mean`, all of one standard deviation."""
+    """Return the figures of Gaussians around `mean` with one standard deviation."""
     squares = np.square(mean - y.astype(np.float64))
     log_density = -0.5 * (np.log(2 * np.pi * std**2) + squares / std**2)
     return {ERROR: RootMean(squares), LOG_LIKELIHOOD: Mean(log_density)}
 
 
 def _boosted(train: Rows, trees: int) -> tuple[Rows, dict[str, Any]]:
-    """Return the rows that boosting is fitted on, and its settings; an iteration has that many
-    trees."""
+    """Return the rows and settings of boosting with `trees` per iteration."""
     columns = train.x.shape[1]
-    rows = spread(train, max(FEWEST_ROWS, int(TREES / (ITERATIONS * trees * columns))))
+    rows = spread(train, max(MIN_ROWS, int(TREES / (ITERATIONS * trees * columns))))
     iterations = int(TREES / (len(rows) * columns * trees))
-    iterations = min(max(iterations, FEWEST_ITERATIONS), ITERATIONS)
+    iterations = min(max(iterations, MIN_ITERATIONS), ITERATIONS)
     return rows, {"max_iter": iterations, "early_stopping": False, "random_state": 0}
 
 
-def spread(rows: Rows, most: int) -> Rows:
-    """Return at most that many rows, evenly spread over the classes or targets."""
-    most = min(most, int(NUMBERS / rows.x.shape[1]))
-    if len(rows) <= most:
+def spread(rows: Rows, max_rows: int) -> Rows:
+    """Return up to `max_rows` rows, evenly spread over the classes or targets."""
+    max_rows = min(max_rows, int(NUMBERS / rows.x.shape[1]))
+    if len(rows) <= max_rows:
         return rows
     order = np.argsort(rows.y, kind="stable")
-    return rows.take(order[np.linspace(0, len(rows) - 1, max(most, 2)).astype(np.int64)])
+    return rows.take(order[np.linspace(0, len(rows) - 1, max(max_rows, 2)).astype(np.int64)])
 
 
 def with_baselines(draft: Draft, fitted: "Fitted") -> Draft:
-    """Return a draft with the baselines of a table and the sentences that follow.
+    """Add the baselines of a table to a draft, and warnings if the model is worse.
 
-    None follow where a recipe weighs classes, since its model is for other shares of the classes
-    than those of the test rows. What an encoder takes has no baselines.
+    Models with class weights get no warnings, because they expect other class shares than the test
+    rows have. Models with an encoder have no baselines.
     """
     data, splits, transform = fitted.data, fitted.splits, fitted.transform
     if not data.columns or fitted.encoding is not None:
@@ -176,64 +171,61 @@ def with_baselines(draft: Draft, fitted: "Fitted") -> Draft:
             for rows in (train, validation)
         )
     log.info("fitting baselines")
-    found = baselines(train, validation, splits.test, len(data.classes))
-    of_each = {
-        name: {key: figure.value for key, figure in figures.items()}
-        for name, figures in found.items()
-    }
-    description = draft.description.model_copy(update={"baselines": of_each})
+    by_name = baselines(train, validation, splits.test, len(data.classes))
+    numbers = {name: values(figures) for name, figures in by_name.items()}
+    description = draft.description.model_copy(update={"baselines": numbers})
     if fitted.recipe.data.class_weights is not None:
         return replace(draft, description=description)
-    said = tuple(sentences(draft.figures, found, constant_of(description)))
-    for sentence in said:
+    warned = tuple(sentences(draft.figures, by_name, constant_of(description)))
+    for sentence in warned:
         log.warning("%s", sentence)
-    update = {"warnings": (*description.warnings, *said)}
+    update = {"warnings": (*description.warnings, *warned)}
     description = description.model_copy(update=update)
-    return replace(draft, description=description, baselines=found)
+    return replace(draft, description=description, baselines=by_name)
 
 
 def check_constant(name: str, draft: Draft) -> None:
     """Refuse a model that is worse than the constant."""
     if "constant" not in draft.baselines:
         return
-    mine, its = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]
-    gain, error = lead(mine, its)
+    model, constant = draft.figures[LOG_LIKELIHOOD], draft.baselines["constant"][LOG_LIKELIHOOD]
+    gain, error = lead(model, constant)
     if gain < -error:
         raise GateError(
             f"{name} is not published, since it is worse than a guess: log-likelihood "
-            f"{mine.value:.4g} nats a row, where {constant_of(draft.description)} has "
-            f"{its.value:.4g} on the same {mine.rows} test rows (difference {gain:.3g}, standard "
-            f"error {error:.2g}); --anyway (anyway=True) publishes it without another fit"
+            f"{model.value:.4g} nats a row, {constant_of(draft.description)} has "
+            f"{constant.value:.4g} on the same {model.rows} test rows (difference {gain:.3g}, "
+            f"standard error {error:.2g}); publish it with --anyway (anyway=True)"
         )
 
 
-def sentences(mine: Figures, found: dict[str, Figures], constant: str) -> list[str]:
-    said = []
-    for name, figures in found.items():
-        its, own = figures[LOG_LIKELIHOOD], mine[LOG_LIKELIHOOD]
-        gain, error = lead(own, its)
+def sentences(model_figures: Figures, by_name: dict[str, Figures], constant: str) -> Iterator[str]:
+    """Yield a warning for each baseline and figure that is better than the model's."""
+    for name, figures in by_name.items():
+        model, baseline = model_figures[LOG_LIKELIHOOD], figures[LOG_LIKELIHOOD]
+        gain, error = lead(model, baseline)
         if gain < -(1.0 if name == "constant" else CLEARLY) * error:
-            called = constant if name == "constant" else name
-            said.append(
-                f"worse than {called}: log-likelihood {own.value:.4g} against {its.value:.4g} on "
-                f"{own.rows} test rows (difference {gain:.3g}, standard error {error:.2g})"
+            title = constant if name == "constant" else name
+            yield (
+                f"worse than {title}: log-likelihood {model.value:.4g} against "
+                f"{baseline.value:.4g} on {model.rows} test rows (difference {gain:.3g}, "
+                f"standard error {error:.2g})"
             )
-    if "constant" not in found:
-        return said
     for key, sign in ((ACCURACY, 1.0), (ERROR, -1.0)):
-        if key in mine and key in found["constant"]:
-            own, its = mine[key], found["constant"][key]
-            gain, error = lead(own, its)
+        if key in model_figures and key in by_name.get("constant", {}):
+            model, baseline = model_figures[key], by_name["constant"][key]
+            gain, error = lead(model, baseline)
             if sign * gain < -error:
                 side = "below" if sign > 0 else "above"
-                title = f"{TITLES[key]} {own.value:.4g} is {side}"
-                said.append(f"{title} the {its.value:.4g} of {constant}")
-    return said
+                yield (
+                    f"{TITLES[key]} {model.value:.4g} is {side} the {baseline.value:.4g} of "
+                    f"{constant}"
+                )
 
 
-def lead(mine: Figure, its: Figure) -> tuple[float, float]:
+def lead(first: Figure, second: Figure) -> tuple[float, float]:
     """Return the mean difference of two figures' rows, and its standard error."""
-    gains = mine.of_rows.astype(np.float64) - its.of_rows
+    gains = first.of_rows.astype(np.float64) - second.of_rows
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     return float(gains.mean()), float(error)
 
@@ -245,14 +237,16 @@ def constant_of(description: Description) -> str:
 
 
 def lines(description: Description) -> list[str]:
-    """Return a line for each figure of the baselines, with the model's own."""
-    found = description.baselines
-    names = {"boosting": "boosting", "linear": "linear", "constant": constant_of(description)}
-    said = []
-    for key, title in TITLES.items():
-        values = {"this model": description.quality.get(key)}
-        values |= {shown: found[name].get(key) for name, shown in names.items() if name in found}
-        parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+    """Return a line for each figure of the model and its baselines."""
+    by_name = description.baselines
+    titles = {"boosting": "boosting", "linear": "linear", "constant": constant_of(description)}
+    shown = []
+    for key, figure in TITLES.items():
+        numbers = {"this model": description.quality.get(key)}
+        numbers |= {
+            title: by_name[name].get(key) for name, title in titles.items() if name in by_name
+        }
+        parts = [f"{name} {number:.4g}" for name, number in numbers.items() if number is not None]
         if len(parts) > 1:
-            said.append(f"{title}: {', '.join(parts)}")
-    return said
+            shown.append(f"{figure}: {', '.join(parts)}")
+    return shown

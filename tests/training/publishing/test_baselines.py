@@ -19,8 +19,8 @@ from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (
     ACCURACY,
     ERROR,
-    LEAST,
     LOG_LIKELIHOOD,
+    MIN_PROBABILITY,
     baselines,
     lead,
     sentences,
@@ -70,7 +70,7 @@ def test_a_class_that_no_row_of_a_large_set_has_keeps_the_least_probability():
     y = np.append(np.zeros(12_000, dtype=np.int64), 1)
     found = baselines(rows_of(y), rows_of(y), rows_of(np.array([2, 0])), 3)
     for name in ("linear", "boosting"):
-        assert found[name][LOG_LIKELIHOOD].value > log(LEAST)
+        assert found[name][LOG_LIKELIHOOD].value > log(MIN_PROBABILITY)
 
 
 def test_rows_that_are_spread_have_the_first_and_the_last_class():
@@ -89,8 +89,8 @@ def test_a_sentence_says_what_is_clearly_better_and_nothing_what_may_be_chance()
     mine = figures_of(even, [True, False] * 50)
     better = figures_of(np.array(even) + [0.1, 0.2] * 50, [True] * 100)
     alike = figures_of(np.array(even) + [2.0, -1.9] * 50, [True, False] * 50)
-    assert sentences(mine, {"constant": alike, "linear": alike}, "always 'ok'") == []
-    assert sentences(mine, {"linear": better, "boosting": alike}, "always 'ok'") == [
+    assert list(sentences(mine, {"constant": alike, "linear": alike}, "always 'ok'")) == []
+    assert list(sentences(mine, {"linear": better, "boosting": alike}, "always 'ok'")) == [
         "worse than linear: log-likelihood -0.55 against -0.4 on 100 test rows (difference -0.15, "
         "standard error 0.005)"
     ]
@@ -209,6 +209,6 @@ def test_what_is_worse_than_the_constant_is_published_anyway_or_not_at_all(fit, 
     manifest = store.manifest("flights", "1")
     its = manifest.baselines["constant"][LOG_LIKELIHOOD]
     assert likelihood.endswith(f"always 'ok' {its:.4g}")
-    assert f"where always 'ok' has {its:.4g} on the same 80 test rows" in errors
+    assert f"always 'ok' has {its:.4g} on the same 80 test rows" in errors
     assert set(manifest.baselines) == {"constant", "linear", "boosting"}
     assert any(said.startswith("worse than always 'ok'") for said in manifest.warnings)
