@@ -397,6 +397,7 @@ def test_pairs_of_independent_numbers_have_even_p_values_and_those_of_dependent_
     assert parameters.p_values(np.repeat(theta[:, :1], 2, axis=1)) == pytest.approx(0.0)
 
 
+@pytest.mark.slow
 def test_the_divergence_from_the_exact_posterior_is_that_of_draws(tmp_path):
     changes = {**parameters.PRODUCTS["bhn-weights-0"], "training": {"epochs": 20, "batch_rows": 30}}
     network = {"factory": "experiments.tables.parameters:product"}

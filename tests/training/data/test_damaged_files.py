@@ -22,7 +22,6 @@ ROWS = 60
 RNG = np.random.default_rng(0)
 X = [round(float(x), 3) for x in RNG.normal(size=ROWS)]
 Y = [["no", "yes"][i % 2] for i in range(ROWS)]
-GAPS = {**dict.fromkeys(range(15)), 3: " ", 4: "NA", 5: "nan", 6: "null", 7: "N/A"}
 DECIMALS = pa.array(range(ROWS)).cast(pa.decimal128(25, 2))
 
 

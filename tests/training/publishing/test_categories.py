@@ -28,7 +28,7 @@ def table(path, seed):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, fits):
     """A folder with a regression that is calibrated by group, evaluated, and calibrated again on
     other rows."""
     folder = tmp_path_factory.mktemp("sites")
