@@ -1,4 +1,4 @@
-"""Cells: what one seed of one row of a table measured, a small JSON file each.
+"""Cells: the measurements of one seed of one row of a table, each in a small JSON file.
 
 A cell is measured once, and again only with `--again`. It records the commit and its target's
 `revision`; pages mark cells of an earlier revision. Raise the revision if a change of code, recipes
@@ -29,13 +29,12 @@ from training.folders import Held, hold
 from training.progress import Bar
 
 ROOT = Path(__file__).parent.parent
-FEWEST_SEEDS = 3  # that a figure counts with
+FEWEST_SEEDS = 3  # for a figure to count
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a cell holds: figures by name, the data's digest, and what of the validation curve had
-    not levelled off."""
+    """Figures by name, the data's digest, and the validation curves that had not levelled off."""
 
     values: dict[str, Any]
     data: str
@@ -47,7 +46,7 @@ class Cell:
     row: str
     seed: int
     measured: Measured
-    seconds: float  # of a processor, without what an earlier run or a shared fit took
+    seconds: float  # of a processor, without earlier runs and shared fits
     commit: str
     revision: int
     versions: dict[str, str]
@@ -79,23 +78,25 @@ class Target:
     draw: Callable[["Target", Results], Figure]
     papers: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     seeds: int = FEWEST_SEEDS
-    conclude: Callable[[Results], str] | None = None  # a line about all rows
+    conclude: Callable[[Results], str] | None = None  # lines about all rows
     remarks: str = ""  # why figures differ from the paper's
     revision: int = 1  # of the code and settings that measure its cells
-    publishes: bool = False  # the fits that it measures
+    publishes: bool = False  # its fits
 
     def path(self, out: Path, row: str, seed: int) -> Path:
         return out / self.name / f"{row}-{seed}.json"
 
     def results(self, out: Path) -> Results:
-        found = {
+        paths = {
             row: [self.path(out, row, seed) for seed in range(self.seeds)] for row in self.rows
         }
-        return {row: [read(path) for path in of if path.exists()] for row, of in found.items()}
+        return {
+            row: [read(path) for path in of_row if path.exists()] for row, of_row in paths.items()
+        }
 
     def missing(self, out: Path, again: bool = False) -> Iterator[tuple[str, int]]:
         """Yield row and seed of missing cells; with `again` also of cells of another revision."""
-        fewest = min(FEWEST_SEEDS, self.seeds)  # of all rows first, which then count
+        fewest = min(FEWEST_SEEDS, self.seeds)  # all rows first get the seeds that they need
         for seeds in (range(fewest), range(fewest, self.seeds)):
             for row, seed in product(self.rows, seeds):
                 path = self.path(out, row, seed)
@@ -116,11 +117,10 @@ def measure_missing(
     quiet: bool,
     again: bool = False,
 ) -> int:
-    """Measure what is missing, and begin no cell after `minutes`; return how many are left.
+    """Measure missing cells and return how many are left; begin no cell after `minutes`.
 
-    A cell that was stopped goes on from its fit's checkpoint. Targets that fit the same recipe to
-    the same rows share the fit. Several processes share the cells: what another one works on is
-    left to it.
+    A stopped cell resumes from its fit's checkpoint. Targets that fit the same recipe to the same
+    rows share the fit. Several processes share the cells: each skips cells that another one holds.
     """
     missing = [
         (target, row, seed) for target in targets for row, seed in target.missing(out, again)
@@ -132,14 +132,14 @@ def measure_missing(
             if until is not None and time.monotonic() > until:
                 return skipped + len(missing) - done
             bar.say(f"{target.name}: {row}, seed {seed}")
-            own = runs / "reproduce" / "cells" / f"{target.name}-{row}-{seed}"
+            folder = runs / "reproduce" / "cells" / f"{target.name}-{row}-{seed}"
             try:
-                with hold(own):
+                with hold(folder):
                     if (row, seed) in target.missing(out, again):
                         _measure(target, row, seed, out, runs)
             except Held:
                 skipped += 1
-            except DubitoError as error:  # such as data that are not there: the others go on
+            except DubitoError as error:  # for example missing data; other cells may succeed
                 log.warning("%s: %s, seed %s is not measured: %s", target.name, row, seed, error)
                 skipped += 1
             else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GUIDES = Path("docs")
 OUT = GUIDES / "results" / "reproduce"
 REPRODUCE = "experiments.command:reproduce"
-CERTIFYING = ("exact", "gap", "moons")  # targets that hold posteriors against what is known
+CERTIFYING = ("exact", "gap", "moons")  # targets with a known posterior
 
 
 def add_commands(commands: Commands) -> None:

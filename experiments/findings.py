@@ -18,11 +18,10 @@ CLAIMS = Path(__file__).parent / "claims.csv"
 
 @dataclass(frozen=True)
 class Claim:
-    """That a figure is larger in the first row of each pair than in the second, or at most by a
-    margin smaller.
+    """A claim that a figure is larger in the first row of each pair, up to a margin.
 
-    Of one pair the difference of means is judged by Welch's interval; of several, in how many pairs
-    the mean is larger, by Clopper and Pearson's interval against one half.
+    For one pair, Welch's interval of the difference of means decides. For several, Clopper and
+    Pearson's interval of the share of pairs with a larger mean is compared with one half.
     """
 
     text: str

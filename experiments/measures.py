@@ -1,4 +1,4 @@
-"""What cells measure of a fit."""
+"""Measurements of fits that cells share."""
 
 import json
 import tempfile
@@ -66,7 +66,7 @@ class Published:
 
 @contextmanager
 def published(fitted: Fitted) -> Iterator[Published]:
-    """Publish a fit to a store of its own, which is deleted afterwards."""
+    """Publish a fit to a temporary store."""
     with tempfile.TemporaryDirectory() as folder:
         store = ModelStore(Path(folder))
         manifest = publish(fitted, store)
@@ -83,8 +83,10 @@ def measured_of(fitted: Fitted, values: dict[str, Any]) -> Measured:
 
 
 def moving_of(fitted: Fitted) -> list[str]:
-    """Return what of the validation curve has not levelled off, in words: over its last fifth,
-    unless the fit ended because it had, and rose once more as its rates decayed."""
+    """Return, in words, which validation curves have not levelled off over their last fifth.
+
+    A fit that ended by levelling off counts as level, although its decaying rates raise the curve.
+    """
     assert fitted.folder is not None
     if LEVELLED_OFF in (fitted.provenance.stopped or ""):
         return []

@@ -1,2 +1,1 @@
-"""Active learning, simulated: labels are asked for one batch after the other, of rows whose labels
-are known."""
+"""Simulated active learning: rows with known labels, which a simulation reveals in batches."""

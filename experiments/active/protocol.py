@@ -1,4 +1,4 @@
-"""What is simulated: how labels are asked for, of which rows, and until when."""
+"""The settings of a simulation: acquisitions, arms and when they end."""
 
 from dataclasses import dataclass
 from typing import Literal

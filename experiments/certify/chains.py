@@ -1,5 +1,4 @@
-"""What each posterior says of rows of UCI sets, and of rows unlike them, against Hamiltonian Monte
-Carlo."""
+"""Compare posteriors with Hamiltonian Monte Carlo on rows of UCI sets, and off their data."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,9 +35,9 @@ HELD_OUT = {
     "boston": {"validation_rows": 225, "reference_rows": 1, "ranking_rows": 1},
     "wine": {"validation_rows": 717, "reference_rows": 1, "ranking_rows": 1},
 }
-MOVED = 2.0  # standard deviations of a column, by which rows are moved off the data
+MOVED = 2.0  # standard deviations per column, for rows off the data
 GRID_POINTS = 1001
-MARGIN = 4.0  # deviations of the targets, by which their grid goes beyond them
+MARGIN = 4.0  # of the grid of targets, in their standard deviations
 
 
 def recipe_of(name: str, method: str, seed: int, **training: Any) -> Recipe:

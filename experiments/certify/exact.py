@@ -1,8 +1,6 @@
-"""Linear regressions with Gaussian noise, whose posteriors are known: what a variational fit can be
-held against.
+"""Compare variational fits with exact posteriors, on linear regressions with Gaussian noise.
 
-Noise, and what else a method takes for a parameter, are what the fit found: the reference is exact
-given those.
+The reference is exact given the fit's noise and its other parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ from training.recipe import Recipe
 
 UNITS = 4
 STARTS = (-7.0, -4.0, -1.0)  # of the log of a deviation
-# with what makes the exact posterior, or the best factorial one, theirs
+# Settings with which the exact posterior, or the best factorial one, is in the family.
 METHODS: dict[str, dict[str, float]] = {
     "bbb-gaussian": {},
     "bbb-mixture": {"std_1": 1.0, "std_2": 1.0},  # of equal parts: the prior N(0, 1)
@@ -37,7 +35,7 @@ METHODS: dict[str, dict[str, float]] = {
     "bhn-realnvp": {"couplings": 0},
     "bhn-iaf": {"couplings": 0},
 }
-# of tests: the default takes several times as long
+# For tests: the default takes several times as long.
 SCHEDULE = {"epochs": 150, "learning_rate": 5e-3}
 
 
@@ -83,8 +81,10 @@ def recipe(
     training: Mapping[str, Any] | None = None,
     **posterior: Any,
 ) -> Recipe:
-    """Return the documented defaults, but for the start and the schedule: an empty `training` has
-    the default one too."""
+    """Return the documented defaults except the start and the schedule.
+
+    An empty `training` keeps the default schedule.
+    """
     factory = "summed" if method in ("bhn-realnvp", "bhn-iaf") else "linear"
     content = {
         "name": "linear",

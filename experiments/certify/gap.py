@@ -1,7 +1,6 @@
-"""What each posterior says in a gap of its data, against Hamiltonian Monte Carlo.
+"""Compare posteriors with Hamiltonian Monte Carlo in a gap of the data.
 
-The network, the prior of its weights and the noise are those of `bbb-gaussian`; other methods have
-priors of their own.
+The reference has the network, prior and noise of `bbb-gaussian`; other methods have other priors.
 """
 
 import math

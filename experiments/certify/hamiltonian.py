@@ -1,5 +1,7 @@
-"""Hamiltonian Monte Carlo (Neal 2011, "MCMC using Hamiltonian dynamics"): draws of a small
-network's posterior itself, which approximations are held against."""
+"""Sample a small network's posterior by Hamiltonian Monte Carlo (Neal 2011).
+
+Approximate posteriors are compared with these draws.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,12 +20,12 @@ from training.recipe import Recipe
 
 LogDensity = Callable[[Float[Tensor, "K D"]], Float[Tensor, "K"]]
 
-ACCEPTED = 0.8  # of proposals, which the step size is adapted to
-ADAPTATION = 0.05  # of the log of the step size, by a step's acceptance
+ACCEPTED = 0.8  # share of proposals that the step size aims at
+ADAPTATION = 0.05  # of the log step size, per unit of acceptance
 FIRST_STEP = 0.01
 CHAINS, WARM_UP, KEPT = 16, 1000, 1000
-EVERY = 40  # of the draws of all chains, which approximations are held against
-PATH = 40  # leapfrog steps of a proposal, at most
+EVERY = 40  # thins the draws that approximations are compared with
+PATH = 40  # leapfrog steps per proposal, the maximum
 SAMPLED = (  # for protocols of tables
     f"{CHAINS} chains of {KEPT:,} draws after {WARM_UP:,}, of the posterior that `bbb-gaussian` "
     "approximates"
@@ -133,11 +135,10 @@ def sample_answers(
     seed: int,
     extra: int = 0,
 ) -> tuple[Float[Tensor, "S K M ..."], Float64[np.ndarray, "J M ..."], float]:
-    """Return what `serve` says of places under draws of a network's weights, by chain and of every
-    `EVERY`th draw of all, and the share of proposals that was accepted.
+    """Return the outputs of `serve` at places: by chain, thinned over all chains, and acceptance.
 
-    The posterior is that of the likelihood and the prior of a fit of `bbb-gaussian`, however long
-    it was fitted; `extra` numbers after the weights have flat priors.
+    The posterior has the likelihood and the prior of a `bbb-gaussian` fit; its weights do not
+    matter. `extra` numbers after the weights have flat priors.
     """
     model, rows = fitted.model.double().eval(), fitted.splits.train
     x, at = (torch.from_numpy(of).double() for of in (rows.x, places))

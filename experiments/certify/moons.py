@@ -1,5 +1,4 @@
-"""What each posterior says of two interleaved classes and of places far from them, against
-Hamiltonian Monte Carlo."""
+"""Compare posteriors with Hamiltonian Monte Carlo on two interleaved classes and far from them."""
 
 from functools import cache, partial
 from pathlib import Path

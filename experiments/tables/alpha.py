@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measure_fit, measured_of, recipe_with
 from experiments.pages import draw_columns
+from experiments.tables.accuracy import COLUMNS
 from experiments.tables.detection import (
     draw_attacked,
     evaluated,
     values_of_fgsm,
 )
-from experiments.tables.mnist import COLUMNS
 from training.evaluation.attacks import ITERATIONS
 from training.fit import fit
 from training.recipe import Recipe

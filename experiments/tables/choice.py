@@ -1,4 +1,4 @@
-"""Which posterior for which problem: all methods, fitted for the same processor time."""
+"""Compare all methods after fits of the same processor time."""
 
 import statistics
 import tempfile
@@ -60,9 +60,9 @@ def recipe_of(data: str, method: str, seed: int, epochs: int) -> Recipe:
 
 
 def fit_for(seconds: float, data: str, method: str, seed: int, runs: Path) -> tuple[Fitted, float]:
-    """Fit with as many epochs as take that processor time, and return the time it took.
+    """Fit for about that processor time, and return the time it took.
 
-    First epochs take longer than later ones, so a fit that ends too early is done again with more.
+    The first epochs are slower, so a fit that ends too early is repeated with more epochs.
     """
     epochs, taken = FIRST_EPOCHS, 0.0
     while True:

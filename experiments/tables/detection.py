@@ -1,5 +1,7 @@
-"""What posterior scores and the flag tell of other data, of attacks and of a digit left out: Tables
-2 and 3 and Figures 5 and 7 of Krueger et al. 2017, "Bayesian hypernetworks"."""
+"""Detect other data, attacks and a digit left out by posterior scores and the flag.
+
+Tables 2 and 3 and Figures 5 and 7 of Krueger et al. 2017, "Bayesian hypernetworks".
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -19,7 +21,7 @@ from experiments.cells import (
 )
 from experiments.measures import measured_of, published
 from experiments.pages import counts, draw_columns, values_of
-from experiments.tables.mnist import HELD_OUT, flow, recipe_of
+from experiments.tables.accuracy import HELD_OUT, flow, recipe_of
 from training.evaluation.attacks import STEPS
 from training.evaluation.evaluate import LEFT_OUT
 from training.fit import Fitted, fit
@@ -139,7 +141,7 @@ def _draw(target: Target, results: Results) -> Figure:
 
 
 def _conclude(results: Results) -> str:
-    """Return tables of what each detector finds alone, and of what attacks get past all."""
+    """Return tables of each detector alone, and of attacks that pass all detectors."""
     cells = results[OF_DETECTORS]
     if not counts(cells):
         return ""

@@ -1,5 +1,4 @@
-"""What approximate posteriors say of parameters jointly: Figures 2 and 6 of Krueger et al. 2017,
-"Bayesian hypernetworks"."""
+"""Joint posteriors of parameters: Figures 2 and 6 of Krueger et al. 2017."""
 
 import math
 from collections.abc import Sequence
@@ -139,8 +138,7 @@ def each(values: list[float]) -> str:
 
 
 def _draw_products(target: Target, results: Results) -> Figure:
-    """Draw draws of both weights, of the seed that has most of the lesser mode, and where their
-    product is 1."""
+    """Plot draws of both weights, for the seed with the largest lesser mode, and the exact line."""
     figure, axes = plt.subplots(
         2, -(-len(results) // 2), figsize=(12, 7), sharex=True, sharey=True, layout="constrained"
     )

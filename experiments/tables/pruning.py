@@ -19,7 +19,7 @@ from experiments.cells import (
 )
 from experiments.measures import measured_of
 from experiments.pages import values_of
-from experiments.tables.mnist import WIDE_SPIKE, layers, recipe_of
+from experiments.tables.accuracy import WIDE_SPIKE, layers, recipe_of
 from model_store.artifacts.store import ModelStore
 from training.fit import fit, publish
 from training.publishing.derive import prune_version

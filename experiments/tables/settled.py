@@ -1,5 +1,4 @@
-"""Whether fits that are called settled are at their end: their bounds, and those of fits for ten
-times as many epochs."""
+"""Compare the bounds of fits that are called settled with fits of ten times as many epochs."""
 
 import json
 from dataclasses import replace
@@ -70,7 +69,7 @@ def measure(data: str, method: str, seed: int, runs: Path) -> Measured:
 
 
 def values_of_fit(fitted: Fitted) -> dict[str, Any]:
-    """Return the bound as it is minimised, its Monte Carlo error, and what is said of it."""
+    """Return the minimised bound, its Monte Carlo error, and the verdict on convergence."""
     assert fitted.folder is not None
     facts, train = fitted.provenance.convergence or {}, fitted.splits.train
     x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)

@@ -1,4 +1,4 @@
-"""Regressions of one number: what each posterior says between and beyond its data."""
+"""Regressions of one number: posteriors between and beyond the data."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

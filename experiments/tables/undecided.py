@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from experiments.cells import Column, Measured, Results, Target, mean_and_spread
 from experiments.measures import measured_of, published, recipe_with
 from experiments.pages import values_of
-from experiments.tables.mnist import HELD_OUT
+from experiments.tables.accuracy import HELD_OUT
 from model_store.conformal.calibration import DEFAULT_FPR
 from model_store.conformal.rank_tables import RankTables
 from model_store.inference.model import Model
