@@ -27,9 +27,9 @@ def test_no_client_takes_all_and_all_is_given_back(asked):
         try:
             reservation.acquire(size)
         except Overloaded:
-            assert size > budget.max_bytes - budget.held or held.get(client, 0) + size > MAX_SHARE * (
-                budget.max_bytes - budget.held - size
-            )
+            assert size > budget.max_bytes - budget.held or held.get(
+                client, 0
+            ) + size > MAX_SHARE * (budget.max_bytes - budget.held - size)
             continue
         held[client] = held.get(client, 0) + size
         assert budget.held == sum(held.values()) <= MOST
