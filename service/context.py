@@ -20,7 +20,6 @@ from service.api.file_preflights import FilePreflights
 from service.api.schemas import ModelRequest
 from service.auth.keys import KeyRing
 from service.batch.runner import JobRunner
-from service.call import Call
 from service.engine.admission import Admission
 from service.engine.batching import Engine
 from service.engine.threads import Threads
@@ -29,6 +28,7 @@ from service.models.collector import LoadedCollector
 from service.models.models import Models, Served
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
+from service.request_context import RequestContext
 from service.settings import Settings
 from service.shared_state import SharedState, StateBackend
 from service.telemetry.metrics import Metrics
@@ -120,17 +120,17 @@ class Context:
                 self._state.close()
                 self._state = None
 
-    def begin(self, request: Request, has_rows: bool = False) -> Call:
+    def begin(self, request: Request, has_rows: bool = False) -> RequestContext:
         """Begin to answer a request that takes work, as much as its body is long if it has rows.
 
         Raises:
             Overloaded: if too much work is waiting.
         """
-        call = Call.of(request, self.settings.deadline_s)
+        call = RequestContext.from_request(request, self.settings.deadline_s)
         self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call
 
-    async def find_model(self, call: Call, envelope: ModelRequest) -> Served:
+    async def find_model(self, call: RequestContext, envelope: ModelRequest) -> Served:
         """Return the model of a request, loading its version, after its preflight, where it must;
         the request's deadline is the envelope's from now on.
 

@@ -47,10 +47,10 @@ from service.api.responses import Answer, json_response, response
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
-from service.call import Call
 from service.context import Context, context_of
 from service.errors import PastDeadline, TooLarge
 from service.models.models import Served
+from service.request_context import RequestContext
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
 MAX_WEBHOOK_BYTES = 4 << 20
@@ -125,7 +125,7 @@ async def get_label_studio_health(request: Request, name: str) -> Response:
 async def post_label_studio_setup(request: Request, name: str) -> Response:
     """Say which version answers, if a project's labelling configuration suits the model."""
     context = context_of(request)
-    call = Call.of(request, context.settings.deadline_s)
+    call = RequestContext.from_request(request, context.settings.deadline_s)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
     served = await context.find_model(call, Envelope(model=name))
     label_config(content.get("schema"), served.model.manifest)
@@ -199,7 +199,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     return json_response({"kept": kept}, 201 if kept else 200)
 
 
-async def _read(context: Context, call: Call, limit: int) -> dict[str, Any]:
+async def _read(context: Context, call: RequestContext, limit: int) -> dict[str, Any]:
     body = await read_body(call, limit)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return await context.threads.state(partial(parse_json, body))
@@ -223,7 +223,7 @@ def _label_studio() -> LabelStudio:
 
 
 def _rows_of(
-    fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: Call
+    fetch: Fetch, manifest: Manifest, config: LabelConfig, tasks: list[Any], call: RequestContext
 ) -> list[Any]:
     """Return the row of each task. May fetch images: from a thread."""
     rows = []
@@ -243,7 +243,7 @@ def _keep(
     context: Context,
     served: Served,
     content: dict[str, Any],
-    call: Call,
+    call: RequestContext,
     key: str | None,
 ) -> bool:
     """Keep the label of a webhook; False where it says nothing of the model's task. From a thread.

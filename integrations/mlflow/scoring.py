@@ -38,9 +38,9 @@ from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
 from service.api.schemas import PredictRequest
 from service.auth.scopes import OPEN_TO_ALL, needs
-from service.call import Call
 from service.context import Context, context_of
 from service.errors import Unsupported
+from service.request_context import RequestContext
 
 CSV = "text/csv"
 FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
@@ -98,7 +98,7 @@ async def post_invocations(request: Request) -> Response:
     return response(await predict(context, asked, predict_json), JSON)
 
 
-async def _read(context: Context, call: Call) -> PredictWork:
+async def _read(context: Context, call: RequestContext) -> PredictWork:
     settings, media_type = context.settings, request_media_type(call.request)
     if media_type == CSV:
         return await _read_csv(context, call)
@@ -119,7 +119,7 @@ async def _read(context: Context, call: Call) -> PredictWork:
     return PredictWork(call, envelope, served, rows)
 
 
-async def _read_csv(context: Context, call: Call) -> PredictWork:
+async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
     settings = context.settings
     body = await read_body(call, limits.MAX_JSON_BYTES)
     envelope = envelope_of_params({})
@@ -130,7 +130,7 @@ async def _read_csv(context: Context, call: Call) -> PredictWork:
 
 
 def read_invocation(
-    body: bytes | bytearray, max_rows: int, call: Call
+    body: bytes | bytearray, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
     """Return the envelope of a request, which form its rows have, and these as they came."""
     if b"NaN" in body:
@@ -265,7 +265,7 @@ def _whole_rows(data: list[list[Any]]) -> list[Any]:
     return [row[0] for row in data] if is_row else data
 
 
-def _without_nan(body: bytes | bytearray, call: Call) -> bytearray:
+def _without_nan(body: bytes | bytearray, call: RequestContext) -> bytearray:
     """Return JSON with null for NaN; pauses after each of many steps."""
     changed = bytearray()
     at = count = 0

@@ -41,8 +41,8 @@ from service.api.requests import (
     reserve_json,
 )
 from service.api.rows import Cells, Rows
-from service.call import Call
 from service.errors import TooLarge
+from service.request_context import RequestContext
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
@@ -85,7 +85,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 
 
 def read_infer(
-    body: bytes | bytearray, length: int | None, max_json: int, call: Call
+    body: bytes | bytearray, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
     """Return a request as it was read, given how many bytes of it are JSON, None if all."""
     text = body if length is None else bytes(memoryview(body)[:length])
@@ -110,7 +110,7 @@ def read_infer(
     )
 
 
-def _large(text: bytes | bytearray, call: Call) -> dict[str, Any]:
+def _large(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
     """Return what long JSON holds, taken apart tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
@@ -137,7 +137,7 @@ def _id(given: Any) -> str | None:
     return given or None
 
 
-def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tensor]:
+def _tensors(given: Any, where: str, after: memoryview, call: RequestContext) -> list[Tensor]:
     if not isinstance(given, list) or not given:
         expected = "an array of at least one tensor"
         raise InvalidInput(where, expected, "none" if not given else kind_of(given))
@@ -159,7 +159,9 @@ def _tensors(given: Any, where: str, after: memoryview, call: Call) -> list[Tens
     return tensors
 
 
-def _tensor(item: Any, place: str, after: memoryview, call: Call) -> tuple[Tensor, memoryview]:
+def _tensor(
+    item: Any, place: str, after: memoryview, call: RequestContext
+) -> tuple[Tensor, memoryview]:
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
     if not item.keys() <= TENSOR_FIELDS:
@@ -268,7 +270,7 @@ def rows_of(
     manifest: Manifest,
     max_rows: int,
     is_passed_on: bool,
-    call: Call,
+    call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
     """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
@@ -299,7 +301,7 @@ def is_by_group(manifest: Manifest) -> bool:
     return categories is not None and categories.kind == "group" and not is_column
 
 
-def _groups(tensor: Tensor, call: Call) -> list[str]:
+def _groups(tensor: Tensor, call: RequestContext) -> list[str]:
     if tensor.datatype != BYTES:
         expected = f"{BYTES}, the group of each row"
         raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
@@ -322,7 +324,7 @@ def _refuse_base64(tensor: Tensor) -> None:
         raise InvalidInput(field, "text as it is (str), or none", "base64")
 
 
-def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
+def _rows(tensor: Tensor, spec: InputSpec, call: RequestContext) -> Rows:
     takes_bytes = spec.image is not None or spec.text is not None
     if tensor.datatype == BOOL or (tensor.datatype == BYTES and not takes_bytes):
         expected = "a datatype of numbers, FP32 for one"
@@ -337,7 +339,7 @@ def _rows(tensor: Tensor, spec: InputSpec, call: Call) -> Rows:
 
 
 def _cells(
-    tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: Call
+    tensors: list[Tensor], spec: InputSpec, max_rows: int, is_passed_on: bool, call: RequestContext
 ) -> Cells:
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
@@ -365,7 +367,7 @@ def _cells(
 
 
 def _column(
-    tensor: Tensor, column: AnyColumn, spec: InputSpec, call: Call
+    tensor: Tensor, column: AnyColumn, spec: InputSpec, call: RequestContext
 ) -> list[Any] | np.ndarray:
     """Return the cells of a column; NaN is a missing value."""
     if tensor.datatype == BYTES:

@@ -32,10 +32,10 @@ from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import body_parts, envelope_of, header, parse_json, read_body, run_reading
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
-from service.call import Call
 from service.context import Context, context_of
 from service.errors import NotReady, TooLarge, Unsupported
 from service.models.models import Models
+from service.request_context import RequestContext
 
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
@@ -104,7 +104,7 @@ async def get_model_ready(request: Request, name: str, version: str = LATEST) ->
 @router.post("/repository/index", dependencies=READ)
 async def post_index(request: Request) -> Response:
     context = context_of(request)
-    call = Call.of(request, context.settings.deadline_s)
+    call = RequestContext.from_request(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
     only_ready = content.get("ready", False)
@@ -125,7 +125,7 @@ async def post_infer(request: Request, name: str, version: str = LATEST) -> Resp
     return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
 
 
-async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
+async def read_inflated(call: RequestContext, limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
     (zlib).
 
@@ -168,7 +168,7 @@ async def read_inflated(call: Call, limit: int) -> bytes | bytearray:
 
 
 async def _read(
-    context: Context, call: Call, name: str, version: str
+    context: Context, call: RequestContext, name: str, version: str
 ) -> tuple[PredictWork, InferRequest]:
     settings, request = context.settings, call.request
     if request.query_params:  # else a parameter put there would be passed over in silence

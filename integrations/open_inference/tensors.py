@@ -14,7 +14,7 @@ import numpy as np
 
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.npy import DIMENSIONS
-from service.call import Call
+from service.request_context import RequestContext
 
 BYTES, BOOL, FP16 = "BYTES", "BOOL", "FP16"
 NUMPY = {
@@ -54,7 +54,7 @@ class Tensor:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def values(self, call: Call) -> list[Any]:
+    def values(self, call: RequestContext) -> list[Any]:
         """Return the elements of BYTES: strings or null in JSON, else bytes; yields after each of
         many steps."""
         if self.elements is not None:

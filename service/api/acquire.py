@@ -24,7 +24,6 @@ from service.api.rows import Rows, with_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
-from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, kept_bytes
 from service.engine.pool_ranking import (
@@ -35,6 +34,7 @@ from service.engine.pool_ranking import (
     set_aside,
 )
 from service.models.reservoir import fresh_seed
+from service.request_context import RequestContext
 
 ID_BYTES = 200  # of a row's name while a pool is ranked
 CHECK_BYTES = 100  # of each while they are compared with each other
@@ -132,7 +132,7 @@ def _in_pool(error: InvalidInput, places: list[int]) -> InvalidInput:
 
 
 async def find_names(
-    context: Context, call: Call, envelope: Any, pool: Rows | RowFile
+    context: Context, call: RequestContext, envelope: Any, pool: Rows | RowFile
 ) -> list[str] | None:
     """Return the rows' names, of the request or else of its file, None where they have none."""
     rows = len(pool)

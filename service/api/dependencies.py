@@ -6,15 +6,15 @@ from fastapi import Depends, Request
 
 from model_store.errors import InvalidInput
 from service.auth.scopes import owner_of
-from service.call import Call, prefix_of
 from service.context import Context, context_of
+from service.request_context import RequestContext, prefix_of
 
 
 async def _context(request: Request) -> Context:
     return context_of(request)
 
 
-async def _begin(request: Request) -> Call:
+async def _begin(request: Request) -> RequestContext:
     return context_of(request).begin(request)
 
 
@@ -27,7 +27,7 @@ async def _link_prefix(request: Request) -> str:
 
 
 CurrentContext = Annotated[Context, Depends(_context)]
-BegunCall = Annotated[Call, Depends(_begin)]  # of a request that takes work
+BegunCall = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
 Owner = Annotated[str, Depends(_owner)]  # of jobs: the digest of the request's key
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 

@@ -10,8 +10,8 @@ import time
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from model_store.processes import ChildProcess, GivenUp, NoAnswer
-from service.call import Call
 from service.errors import NotReady, PastDeadline
+from service.request_context import RequestContext
 
 MODULE = "model_store.sources.preflight"
 MAX_BYTES = 256 << 20  # of memory that reading a file takes
@@ -27,7 +27,9 @@ class FilePreflights:
         self._ending = ending
         self._process: ChildProcess | None = None
 
-    def reserve(self, content: bytes | bytearray, spec: InputSpec, field: str, call: Call) -> None:
+    def reserve(
+        self, content: bytes | bytearray, spec: InputSpec, field: str, call: RequestContext
+    ) -> None:
         """Reserve the memory that reading a file takes.
 
         Raises:
@@ -52,7 +54,7 @@ class FilePreflights:
         if self._process is not None:
             self._process.close()
 
-    def _ask(self, content: bytes | bytearray, spec: InputSpec, call: Call) -> int | str:
+    def _ask(self, content: bytes | bytearray, spec: InputSpec, call: RequestContext) -> int | str:
         if self._process is None:
             # No threads: a copy of the process has none of them
             alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

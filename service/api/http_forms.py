@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.media_types import JSON
 from service.api.problems import error_response, other_form
 from service.api.requests import accepts, header
-from service.call import prefix_of
 from service.errors import NotAcceptable
+from service.request_context import prefix_of
 
 READING = {"GET", "HEAD"}
 OF_FRAMEWORK = {"/docs", "/openapi.json"}  # whose links begin with `root_path`

@@ -8,13 +8,15 @@ from model_store.errors import InvalidInput, kind_of
 from model_store.state.answers import Repeatable, refuse_again
 from service.api.requests import header
 from service.auth.scopes import owner_of
-from service.call import Call
 from service.context import Context
+from service.request_context import RequestContext
 
 _KEY = re.compile(r"[!-~]{1,255}")
 
 
-async def repeatable(context: Context, call: Call, body: bytes | bytearray) -> Repeatable | None:
+async def repeatable(
+    context: Context, call: RequestContext, body: bytes | bytearray
+) -> Repeatable | None:
     """Return the identity of a request, if it has a key.
 
     Raises:

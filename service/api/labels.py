@@ -46,10 +46,10 @@ from service.api.schemas import (
     LabelsRequest,
 )
 from service.auth.scopes import key_name, needs
-from service.call import Call
 from service.context import Context
 from service.errors import TooLarge
 from service.models.models import Served
+from service.request_context import RequestContext
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
 OBJECT_BYTES = 16  # of memory, for each byte of JSON
@@ -79,7 +79,7 @@ async def post_labels(context: CurrentContext, call: BegunCall) -> Response:
 
 
 async def _keep(
-    context: Context, call: Call, body: bytes | bytearray, repeat: Repeatable | None
+    context: Context, call: RequestContext, body: bytes | bytearray, repeat: Repeatable | None
 ) -> dict[str, Any]:
     envelope = await context.threads.state(lambda: validate(LabelsRequest, parse_json(body)))
     count, max_labels = len(envelope.labels), context.settings.max_rows
@@ -93,7 +93,7 @@ async def _keep(
     return await context.threads.state(work)
 
 
-async def _body(call: Call) -> bytes | bytearray:
+async def _body(call: RequestContext) -> bytes | bytearray:
     body = await read_body(call, MAX_BODY_BYTES)
     call.reservation.reserve(OBJECT_BYTES * len(body), "body")
     return body
@@ -152,7 +152,7 @@ def keep_labels(
     context: Context,
     served: Served,
     entries: list[LabelEntry],
-    call: Call,
+    call: RequestContext,
     replace: bool,
     key: str | None,
     encoded: bool = False,
@@ -215,7 +215,7 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(served: Served, entry: LabelEntry, n: int, call: Call, encoded: bool) -> Any:
+def _row(served: Served, entry: LabelEntry, n: int, call: RequestContext, encoded: bool) -> Any:
     if entry.input is None:
         return None
     model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS

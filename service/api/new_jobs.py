@@ -36,12 +36,12 @@ from service.api.schemas import AcquireRequest, JobAnswer, PredictJobRequest
 from service.auth.scopes import needs, owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
-from service.call import Call, prefix_of
 from service.context import Context
 from service.engine.pool_ranking import check_keeping
 from service.errors import Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
+from service.request_context import RequestContext, prefix_of
 from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # if too many jobs are queued
@@ -78,7 +78,10 @@ async def post_predict_job(request: Request, context: CurrentContext) -> Respons
 async def _accept(
     request: Request, context: Context, kind: Kind, envelope_kind: type[Any], field: str
 ) -> Response:
-    settings, call = context.settings, Call.of(request, context.settings.deadline_s)
+    settings, call = (
+        context.settings,
+        RequestContext.from_request(request, context.settings.deadline_s),
+    )
     body = await read_body(call, settings.max_body_bytes)
     call.begun = time.monotonic()  # the body of a job may take long to arrive
     call.deadline = call.begun + settings.deadline_s
@@ -99,7 +102,7 @@ async def _accept(
 
 async def _check(
     context: Context,
-    call: Call,
+    call: RequestContext,
     kind: Kind,
     body: bytes | bytearray,
     envelope_kind: type[Any],
@@ -131,7 +134,7 @@ class NewJob:
     """A checked request for a job. Its methods write files: call them from a worker thread."""
 
     context: Context
-    call: Call
+    call: RequestContext
     kind: Kind
     envelope: Any
     served: Served

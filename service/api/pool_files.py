@@ -25,11 +25,11 @@ from service.api.requests import (
 from service.api.responses import json_response
 from service.api.schemas import Envelope, PreviewAnswer, PreviewRequest
 from service.auth.scopes import needs
-from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
 from service.models.models import Served
+from service.request_context import RequestContext
 
 PARQUET_ENDING = FILE_ENDINGS[PARQUET]
 TEXT_LETTERS = 1000  # shown of a text
@@ -70,7 +70,7 @@ async def post_preview(request: Request, context: CurrentContext, call: BegunCal
 
 async def open_rows_file(
     context: Context,
-    call: Call,
+    call: RequestContext,
     body: bytes | bytearray,
     envelope: Envelope,
     served: Served,
@@ -90,7 +90,7 @@ async def open_rows_file(
 
 async def open_file(
     context: Context,
-    call: Call,
+    call: RequestContext,
     source: Source,
     served: Served,
     field: str,

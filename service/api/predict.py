@@ -53,10 +53,10 @@ from service.api.responses import (
 from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import needs
-from service.call import Call
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, kept_bytes
 from service.models.models import Served
+from service.request_context import RequestContext
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
 Groups = Int64[np.ndarray, "N"] | None
@@ -74,7 +74,7 @@ class RowWork(Generic[AnyEnvelope]):
     """A request with rows, which are released once they are numbers: they may take many times as
     much memory."""
 
-    call: Call
+    call: RequestContext
     envelope: AnyEnvelope
     served: Served
     rows: Rows | RowFile
@@ -109,7 +109,7 @@ async def post_predict(request: Request) -> Response:
 
 
 async def read_work(
-    context: Context, call: Call, kind: type[AnyEnvelope], field: str, max_rows: int
+    context: Context, call: RequestContext, kind: type[AnyEnvelope], field: str, max_rows: int
 ) -> RowWork[AnyEnvelope]:
     """Read a request's envelope and rows, and find its model."""
     body = await read_body(call, context.settings.max_body_bytes)

@@ -22,8 +22,8 @@ from starlette.types import Scope
 from model_store.errors import DubitoError, InvalidInput, NotFound, all_of, kind_of
 from service.api.media_types import JSON, PROBLEM_JSON
 from service.auth.scopes import GRANTED, OPEN_TO_ALL, REALM
-from service.call import prefix_of, record_of
 from service.errors import MethodNotAllowed, RequestError, Unauthorized
+from service.request_context import prefix_of, record_of
 
 PROBLEMS = "/problems"
 

@@ -30,11 +30,11 @@ from service.api.json_blocks import JsonRows, not_json, take_apart
 from service.api.media_types import JSON
 from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
 from service.api.schemas import Envelope, PredictRequest, RequestModel, leave_few_unknown
-from service.call import Call
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import NotAcceptable, TooLarge, Unsupported
 from service.models.models import Served
+from service.request_context import RequestContext
 
 NPY = "application/x-npy"
 NPZ = "application/x-npz"
@@ -145,7 +145,7 @@ async def body_parts(request: Request) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
 
 
-async def read_body(call: Call, limit: int) -> bytes | bytearray:
+async def read_body(call: RequestContext, limit: int) -> bytes | bytearray:
     """Read a request's body of up to `limit` bytes, or the limit of JSON if that is smaller.
 
     Raises:
@@ -176,7 +176,7 @@ async def read_body(call: Call, limit: int) -> bytes | bytearray:
 
 async def read_rows(
     context: Context,
-    call: Call,
+    call: RequestContext,
     body: bytes | bytearray,
     kind: type[AnyEnvelope],
     rows_field: str,
@@ -215,7 +215,9 @@ async def read_rows(
     return envelope, rows
 
 
-async def run_reading(context: Context, call: Call, size: int, work: Callable[[], T]) -> T:
+async def run_reading(
+    context: Context, call: RequestContext, size: int, work: Callable[[], T]
+) -> T:
     """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
     if size <= SMALL_JSON_BYTES:
         return work()
@@ -232,7 +234,7 @@ def refuse_none_or_many(field: str, rows: int, most: int, otherwise: str = "") -
 
 
 def _read(
-    call: Call,
+    call: RequestContext,
     media_type: str,
     body: bytes | bytearray,
     kind: type[AnyEnvelope],
@@ -276,7 +278,7 @@ def _read(
 
 async def row_numbers(
     context: Context,
-    call: Call,
+    call: RequestContext,
     rows: Rows | RowFile,
     served: Served,
     rows_field: str,
@@ -301,7 +303,7 @@ async def row_numbers(
 
 
 async def find_odd_cells(
-    context: Context, call: Call, rows: Rows, served: Served
+    context: Context, call: RequestContext, rows: Rows, served: Served
 ) -> list[OddCells] | None:
     """Return what is odd about the cells of rows that were objects, None of others."""
     columns = served.model.manifest.input.columns
@@ -382,7 +384,7 @@ def reserve_json(
     body: bytes | bytearray,
     field: str,
     max_rows: int,
-    call: Call,
+    call: RequestContext,
     bytes_of: Mapping[str, int] = JSON_OBJECT_BYTES,
 ) -> None:
     """Take from the budget what a JSON body will need, counted by its punctuation before it is

@@ -23,8 +23,8 @@ from model_store.sources.images import (
 )
 from model_store.sources.row_file import Part, RowFile, shapes_of
 from service.api.json_blocks import JsonRows
-from service.call import Call
 from service.errors import TooLarge
+from service.request_context import RequestContext
 
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
@@ -54,7 +54,7 @@ def rows_array(
     spec: InputSpec,
     field: str,
     max_pixels: int,
-    call: Call,
+    call: RequestContext,
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
@@ -119,7 +119,7 @@ def rows_array(
 
 
 def pool_array(
-    pool: RowFile, max_pixels: int, call: Call, encoder: "TextEncoder | None"
+    pool: RowFile, max_pixels: int, call: RequestContext, encoder: "TextEncoder | None"
 ) -> Float32[np.ndarray, "N I"]:
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
     first = 0
@@ -144,7 +144,7 @@ class _Reader:
         spec: InputSpec,
         field: str,
         max_pixels: int,
-        call: Call,
+        call: RequestContext,
         encoder: "TextEncoder | None",
     ) -> None:
         self.reservation = call.reservation

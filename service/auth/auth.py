@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.problems import error_response
 from service.auth.keys import KeyRing, Keys
 from service.auth.scopes import API_SCOPES, GRANTED, OWNER
-from service.call import record_of
 from service.errors import Forbidden, RequestError, WrongHost
+from service.request_context import record_of
 from service.server.shares import KEY_NAME
 
 READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing

@@ -10,8 +10,8 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from starlette.types import Scope as AsgiScope
 
-from service.call import record_of
 from service.errors import Forbidden, Unauthorized
+from service.request_context import record_of
 from service.server.shares import KEY_NAME
 
 Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]

@@ -26,8 +26,8 @@ from service.api.predictions import Results
 from service.api.responses import about_arrays, priors_by_class
 from service.api.rows import rows_array
 from service.api.schemas import AcquireRequest, PredictRequest
-from service.call import Call
 from service.engine.batching import part_rows
+from service.request_context import RequestContext
 
 Kind = Literal["score", "acquire"]
 UNKNOWN_CATEGORIES = "unknown_categories"
@@ -136,7 +136,9 @@ class Computation:
         self, part: Part, spec: InputSpec, field: str, first: int
     ) -> Float32[np.ndarray, "n I"]:
         """Return a part of a file as numbers; memory is bounded by the part."""
-        return rows_array(part, spec, field, MOST_PIXELS, Call(), self.model.text_encoder, first)
+        return rows_array(
+            part, spec, field, MOST_PIXELS, RequestContext(), self.model.text_encoder, first
+        )
 
     def predict(
         self,

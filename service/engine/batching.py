@@ -27,10 +27,10 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.runtime import HELD_BYTES, DrawSet
 from model_store.scores.joint import Candidates
 from model_store.scores.sums import GROUPS
-from service.call import Call, Phase
 from service.engine.admission import Admission
 from service.errors import PastDeadline
 from service.models.models import Served
+from service.request_context import Phase, RequestContext
 from service.server.shares import Shares
 from service.telemetry.metrics import Metrics
 
@@ -134,7 +134,7 @@ class EngineWork:
     x: Float32[np.ndarray, "N I"]
     num_samples: int
     seed: int | None  # None: under fresh draws
-    call: Call = field(default_factory=Call)
+    call: RequestContext = field(default_factory=RequestContext)
     keep_samples: bool = False
     acquisition: str | None = None
     max_candidates: int | None = None  # rows that a joint score chooses from; else None

@@ -18,10 +18,10 @@ from model_store.inference.prediction import Prediction, check_computed
 from model_store.scores.joint import Candidates
 from model_store.state.labels import AcquiredRow, check_id
 from model_store.state.live import prediction_records
-from service.call import Phase
 from service.engine.batching import Engine, EngineWork, kept_bytes
 from service.engine.threads import FairThreads
 from service.models.reservoir import fresh_seed
+from service.request_context import Phase
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TypeVar
 
-from service.call import Call
 from service.errors import PastDeadline
+from service.request_context import RequestContext
 from service.server.shares import Shares
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class FairThreads:
         self._free = at_once
         self.is_closed = False
 
-    async def run(self, call: Call, size: int, work: Callable[[], T]) -> T:
+    async def run(self, call: RequestContext, size: int, work: Callable[[], T]) -> T:
         """Return the result of work that calls `call.pause` every few milliseconds.
 
         Args:
@@ -86,7 +86,7 @@ class FairThreads:
 
 
 class _Piece:
-    def __init__(self, threads: FairThreads, call: Call) -> None:
+    def __init__(self, threads: FairThreads, call: RequestContext) -> None:
         self.threads = threads
         self.call = call
         self.is_wanted = True

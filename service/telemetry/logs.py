@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from service.call import RequestRecord
+from service.request_context import RequestRecord
 from service.settings import Settings
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.errors import DubitoError
 from service.api.problems import error_response
-from service.call import PREFIX_KEY, RECORD_KEY, RequestRecord
+from service.request_context import PREFIX_KEY, RECORD_KEY, RequestRecord
 from service.telemetry.logs import RequestLog, where
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import Tracing

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from model_store.errors import InvalidInput
-from service.call import ANSWER, READ, RequestRecord
+from service.request_context import ANSWER, READ, RequestRecord
 from service.settings import PREFIX, Settings
 
 if TYPE_CHECKING:

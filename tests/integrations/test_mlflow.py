@@ -10,7 +10,7 @@ import pytest
 
 from integrations.mlflow import scoring as mlflow
 from integrations.mlflow.scoring import read_invocation
-from service.call import Call
+from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 from tests.support.images import pixel
 from tests.support.serving import client_of, serving
@@ -234,7 +234,7 @@ def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
     body = b'{"inputs": [[' + b", ".join([b"NaN"] * 200_000) + b"]]}"
     tracemalloc.start()
     try:
-        changed = mlflow._without_nan(body, Call())
+        changed = mlflow._without_nan(body, RequestContext())
         assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
     finally:
         tracemalloc.stop()
@@ -245,7 +245,9 @@ def test_a_body_of_nan_alone_takes_little_more_memory_than_its_bytes():
     "text", ['{"inputs": [[NaN, "NaN", "\\"NaN", "x"], [NaN, NaN, "N", "NaNa"]], "params": {}}']
 )
 def test_nan_is_null_but_in_strings(text):
-    _, form, rows = read_invocation(text.encode(), 10, Call(Reservation(ByteBudget(1 << 20))))
+    _, form, rows = read_invocation(
+        text.encode(), 10, RequestContext(Reservation(ByteBudget(1 << 20)))
+    )
     expected = json.loads(text.replace("[NaN", "[null").replace(" NaN", " null"))
     assert (form, rows) == ("inputs", expected["inputs"])
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from integrations.open_inference.routes import INFLATED_AT_ONCE, read_inflated
 from model_store.errors import InvalidInput
-from service.call import Call
 from service.errors import Overloaded, TooLarge
+from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 
 ENCODERS = {"gzip": gzip.compress, "deflate": zlib.compress}
@@ -32,7 +32,7 @@ def read(pieces, coding, limit, most=1 << 30):
     headers = [(b"content-encoding", coding.encode())]
     scope = {"type": "http", "headers": headers}
     return asyncio.run(
-        read_inflated(Call(reservation, request=Request(scope, receive)), limit)
+        read_inflated(RequestContext(reservation, request=Request(scope, receive)), limit)
     ), reservation
 
 

@@ -24,8 +24,8 @@ from integrations.open_inference.tensors import (
     strings_of_json,
 )
 from model_store.errors import InvalidInput
-from service.call import Call
 from service.errors import Overloaded, TooLarge
+from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 
 FORMATS = {
@@ -42,7 +42,7 @@ shapes = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
 
 
 def call(most=1 << 30):
-    return Call(Reservation(ByteBudget(most)))
+    return RequestContext(Reservation(ByteBudget(most)))
 
 
 def elements(content, count, most=1 << 30):

@@ -12,8 +12,8 @@ from model_store.sources.files import check_ids, open_rows
 from model_store.sources.text import TextEncoder
 from service.api.pool_files import preview_rows
 from service.api.rows import rows_array
-from service.call import Call
 from service.errors import TooLarge
+from service.request_context import RequestContext
 from tests.support.files import CSV, ENDINGS, npz_bytes, parquet_bytes, zip_bytes
 from tests.support.kinds import PICTURES, TEXTS
 from tests.support.odd_files import bad_utf8, damaged, odd_files
@@ -56,7 +56,7 @@ def read(media_type, content, spec, encoder=None):
         orjson.dumps([shown, ids], option=orjson.OPT_SERIALIZE_NUMPY)
         first = 0
         for part in file.parts():
-            first += len(rows_array(part, spec, "pool", 10**8, Call(), encoder, first))
+            first += len(rows_array(part, spec, "pool", 10**8, RequestContext(), encoder, first))
         assert first == file.rows
     except (InvalidInput, TooLarge) as error:
         orjson.dumps(str(error))

@@ -12,7 +12,7 @@ import pytest
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput
 from service.api.file_preflights import MAX_BYTES, FilePreflights
-from service.call import Call
+from service.request_context import RequestContext
 from tests.support.files import PARQUET, parquet_bytes
 from tests.support.kinds import TEXTS, publish_tiny
 from tests.support.process import own_bytes
@@ -46,7 +46,7 @@ def preflights():
 
 
 def call_within(seconds=60.0):
-    call = Call()
+    call = RequestContext()
     call.deadline = time.monotonic() + seconds
     return call
 

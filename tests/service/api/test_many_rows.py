@@ -9,7 +9,7 @@ from PIL import Image
 from model_store.artifacts.manifest import ImageSpec, InputSpec
 from service.api import rows as reading
 from service.api.rows import rows_array
-from service.call import Call
+from service.request_context import RequestContext
 from service.server.budget import ByteBudget, Reservation
 
 SPEC = InputSpec(shape=(2, 3), minimum=0.0, maximum=255.0, image=ImageSpec(mode="L"))
@@ -32,5 +32,5 @@ def test_no_row_is_passed_over(monkeypatch, kind, rows_at_once):
         "nested": PIXELS.tolist(),
         "flat": PIXELS.reshape(23, 6).tolist(),
     }[kind]
-    x = rows_array(rows, SPEC, "inputs", 1 << 20, Call(Reservation(ByteBudget(1 << 30))))
+    x = rows_array(rows, SPEC, "inputs", 1 << 20, RequestContext(Reservation(ByteBudget(1 << 30))))
     assert x.tolist() == PIXELS.reshape(23, 6).tolist()

@@ -16,7 +16,7 @@ from service.api.json_blocks import take_apart
 from service.api.requests import COUNTED_BYTES, JSON_OBJECT_BYTES, reserve_json
 from service.api.rows import rows_array
 from service.app import create_app
-from service.call import Call
+from service.request_context import RequestContext
 from service.settings import Settings
 
 ROW = b"[" + b",".join([b"8"] * 64) + b"]"
@@ -37,7 +37,7 @@ class Stopwatch:
 def longest_step(work):
     """The result of work that pauses, and its longest step."""
     watch = Stopwatch()
-    result = work(Call(on_pause=watch))
+    result = work(RequestContext(on_pause=watch))
     watch()
     return result, watch.longest
 
@@ -60,7 +60,7 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
         with pytest.raises(Exception, match=r"pool\.0: expected an array of 64"):
-            rows_array(rows, spec, "pool", 1, Call())
+            rows_array(rows, spec, "pool", 1, RequestContext())
         return
     _, counted = longest_step(lambda call: reserve_json(body, "pool", 10_000_000, call))
     assert counted < whole / 5
@@ -74,7 +74,7 @@ def test_memory_is_taken_for_all_marks_of_a_body_wherever_its_steps_end():
     marks = "".join(JSON_OBJECT_BYTES).encode()
     body = marks * (2 * COUNTED_BYTES // len(marks) + 3)
     pauses: list[int] = []
-    call = Call(on_pause=lambda: pauses.append(1))
+    call = RequestContext(on_pause=lambda: pauses.append(1))
     reserve_json(body, "pool", len(body), call)
     expected = {mark: body.count(mark.encode()) for mark in JSON_OBJECT_BYTES}
     assert call.reservation.held == sum(JSON_OBJECT_BYTES[m] * n for m, n in expected.items())

@@ -18,7 +18,6 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service import limits
-from service.call import Call
 from service.engine.admission import LASTING_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
@@ -35,6 +34,7 @@ from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
 from service.models.models import Served
 from service.models.reservoir import Reservoir
+from service.request_context import RequestContext
 from service.telemetry.metrics import Metrics
 
 DRAWS = 20
@@ -71,7 +71,7 @@ async def compute(engine, work):
 
 def job(served, x, seed=None, draws=DRAWS, deadline=math.inf):
     """A job whose draws' samples are kept."""
-    return EngineWork(served, x, draws, seed, Call(deadline=deadline), keep_samples=True)
+    return EngineWork(served, x, draws, seed, RequestContext(deadline=deadline), keep_samples=True)
 
 
 class HeldReservoir(Reservoir):
@@ -200,7 +200,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
     async def receive():
         return {"type": "http.disconnect"}
 
-    call = Call(request=Request({"type": "http"}, receive))
+    call = RequestContext(request=Request({"type": "http"}, receive))
     gone = replace(job(served, digits_rows[:1], seed=1), call=call)
 
     async def ask():
@@ -386,8 +386,8 @@ def test_another_clients_small_request_is_computed_before_the_next_part_of_many_
 ):
     order = []
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
-    large = [replace(job(served, rows), call=Call(client="greedy")) for _ in range(5)]
-    small = replace(job(served, digits_rows[:1]), call=Call(client="other"))
+    large = [replace(job(served, rows), call=RequestContext(client="greedy")) for _ in range(5)]
+    small = replace(job(served, digits_rows[:1]), call=RequestContext(client="other"))
     together(engine, [*large, small], order)
     assert order[0] is small
     queued = engine.metrics.of_version(served.key).histogram("batch_rows")
@@ -398,7 +398,7 @@ def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
     engine, served, digits_rows
 ):
     def waiting(client):
-        work = replace(job(served, digits_rows[:1]), call=Call(client=client))
+        work = replace(job(served, digits_rows[:1]), call=RequestContext(client=client))
         work.future = asyncio.get_running_loop().create_future()
         return work
 

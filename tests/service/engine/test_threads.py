@@ -13,9 +13,9 @@ from traceback import clear_frames
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from service.call import Call
 from service.engine.threads import SLICE_BYTES, FairThreads, Threads
 from service.errors import PastDeadline
+from service.request_context import RequestContext
 from tests.support.serving import wait_until
 
 
@@ -35,7 +35,7 @@ def spin(seconds):
 
 def run(threads, work, client=None, size=SLICE_BYTES, **of_call):
     """Run work, which takes its call, in the threads."""
-    call = Call(client=client, **of_call)
+    call = RequestContext(client=client, **of_call)
     return threads.run(call, size, partial(work, call))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from service.call import RECORD_KEY, Call, RequestRecord
+from service.request_context import RECORD_KEY, RequestContext, RequestRecord
 from service.server.shares import KEY_NAME, Shares, address_client
 
 LARGEST = 100
@@ -116,7 +116,7 @@ def test_a_client_is_its_valid_key_else_its_address_and_of_ipv6_its_network():
     def client_of(client, **key):
         record = RequestRecord("", "", 0.0)
         scope = {"type": "http", "headers": [], "client": client, RECORD_KEY: record, **key}
-        return Call.of(Request(scope), 1.0).client
+        return RequestContext.from_request(Request(scope), 1.0).client
 
     def client_with(key, client=peer):
         return client_of(client, **{KEY_NAME: key})

@@ -1,9 +1,8 @@
-"""A request while it is answered: its client, deadline, memory and record, and where long work
-pauses.
+"""A request while it is answered: client, deadline, memory and record, and where long work pauses.
 
-Reading and writing is plain code that calls `Call.pause` every few milliseconds. Few bytes are read
-where they are; long work runs in `service.engine.threads`, where a pause lets others work and ends
-what nobody waits for any more.
+Reading and writing is plain code that calls `RequestContext.pause` every few milliseconds. Few
+bytes are read on the event loop. Long work runs in `service.engine.threads`, where a pause lets
+other work run, and ends work that nobody waits for any more.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ class Phase:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What metrics, log and traces say of a request. Times are those of `time.perf_counter`, in
+    """A request's facts for metrics, log and traces. Times are those of `time.perf_counter`, in
     seconds."""
 
     request_id: str
@@ -96,8 +95,8 @@ NO_REQUEST = Request({"type": "http", "headers": []}, _never)
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """A request, made at the door; or work without one, as that of a job."""
+class RequestContext:
+    """The context of a request, or of work without one, such as a job."""
 
     reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
     client: Hashable = None  # whose share its work is part of
@@ -109,7 +108,7 @@ class Call:
     on_pause: Pause | None = None  # of the thread that works on it
 
     @classmethod
-    def of(cls, request: Request, deadline_s: float) -> "Call":
+    def from_request(cls, request: Request, deadline_s: float) -> "RequestContext":
         scope, begun = request.scope, time.monotonic()
         reservation: Reservation | None = scope.get(SCOPE_KEY)
         if reservation is None:  # without a server that bounds memory, as in tests
