@@ -18,11 +18,11 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import measured_of
 from experiments.tables import toys
 from training import recipe as recipes
+from training.bayes.diagnostics import bound
 from training.bayes.gaussian import GaussianPosterior
 from training.bayes.hypernetwork import HypernetworkPosterior
 from training.bayes.posterior import noise
 from training.fit import Fitted, fit
-from training.fitting.convergence import bound
 from training.recipe import Recipe
 from training.seeds import Stream
 

@@ -14,8 +14,9 @@ from experiments.cells import Column, Measured, Results, Target
 from experiments.measures import recipe_with
 from experiments.pages import count, draw_columns, values_of
 from model_store.state.live import wilson_interval
+from training.bayes.diagnostics import bound
 from training.fit import Fitted, fit
-from training.fitting.convergence import bound, later_fall
+from training.fitting.convergence import later_fall
 from training.fitting.steps import full_kl_weight
 from training.recipe import Recipe, TrainingSection
 

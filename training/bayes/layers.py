@@ -186,6 +186,17 @@ def randn_in_pairs(like: Tensor) -> Tensor:
     return pairs(torch.randn_like(like[: -(-len(like) // 2)]), len(like))
 
 
+def seed_layers(seed: int, device: torch.device) -> None:
+    """Seed the noise that layers draw.
+
+    `torch.manual_seed` would also seed accelerators that are absent, each with a stack trace: a
+    tenth of a step of a small network.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Return x . V and |V| of each unit, (*batch, out) and (out,), of x (*batch, in) and V (out,
     in), with a gradient that makes few passes over V.

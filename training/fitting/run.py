@@ -20,6 +20,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from model_store.errors import DubitoError, InvalidInput
+from training.bayes.diagnostics import log_std_by_layer, mean_log_std
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import CHUNK_ROWS, BayesianModel
 from training.bayes.posterior import noise
@@ -34,7 +35,7 @@ from training.fitting.checkpoint import (
     write_atomically,
     write_checkpoint,
 )
-from training.fitting.convergence import convergence, log_std_by_layer, mean_log_std
+from training.fitting.convergence import convergence
 from training.fitting.laplace import fit_laplace, loss_warning
 from training.fitting.plots import plot_run
 from training.fitting.steps import (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model_store.errors import InvalidInput
+from training.bayes.layers import seed_layers
 from training.bayes.network import BayesianModel
 from training.bayes.objectives import alpha_objective
 from training.bayes.posterior import step_noise
@@ -134,14 +135,6 @@ def step_loss(
     log_likelihood = model.likelihood.weighted_log_likelihood(served, y)
     total, nll = alpha_objective(log_likelihood, kl, kl_weight, recipe.alpha)
     return Loss(total, nll, kl, served)
-
-
-def seed_layers(seed: int, device: torch.device) -> None:
-    """Seed what layers draw from. `torch.manual_seed` would do it for accelerators that are not
-    there too, with a stack's trace of each: a tenth of a step of a small network."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def clip_gradient(parameters: list[nn.Parameter], norm: float) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from experiments.certify.exact import METHODS, Problem, at_exact_posterior, compare, fit, recipe
+from training.bayes.diagnostics import bound, pulls
 from training.data import Rows, Splits
 from training.fitting import steps
-from training.fitting.convergence import LEVEL, _faults, bound, pulls, slope
+from training.fitting.convergence import LEVEL, _faults, slope
 from training.fitting.run import Run, run_provenance
 from training.fitting.steps import SPREAD_RATE
 from training.fitting.stopping import is_as_good

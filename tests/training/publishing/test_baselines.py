@@ -11,9 +11,9 @@ from model_store.scores.classification import predictive_scores, predictive_sums
 from model_store.scores.regression import mixture_scores, mixture_sums
 from tests.support.recipes import recipe_with, write_recipe
 from training.__main__ import main
+from training.bayes.diagnostics import guess_nll
 from training.data import Rows
 from training.evaluation.figures import Mean, Share
-from training.fitting.convergence import guess_nll
 from training.methods import METHODS
 from training.provenance import Provenance, TemperatureChoice
 from training.publishing.baselines import (

@@ -8,8 +8,8 @@ import torch
 from scipy.stats import genpareto
 
 from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
-from training.fitting import convergence
-from training.fitting.convergence import log_ratios, pareto_k, pareto_shape
+from training.bayes.diagnostics import log_ratios, pareto_k, pareto_shape
+from training.bayes import diagnostics
 from training.methods import MaximumLikelihood
 from training.model import build
 
@@ -68,7 +68,7 @@ def test_ratios_are_those_of_the_densities(problem):
     x, y = (torch.from_numpy(part) for part in (problem.splits.train.x, problem.splits.train.y))
     found = log_ratios(model, x, y, 1 / len(x), 50, seed=3)
     mean, precision = exact(model, problem)
-    eps = convergence.standard_noise(50, model.posterior.noise_dimension, 3)
+    eps = diagnostics.standard_noise(50, model.posterior.noise_dimension, 3)
     with torch.no_grad():
         theta = model.posterior(eps).double()
         q_mean, q_std = (moment.double() for moment in model.posterior.moments())
@@ -96,5 +96,5 @@ def test_without_a_density_or_with_too_many_rows_there_are_none(problem, monkeyp
     )
     assert log_ratios(without, x, y, 1 / len(x), 5, 0) is None
     model = build(recipe("mvn", -3.0), (problem.inputs,), 0)
-    monkeypatch.setattr(convergence, "MOST_FLOPS", 1.0)
+    monkeypatch.setattr(diagnostics, "MAX_FLOPS", 1.0)
     assert log_ratios(model, x, y, 1 / len(x), 5, 0) is None

@@ -1,0 +1,212 @@
+"""Diagnostics of a variational fit: its bound, whether its spread fits, and how well it covers.
+
+A level bound proves little once the learning rate has decayed. So the spread is checked too. If
+theta = c + s z and the bound's slope along log s is 0, then for every coordinate
+
+    E[(theta - c) d(-log p(theta, data)) / dtheta] = 1.
+
+The *pull* is the excess over 1: for a quadratic log-density, variance / best variance - 1. How well
+the posterior covers the exact one is k-hat, of Pareto-smoothed importance sampling.
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from training.bayes.layers import seed_layers
+from training.bayes.network import CHUNK_ROWS, BayesianModel
+from training.bayes.posterior import (
+    FactorialGaussian,
+    LocationScale,
+    log_normal,
+    standard_noise,
+)
+from training.bayes.variational_hypernet import HyperLayer
+from training.seeds import Stream, hash_key
+
+MAX_ROWS = 10_000  # training rows that the bound is measured on
+BOUND_DRAWS = 10
+PULL_DRAWS = 40  # each with its own minibatch
+SPREAD_DRAWS = 40
+RATIO_DRAWS = 200  # of importance ratios
+RATIO_CHUNK_ROWS = 2048
+MAX_FLOPS = 4e12  # of the ratios of all rows and draws: half a minute on two cores
+MIN_TAIL = 5  # ratios that a tail is fitted to
+TINY = 1e-300  # relative to the largest ratio; smaller ones count as this
+
+
+@torch.no_grad()
+def bound(model: BayesianModel, x: Tensor, y: Tensor, rows: int, seed: int) -> dict[str, float]:
+    """Estimate the negative evidence lower bound, E[-log p(y | x, theta)] + KL / rows.
+
+    It is in nats for each of `rows` rows, with its parts and Monte Carlo error.
+    """
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, HyperLayer):
+            module.train()  # or it adds no KL
+    seed_layers(seed, x.device)
+    eps = standard_noise(BOUND_DRAWS, model.posterior.noise_dimension, seed, device=x.device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    taken = order[:MAX_ROWS].to(x.device)
+    nll, kl = torch.zeros(2, BOUND_DRAWS, dtype=torch.float64)
+    for chunk in taken.split(CHUNK_ROWS):
+        served, divergence = model.sample(x[chunk].float(), eps)
+        nll -= model.likelihood.weighted_log_likelihood(served, y[chunk]).double().sum(1).cpu()
+        kl += len(chunk) * divergence.double().cpu()
+    nll, kl = nll / len(taken), kl / len(taken)
+    total = nll + kl / rows
+    return {
+        "negative_elbo": total.mean().item(),
+        "negative_elbo_error": total.std().item() / math.sqrt(BOUND_DRAWS),
+        "nll": nll.mean().item(),
+        "kl": kl.mean().item(),
+    }
+
+
+def guess_nll(y: Tensor) -> float:
+    """Return -log p of a row, in nats, under the best constant answer: the classes' shares, or a
+    Gaussian around the targets' mean."""
+    if y.is_floating_point():
+        variance = max(y.double().var(correction=0).item(), TINY)
+        return 0.5 * math.log(2.0 * math.pi * math.e * variance)
+    shares = torch.bincount(y).double() / len(y)
+    return float(torch.special.entr(shares).sum())
+
+
+def log_std_by_layer(model: BayesianModel, seed: int) -> dict[str, float]:
+    """Return the mean log standard deviation of theta in each layer; nothing for points."""
+    posterior = model.posterior
+    if not posterior.spread_parameters():
+        return {}
+    with torch.no_grad():
+        if isinstance(posterior, FactorialGaussian):
+            std = posterior.moments()[1]
+        else:
+            device = next(model.parameters()).device
+            eps = standard_noise(SPREAD_DRAWS, posterior.noise_dimension, seed, device=device)
+            std = posterior(eps).std(0)
+    parts = _by_layer(model, std.clamp(min=1e-30))
+    return {name: part.log().mean().item() for name, part in parts.items()}
+
+
+def mean_log_std(model: BayesianModel, by_layer: dict[str, float]) -> float:
+    slots = getattr(model.network, "slots", [])
+    return sum(slot.size * by_layer[slot.name] for slot in slots) / sum(slot.size for slot in slots)
+
+
+def pulls(
+    model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return each layer's mean pull and its Monte Carlo error, if theta = c + s z; else nothing."""
+    posterior = model.posterior
+    if not isinstance(posterior, LocationScale) or (location := posterior.location()) is None:
+        return {}
+    model.eval()
+    seen: dict[str, list[float]] = {}
+    for i in range(PULL_DRAWS):
+        generator = torch.Generator().manual_seed(hash_key(seed, Stream.PULL, i))
+        chunk = torch.randperm(len(x), generator=generator)[:CHUNK_ROWS].to(x.device)
+        eps = torch.randn(1, model.posterior.noise_dimension, generator=generator).to(x.device)
+        theta = model.posterior(eps).detach().requires_grad_()
+        served = model.likelihood(model.network(x[chunk].float(), theta[:, None])[0])
+        log_joint = model.likelihood.weighted_log_likelihood(served, y[chunk]).mean() / kl_weight
+        log_joint = log_joint + posterior.log_prior(theta).sum()
+        (slope,) = torch.autograd.grad(-log_joint, theta)
+        pull = ((theta.detach() - location.detach()) * slope)[0] - 1.0
+        for name, part in _by_layer(model, pull).items():
+            seen.setdefault(name, []).append(part.mean().item())
+    return {
+        name: (float(np.mean(v)), float(np.std(v, ddof=1) / math.sqrt(len(v))))
+        for name, v in seen.items()
+    }
+
+
+@torch.no_grad()
+def log_ratios(
+    model: BayesianModel, x: Tensor, y: Tensor, kl_weight: float, draws: int, seed: int
+) -> Float64[np.ndarray, "K"] | None:
+    """Compute log p(theta, data) - log q(theta) of draws, up to a constant.
+
+    None without a density, or if it takes too long. The likelihood is tempered as in the fit: its
+    mean over rows over `kl_weight`.
+    """
+    posterior = model.posterior
+    if not isinstance(posterior, LocationScale) or _flops(model, x) * draws > MAX_FLOPS:
+        return None
+    model.eval()
+    eps = standard_noise(draws, posterior.noise_dimension, seed, device=x.device)
+    total = torch.zeros(draws, dtype=torch.float64)
+    for part, target in zip(x.split(RATIO_CHUNK_ROWS), y.split(RATIO_CHUNK_ROWS), strict=True):
+        served = model.predict(part, eps, RATIO_CHUNK_ROWS)
+        total += model.likelihood.weighted_log_likelihood(served, target).double().sum(1).cpu()
+    return (total / len(x) / kl_weight - _divergence(model, eps).double().cpu()).numpy()
+
+
+def pareto_k(log_ratios: Float64[np.ndarray, "K"]) -> float:
+    """Compute k-hat, the shape of the generalised Pareto distribution of the largest ratios.
+
+    Below .5 the importance ratios have a variance. Below .7, weighted means can be trusted at
+    practical numbers of draws (Vehtari et al. 2024, "Pareto smoothed importance sampling"; Yao et
+    al. 2018, "Yes, but did it work?"). The tail is the largest min(K / 5, 3 sqrt(K)). The error at
+    200 draws is about .2.
+    """
+    largest = np.sort(log_ratios)
+    tail = math.ceil(min(0.2 * len(largest), 3.0 * math.sqrt(len(largest))))
+    if tail < MIN_TAIL:
+        expected = f"expected at least {5 * MIN_TAIL} draws"
+        raise ValueError(f"log_ratios: {expected}, got {len(log_ratios)}")
+    # the largest is 1, and the first the tail's threshold
+    ratios = np.exp(largest[-tail - 1 :] - largest[-1])
+    excess = ratios[1:] - ratios[0]
+    if excess[-1] < np.finfo(float).eps:
+        return 0.0  # ratios that are equal have no tail
+    return pareto_shape(np.maximum(excess, TINY))
+
+
+def pareto_shape(excess: Float64[np.ndarray, "M"]) -> float:
+    """Estimate the shape of a generalised Pareto distribution from its sorted excesses.
+
+    Zhang and Stephens (2009), "A new and efficient estimation method for the generalized Pareto
+    distribution", equations 8 and 9: the posterior mean of theta = -k / sigma under their prior, by
+    quadrature over m points, and k given theta. Ten further values of .5 draw k towards .5 (Vehtari
+    et al. 2024, appendix C).
+    """
+    count = len(excess)
+    points = 30 + int(math.sqrt(count))
+    quartile = excess[int(count / 4 + 0.5) - 1]
+    steps = np.arange(1, points + 1) - 0.5
+    theta = 1.0 / excess[-1] + (1.0 - np.sqrt(points / steps)) / (3.0 * quartile)
+    k = np.log1p(-theta[:, None] * excess).mean(1)
+    log_likelihood = count * (np.log(-theta / k) - k - 1.0)
+    weights = np.exp(log_likelihood - log_likelihood.max())
+    best = float(theta @ (weights / weights.sum()))
+    shape = float(np.log1p(-best * excess).mean())
+    return (count * shape + 10 * 0.5) / (count + 10)
+
+
+def _divergence(model: BayesianModel, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
+    """Return log q(theta) - log p(theta) of draws, up to a constant."""
+    posterior = model.posterior
+    if not isinstance(posterior, FactorialGaussian):
+        return posterior.sample(eps)[1]
+    assert isinstance(posterior, LocationScale)
+    log_q = log_normal(eps, 1.0) - posterior.moments()[1].log().sum()
+    return log_q - posterior.log_prior(posterior(eps))
+
+
+def _by_layer(model: BayesianModel, values: Tensor) -> dict[str, Tensor]:
+    slots = getattr(model.network, "slots", [])
+    parts = values.split([slot.size for slot in slots])
+    return {slot.name: part for slot, part in zip(slots, parts, strict=True)}
+
+
+def _flops(model: BayesianModel, x: Tensor) -> float:
+    theta = model.posterior.centre()[None, None]
+    with FlopCounterMode(display=False) as counter:
+        model.network(x[:1].float(), theta)
+    return float(counter.get_total_flops()) * len(x)
