@@ -409,11 +409,16 @@ def from_manifest(content: Any) -> Recipe:
     Raises:
         ValidationError: if other keys have changed.
     """
-    method = METHODS.get(content["method"], Method)
-    kinds = {"data": DataSection, "network": NetworkSection, "training": TrainingSection}
+    kinds: dict[str, type[Section]] = {
+        "data": DataSection,
+        "network": NetworkSection,
+        "posterior": METHODS.get(content["method"], Method),
+        "training": TrainingSection,
+        "serving": ServingSection,
+    }
     current = {
         name: {key: content[name][key] for key in kind.model_fields if key in content[name]}
-        for name, kind in {**kinds, "posterior": method, "serving": ServingSection}.items()
+        for name, kind in kinds.items()
         if name in content
     }
     return Recipe.model_validate({**content, **current})

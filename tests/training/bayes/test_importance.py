@@ -8,8 +8,8 @@ import torch
 from scipy.stats import genpareto
 
 from experiments.certify.exact import Problem, at_exact_posterior, exact, recipe
-from training.bayes.diagnostics import log_ratios, pareto_k, pareto_shape
 from training.bayes import diagnostics
+from training.bayes.diagnostics import log_ratios, pareto_k, pareto_shape
 from training.methods import MaximumLikelihood
 from training.model import build
 
