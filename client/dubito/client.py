@@ -14,7 +14,7 @@ import httpx
 from dubito import endpoints
 from dubito.errors import InvalidInput
 from dubito.options import URL
-from dubito.retries import Came, Limits, Pause, Request, Steps
+from dubito.retries import Limits, Outcome, Pause, Request, Steps
 
 P = ParamSpec("P")
 Http = TypeVar("Http", bound=httpx.Client | httpx.AsyncClient)
@@ -175,7 +175,7 @@ class Client(_Calls[httpx.Client]):
             result: Result = end.value
             return result
 
-    def _take(self, step: Request | Pause) -> Came:
+    def _take(self, step: Request | Pause) -> Outcome:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
@@ -212,7 +212,7 @@ class AsyncClient(_Calls[httpx.AsyncClient]):
             result: Result = end.value
             return result
 
-    async def _take(self, step: Request | Pause) -> Came:
+    async def _take(self, step: Request | Pause) -> Outcome:
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None

@@ -1,6 +1,6 @@
-"""Each call of the clients as steps: what is sent, and what is made of the answers.
+"""The calls of both clients as steps: which requests to send, and what the answers mean.
 
-Both clients do these steps and nothing more. A call takes the limits of its client first.
+A call takes the limits of its client first.
 """
 
 import json
@@ -45,9 +45,9 @@ from dubito.rows import (
 
 PART_ROWS = 1000
 LABELS_AT_ONCE = 10_000
-EXPLAINED_ROWS = 100  # that a request may have by default
-FIRST_LOOK_S = 0.1  # at a job; each look is half as late again
-LAST_LOOK_S = 2.0
+EXPLAINED_ROWS = 100  # of a request
+FIRST_POLL_S = 0.1  # of a job; each poll waits half as long again
+LAST_POLL_S = 2.0
 
 Progress = Callable[[float], object]
 
@@ -77,26 +77,26 @@ def predict(
         on_progress: called with the share of the rows that are predicted.
         options: see `PredictOptions`.
     """
-    limits, rows, asked = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
-    groups = asked.pop("groups", None)
+    limits, rows, fields = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
+    groups = fields.pop("groups", None)
     if groups is not None and len(groups) != len(rows):
         raise InvalidInput("groups", f"{len(rows)}, one for each row", str(len(groups)))
-    most = part_rows or (EXPLAINED_ROWS if asked.get("explain") else PART_ROWS)
-    parts = [slice(0, len(rows))] if "fdr" in asked else list(parts_of(rows, most))
-    answered: list[Predictions] = []
+    max_rows = part_rows or (EXPLAINED_ROWS if fields.get("explain") else PART_ROWS)
+    parts = [slice(0, len(rows))] if "fdr" in fields else list(parts_of(rows, max_rows))
+    answers: list[Predictions] = []
     for part in parts:
-        of_part = asked if groups is None else {**asked, "groups": groups[part]}
-        made = request_of("/predict", "inputs", rows.take(part), of_part, {"Accept": NPZ})
+        part_fields = fields if groups is None else {**fields, "groups": groups[part]}
+        make = request_of("/predict", "inputs", rows.take(part), part_fields, {"Accept": NPZ})
         try:
-            answer = yield from send(made, limits)
+            answer = yield from send(make, limits)
         except InvalidInput as error:
             raise _shift_row(part.start, error) from None
-        answered.append(predictions_of(answer.content))
-        first = answered[0]
-        asked |= {"model": first.model, "version": first.version, "seed": first.seed}
+        answers.append(predictions_of(answer.content))
+        first = answers[0]
+        fields |= {"model": first.model, "version": first.version, "seed": first.seed}
         if on_progress is not None:
             on_progress(part.stop / len(rows))
-    return concatenate(answered)
+    return concatenate(answers)
 
 
 def acquire(
@@ -110,8 +110,8 @@ def acquire(
 ) -> Steps[Ranking]:
     """Rank a pool in one request: which k rows' labels would teach the model most.
 
-    `acquire_job` takes more rows. An answer that was lost is asked for again, but not with `keep`:
-    other rows might be set aside the second time.
+    `acquire_job` takes more rows. A lost answer is requested again, except with `keep`: a second
+    request might set other rows aside.
 
     Args:
         pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
@@ -121,9 +121,9 @@ def acquire(
         deadline_s: as for `predict`.
         options: see `AcquireOptions`.
     """
-    asked = {"k": k, **_options({**options, "pool_file": pool_file})}
-    made = _post("/acquire", "pool", pool, asked)
-    answer = yield from send(made, limits.within(deadline_s), is_repeatable=not asked.get("keep"))
+    fields = {"k": k, **_options({**options, "pool_file": pool_file})}
+    make = _post("/acquire", "pool", pool, fields)
+    answer = yield from send(make, limits.within(deadline_s), is_repeatable=not fields.get("keep"))
     return ranking_of(answer.json())
 
 
@@ -144,8 +144,8 @@ def predict_job(
         ids: a different name for each row, which the result repeats.
         options: see `PredictJobOptions`.
     """
-    asked = _options({**options, "inputs_file": inputs_file, "ids": ids})
-    return (yield from _begin(limits, _post("/predict/jobs", "inputs", inputs, asked)))
+    fields = _options({**options, "inputs_file": inputs_file, "ids": ids})
+    return (yield from _begin(limits, _post("/predict/jobs", "inputs", inputs, fields)))
 
 
 def acquire_job(
@@ -157,17 +157,17 @@ def acquire_job(
     **options: Unpack[AcquireOptions],
 ) -> Steps[Job]:
     """Have the service rank a pool, with the arguments of `acquire`; `ranking` waits for it."""
-    asked = {"k": k, **_options({**options, "pool_file": pool_file})}
-    return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, asked)))
+    fields = {"k": k, **_options({**options, "pool_file": pool_file})}
+    return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, fields)))
 
 
 def jobs(limits: Limits) -> Steps[list[Job]]:
-    """List the jobs that this key asked for, the latest first."""
+    """List the jobs of this key, the latest first."""
     return [record(Job, content) for content in (yield from _get(limits, "/jobs"))["jobs"]]
 
 
 def job(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Say how far a job is."""
+    """Return the state of a job."""
     return record(Job, (yield from _get(limits, _path(job))))
 
 
@@ -199,22 +199,22 @@ def wait(
         JobFailed: if it fails or is cancelled.
         DeadlineExceeded: if it is not over in time.
     """
-    limits, look = limits.within(deadline_s), FIRST_LOOK_S
+    limits, poll_s = limits.within(deadline_s), FIRST_POLL_S
     while True:
-        found = record(Job, (yield from _get(limits, _path(job))))
+        current = record(Job, (yield from _get(limits, _path(job))))
         if on_progress is not None:
-            on_progress(found.progress)
-        if found.state == "done":
-            return found
-        if found.is_over:
-            why = f": {found.error}" if found.error else ""
-            raise JobFailed(found.id, f"job {found.id} is {found.state}{why}")
-        if limits.ends - time.monotonic() <= look:
+            on_progress(current.progress)
+        if current.state == "done":
+            return current
+        if current.is_over:
+            reason = f": {current.error}" if current.error else ""
+            raise JobFailed(current.id, f"job {current.id} is {current.state}{reason}")
+        if limits.ends - time.monotonic() <= poll_s:
             raise DeadlineExceeded(
-                f"job {found.id} is {found.state}, and goes on: {found.progress:.0%} done"
+                f"job {current.id} is {current.state}, and goes on: {current.progress:.0%} done"
             )
-        yield Pause(look)
-        look = min(LAST_LOOK_S, 1.5 * look)
+        yield Pause(poll_s)
+        poll_s = min(LAST_POLL_S, 1.5 * poll_s)
 
 
 def predictions(
@@ -273,12 +273,12 @@ def add_labels(
         encoded: of a model of columns: rows are numbers, as its columns are encoded.
     """
     inputs = {} if inputs is None else inputs
-    for field, given in (("labels", labels), ("inputs", inputs)):
-        if not hasattr(given, "items"):
-            raise InvalidInput(field, "a mapping by the rows' ids", type(given).__name__)
-    strange = [name for name in inputs if name not in labels]
-    if strange:
-        raise InvalidInput("inputs", "rows of ids that have a label", f"one of {strange[0]!r}")
+    for field, values in (("labels", labels), ("inputs", inputs)):
+        if not hasattr(values, "items"):
+            raise InvalidInput(field, "a mapping by the rows' ids", type(values).__name__)
+    unknown = [name for name in inputs if name not in labels]
+    if unknown:
+        raise InvalidInput("inputs", "rows of ids that have a label", f"one of {unknown[0]!r}")
     entries = []
     for name, value in labels.items():
         field = "label" if isinstance(value, str) else "target"
@@ -291,7 +291,7 @@ def add_labels(
 
 
 def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
-    """Say how many rows of a model were labelled, and how good it is by the labels."""
+    """Return how many rows of a model were labelled, and how good it is on them."""
     content = yield from _get(limits, f"/models/{quote(model, safe='')}/labels")
     return record(LabelFigures, content)
 
@@ -305,13 +305,13 @@ def kept_labels(
         model: may be left out where the service has one.
         annotator: the name of a key: labels alone that came with it.
     """
-    asked = {"model": model, "annotator": annotator, "limit": LABELS_AT_ONCE, "after": 0}
-    found: list[KeptLabel] = []
-    while asked["after"] is not None:
-        content = yield from _get(limits, "/labels", _options(asked))
-        found += [record(KeptLabel, label) for label in content["labels"]]
-        asked["after"] = content["next"]
-    return found
+    fields = {"model": model, "annotator": annotator, "limit": LABELS_AT_ONCE, "after": 0}
+    labels: list[KeptLabel] = []
+    while fields["after"] is not None:
+        content = yield from _get(limits, "/labels", _options(fields))
+        labels += [record(KeptLabel, label) for label in content["labels"]]
+        fields["after"] = content["next"]
+    return labels
 
 
 def delete_labels(
@@ -337,30 +337,30 @@ def _path(job: Job | str) -> str:
     return f"/jobs/{quote(job if isinstance(job, str) else job.id, safe='')}"
 
 
-def _begin(limits: Limits, made: Callable[[float | None], Request]) -> Steps[Job]:
-    return record(Job, (yield from send(made, limits, is_repeatable=False)).json())
+def _begin(limits: Limits, make: Callable[[float | None], Request]) -> Steps[Job]:
+    return record(Job, (yield from send(make, limits, is_repeatable=False)).json())
 
 
 def _result(
     limits: Limits, job: Job | str, kind: str, on_progress: Progress | None
 ) -> Steps[bytes]:
-    found = yield from wait(limits, job, on_progress=on_progress)
-    if found.kind != kind:
-        raise InvalidInput("job", f"one of kind {kind}", f"one of kind {found.kind}")
-    request = Request("GET", f"{_path(found)}/result")
+    finished = yield from wait(limits, job, on_progress=on_progress)
+    if finished.kind != kind:
+        raise InvalidInput("job", f"one of kind {kind}", f"one of kind {finished.kind}")
+    request = Request("GET", f"{_path(finished)}/result")
     return (yield from send(lambda _: request, limits)).content
 
 
 def _post(
     path: str, field: str, rows: RowsLike | Path | None, options: Mapping[str, Any]
 ) -> Callable[[float | None], Request]:
-    named = f"{field}_file"
+    file_field = f"{field}_file"
     if rows is None:
-        if options.get(named) is None:
-            raise InvalidInput(field, f"rows, or a {named}", "none")
+        if options.get(file_field) is None:
+            raise InvalidInput(field, f"rows, or a {file_field}", "none")
         return lambda left_s: json_request(path, with_deadline(options, left_s))
-    if options.get(named) is not None:
-        raise InvalidInput(named, f"none with {field}", "both")
+    if options.get(file_field) is not None:
+        raise InvalidInput(file_field, f"none with {field}", "both")
     if isinstance(rows, Path):
         media_type = MEDIA_TYPES.get(rows.suffix.lower())
         if media_type is None:
@@ -376,19 +376,19 @@ def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
     def shifted(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)
 
-    of_all = InvalidInput(shifted(error.field), error.expected, error.got, shifted(error.message))
-    of_all.code = error.code
-    of_all.errors = [{name: shifted(text) for name, text in one.items()} for one in error.errors]
-    return of_all
+    whole = InvalidInput(shifted(error.field), error.expected, error.got, shifted(error.message))
+    whole.code = error.code
+    whole.errors = [{name: shifted(text) for name, text in one.items()} for one in error.errors]
+    return whole
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out options that are None."""
-    asked = {name: v for name, v in options.items() if v is not None}
+    fields = {name: v for name, v in options.items() if v is not None}
     for name in ("ids", "groups"):
-        if name in asked:
-            asked[name] = _strings(asked[name], name)
-    return asked
+        if name in fields:
+            fields[name] = _strings(fields[name], name)
+    return fields
 
 
 def _strings(values: Sequence[Any], name: str) -> list[str]:

@@ -130,12 +130,12 @@ def request_of(
     if rows.kind != "files":
         listed = json.dumps(field).encode() + b":[" + b",".join(content) + b"]}"
 
-        def made(left_s: float | None) -> Request:
+        def make(left_s: float | None) -> Request:
             head = _json(with_deadline(options, left_s), "options")[:-1]
             body = head + (b"," if len(head) > 1 else b"") + listed
             return Request("POST", path, headers={**headers, "Content-Type": JSON}, content=body)
 
-        return made
+        return make
     files = [(field, (str(n), file, "application/octet-stream")) for n, file in enumerate(content)]
     return lambda left_s: Request(
         "POST", path, {}, headers, None, texts(with_deadline(options, left_s)), files
