@@ -1,13 +1,13 @@
-"""Choose rows of a pool given their scores. Seed and id decide all else.
+"""Choose rows of a pool by their scores. Seed and id decide ties and randomness.
 
-| acquisition | needs of each row | ranks by |
+| acquisition | input per row | ranks by |
 |---|---|---|
 | `random` | its id | a uniform number |
 | a score | the score | the score |
 | `power_bald` | BALD | log BALD + Gumbel noise / beta: a sample with weights BALD^beta |
 | a joint score | its outputs under each draw | a greedy choice |
 
-The latter two take rows that are the same bits as one, while others are left.
+The last two choose one of several identical rows, until no other rows are left.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ from model_store.scores.tasks import PREDICTIVES
 from model_store.types import Pause, Task, no_pause
 
 RANDOM = "random"
-CANDIDATE_BYTES = 64 << 20  # kept of all candidates of a joint score
-MOST_JOINTLY = 1000  # rows that may be chosen by a joint score
-LEAST_BETA, MOST_BETA = 1e-6, 1e6  # of power_bald: by chance alone, and by BALD alone
-LEAST_SCORE = 1e-300  # whose logarithm is a number
+CANDIDATE_BYTES = 64 << 20  # for all candidates of a joint score
+MAX_JOINT_ROWS = 1000  # that a joint score may choose
+MIN_BETA, MAX_BETA = 1e-6, 1e6  # of power_bald: nearly random, and nearly BALD
+MIN_SCORE = 1e-300  # has a logarithm
 AT_ONCE = 256  # rows hashed in one step
 ACQUISITIONS: dict[Task, tuple[str, ...]] = {
     task: (*predictive.acquisition_scores, *predictive.joint_scores, RANDOM)
@@ -38,10 +38,10 @@ ACQUISITIONS: dict[Task, tuple[str, ...]] = {
 
 
 def checked_acquisition(name: str | None, task: Task) -> str:
-    """Return the acquisition that a request means, None the task's default.
+    """Return a task's acquisition, the default if `name` is None.
 
     Raises:
-        InvalidInput: if it is one of another task.
+        InvalidInput: if the task has no such acquisition.
     """
     if name is None:
         return PREDICTIVES[task].default_acquisition
@@ -53,7 +53,7 @@ def checked_acquisition(name: str | None, task: Task) -> str:
 
 
 def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
-    """Return the power of the weights of a sampled acquisition, by default 1.
+    """Return the exponent of a sampled acquisition's weights, by default 1.
 
     Raises:
         InvalidInput: if the acquisition has none, or it is out of bounds.
@@ -66,32 +66,32 @@ def checked_beta(beta: float | None, acquisition: str, task: Task) -> float:
             f"the acquisition {sampled[0]} with it" if sampled else f"none of a model of {task}"
         )
         raise InvalidInput("beta", expected, repr(acquisition))
-    if not LEAST_BETA <= beta <= MOST_BETA:
-        raise InvalidInput("beta", f"a number from {LEAST_BETA:g} to {MOST_BETA:g}", f"{beta:g}")
+    if not MIN_BETA <= beta <= MAX_BETA:
+        raise InvalidInput("beta", f"a number from {MIN_BETA:g} to {MAX_BETA:g}", f"{beta:g}")
     return beta
 
 
 def most_candidates(name: str, model: Model, rows: int, k: int, num_samples: int) -> int | None:
-    """Return how many rows are candidates of a joint score; None for other acquisitions.
+    """Return the number of candidates of a joint score; None for other acquisitions.
 
     Raises:
-        InvalidInput: if k is more than may be chosen from these.
+        InvalidInput: if k exceeds it.
     """
     if name not in model.predictive.joint_scores:
         return None
     numbers = model.predictive.joint_scores[name].numbers(num_samples, model.manifest.output_size)
     most = CANDIDATE_BYTES // (4 * numbers)
-    if min(k, rows) > min(most, MOST_JOINTLY):
-        expected = f"at most {min(most, MOST_JOINTLY)} rows of this pool for {name}"
+    if min(k, rows) > min(most, MAX_JOINT_ROWS):
+        expected = f"at most {min(most, MAX_JOINT_ROWS)} rows of this pool for {name}"
         raise InvalidInput("k", f"{expected} with {num_samples} draws", str(k))
     return min(most, rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Which rows of a pool are the same bits."""
+    """Groups of identical rows, in the order of their digests."""
 
-    first: Int64[np.ndarray, "G"]  # a row of each group, the groups in the order of their digests
+    first: Int64[np.ndarray, "G"]  # a row of each group
     group: Int64[np.ndarray, "N"]  # of each row
 
 
@@ -104,13 +104,13 @@ def copies_of(x: Float32[np.ndarray, "N I"], pause: Pause = no_pause) -> Copies:
 
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "N 2"]:
-    """Return 128 bits of each row that are the same for rows of the same bits alone."""
+    """Return a 128-bit digest of each row."""
     digests = b"".join(blake2b(row, digest_size=16).digest() for row in np.ascontiguousarray(x))
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(len(x), 2)
 
 
 def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
-    """Find rows that are the same bits, given digests of them."""
+    """Group rows by their digests."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = (digests[order][1:] != digests[order][:-1]).any(axis=1)
@@ -120,7 +120,7 @@ def copies_among(digests: UInt64[np.ndarray, "N 2"]) -> Copies:
 
 
 def id_hashes(ids: Sequence[str], seed: int, use: bytes = b"") -> UInt64[np.ndarray, "N"]:
-    """Return 64 bits for each id, a function of it, the seed and the use alone."""
+    """Return a 64-bit hash of each id, the seed and the use."""
     key = seed.to_bytes(8, "little")
     digests = b"".join(
         blake2b(name.encode(), digest_size=8, key=key, person=use).digest() for name in ids
@@ -135,14 +135,13 @@ def random_scores(hashes: UInt64[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
 def power_scores(
     bald: Float64[np.ndarray, "N"], ids: Sequence[str], seed: int, beta: float = 1.0
 ) -> Float64[np.ndarray, "N"]:
-    """Return log BALD + Gumbel noise / beta: the largest are a sample without replacement,
-    BALD^beta the weights.
+    """Return log BALD + Gumbel noise / beta, whose top rows are a sample without replacement.
 
-    The larger beta, the more BALD decides and the less chance does. Kirsch et al. 2023, "Stochastic
-    batch acquisition", power acquisition; Vieira 2014, "Gumbel-max trick".
+    The weights are BALD^beta. Kirsch et al. 2023, "Stochastic batch acquisition", power
+    acquisition; Vieira 2014, "Gumbel-max trick".
     """
     uniform = random_scores(id_hashes(ids, seed, b"gumbel")) + 2.0**-54  # above 0
-    scores: np.ndarray = np.log(np.maximum(bald, LEAST_SCORE)) - np.log(-np.log(uniform)) / beta
+    scores: np.ndarray = np.log(np.maximum(bald, MIN_SCORE)) - np.log(-np.log(uniform)) / beta
     return scores
 
 
@@ -153,11 +152,12 @@ def ranking(
     k: int,
     copies: Copies | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the k rows of the largest scores as /acquire answers them; without scores they are
-    random, and with `copies` the first of each group comes before all others.
+    """Return the k rows with the largest scores as /acquire returns them; random without scores.
+
+    With `copies`, the first row of each group precedes all repetitions.
 
     Raises:
-        InvalidInput: naming a row that the model cannot score.
+        InvalidInput: for a row that the model cannot score.
     """
     hashes = id_hashes(ids, seed)
     if scores is None:
@@ -178,9 +178,7 @@ def joint_ranking(
     k: int,
     pause: Pause = no_pause,
 ) -> list[dict[str, Any]]:
-    """Return k rows that are chosen by a joint score of its candidates, which are rows of
-    `copies.first`, as /acquire answers them.
-    """
+    """Choose k rows by a joint score; the candidates `rows` are indices of `copies.first`."""
     pause()
     hashes = id_hashes(ids, joint.seed)
     pause()
@@ -206,12 +204,11 @@ def jointly(
     k: int,
     pause: Pause = no_pause,
 ) -> tuple[Int64[np.ndarray, "K"], Float64[np.ndarray, "K"]]:
-    """Choose k rows of a pool by a joint score of its candidates: return them, and what each gained
-    when chosen.
+    """Choose k rows by a joint score; return them and their gains.
 
     Args:
-        rows: the candidates, as indices of `copies.first`; all where k is more than they are.
-        hashes: of all rows of the pool, which decide ties and which of several copies is taken.
+        rows: the candidates, as indices of `copies.first`; all of them if k is larger.
+        hashes: of all rows of the pool, which decide ties and the order of copies.
     """
     by_group = np.lexsort((hashes, copies.group))
     starts = np.searchsorted(copies.group[by_group], np.arange(len(copies.first) + 1))
@@ -227,7 +224,7 @@ def jointly(
 
 
 def is_again(copies: Copies, hashes: UInt64[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
-    """Return which rows are not the first of their group, by hash."""
+    """Return whether each row repeats another one; the smallest hash comes first."""
     order = np.lexsort((hashes, copies.group))
     again = np.empty(len(order), dtype=bool)
     again[order] = np.diff(copies.group[order], prepend=-1) == 0

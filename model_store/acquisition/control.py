@@ -1,10 +1,9 @@
-"""Rows that are set aside as control: no score chose them, so their labels can judge a version on
-live data.
+"""Control rows: rows that no score has chosen, whose labels judge a version on live data.
 
-A row may be set aside if a number that its id alone decides, uniform from 0 to 1, is below the
-share that is asked for; such rows are never ranked. So which rows can be control depends neither on
-the version nor on earlier choices: as long as the share stays, they are a random sample of each
-pool. Pools count by how many rows are acquired of them, not by their size.
+The hash of a row's id is a uniform number. Rows below the requested share can become control rows
+and are never ranked. So these rows depend neither on the version nor on earlier choices: for a
+constant share they are a random sample of each pool. A pool counts by its acquired rows, not by its
+size.
 """
 
 import math
@@ -17,28 +16,28 @@ from jaxtyping import Int64
 
 from model_store.acquisition.choice import id_hashes, random_scores, top
 
-STRATUM = b"control"  # what hashes decide whether a row may be set aside
-DRAWN = b"drawn"  # and which of these are
-SHARE = b"share"  # and how many, where the share of k is no whole number
+STRATUM = b"control"  # hash of the rows that can be set aside
+DRAWN = b"drawn"  # hash of the choice among them
+SHARE = b"share"  # hash of rounding the number of rows
 NO_SEED = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The rows of a pool that are ranked and those that are set aside, by their places in it."""
+    """The ranked rows and the control rows of a pool, by index."""
 
     ranked: Int64[np.ndarray, "R"]
     control: Int64[np.ndarray, "C"]
-    excluded: int  # rows that are labelled already
+    excluded: int  # labelled rows
 
 
 def select(
     ids: Sequence[str], labelled: AbstractSet[str], share: float, k: int, seed: int
 ) -> Selection:
-    """Choose the rows that are set aside, `share` of k, among those without a label.
+    """Choose control rows, `share` of k, among those without a label.
 
-    A number that is not whole is rounded up or down by chance, so that it is right on average.
-    There are fewer if the pool has too few that may be set aside; if k is the whole pool, all are.
+    The number is rounded at random, so that it is right on average. It is smaller if too few rows
+    can be set aside. If k covers the pool, all of these are.
     """
     left = np.fromiter((i for i, name in enumerate(ids) if name not in labelled), dtype=np.int64)
     excluded = len(ids) - len(left)

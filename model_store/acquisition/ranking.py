@@ -1,7 +1,7 @@
-"""Rank a pool: the one way from an acquisition to the rows that are most worth a label.
+"""Rank a pool by an acquisition function.
 
-A `Pool` knows its rows and how they are scored: by the engine within a request, from a file, or by
-a network in training. `rank_pool` asks it for the scores that the acquisition needs and no others.
+A `Pool` scores its rows: by the engine within a request, from a file, or by a network in training.
+`rank_pool` requests only the scores that the acquisition needs.
 """
 
 import math
@@ -24,20 +24,19 @@ from model_store.types import Pause, Task, no_pause
 
 T = TypeVar("T")
 
-RACE_PARTS = (10, 4)  # of all draws, after which rows of a race are left out
-FEWEST_RACED = 10  # draws, whose standard errors can be relied on
-REFERENCES = 3  # times k rows take all draws, so that there are scores to exceed
-FEWEST_ALIKE, PARTS_ALIKE = 20, 40  # neighbours in the order of scores, and as a part of all rows
-CAUTION = 2  # times as many rows are judged as a probability needs
-PART_JUDGED = 10  # of a sample: the part with the largest scores stands for the best rows
-WORTH_SAMPLING = 4  # times a sample must be left without one, so that it saves draws
-LOST = float(np.finfo(np.float64).min)  # the score of a row that was left out of a race
+RACE_PARTS = (10, 4)  # a race drops rows after draws / 10 and draws / 4
+MIN_RACE_DRAWS = 10  # for a reliable standard error
+REFERENCES = 3  # times k rows take all draws, as scores to exceed
+MIN_NEIGHBOURS, NEIGHBOUR_PARTS = 20, 40  # in the order of scores, and as a part of all rows
+CAUTION = 2  # factor on the number of judged rows
+PART_JUDGED = 10  # the best tenth of a sample stands for the best rows
+WORTH_SAMPLING = 4  # a sample must be smaller than the remaining rows by this factor
+LOST = float(np.finfo(np.float64).min)  # score of a row that a race dropped
 
 
 @dataclass(frozen=True, eq=False)
 class Lap:
-    """What a race wants next: these rows' scores of the first `num_draws` draws, as
-    `Predictive.race` has them, and their standard errors."""
+    """A race's request: scores (`Predictive.race`) and errors of rows from the first draws."""
 
     rows: Int64[np.ndarray, "n"]
     num_draws: int
@@ -48,22 +47,22 @@ Scored = tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows of a pool a request is for."""
+    """The options of a ranking."""
 
     task: Task
     acquisition: str
     k: int
     num_samples: int
-    race: float | None = None  # probability with which a race may leave a row out
+    race: float | None = None  # probability of dropping one of the k best rows
     beta: float = 1.0  # of power_bald
 
 
 class Pool(ABC):
-    """Rows to choose from, and how they are scored.
+    """Rows to choose from, and their scores.
 
     Attributes:
-        ids: names of the rows; with the seed they decide ties.
-        seed: of all draws, known once rows were scored.
+        ids: names of the rows, which decide ties together with the seed.
+        seed: of all draws; set once rows are scored.
         pause: called every few milliseconds of long work.
     """
 
@@ -82,7 +81,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def candidates(self, copies: Copies) -> tuple[Int64[np.ndarray, "M"], Candidates]:
-        """Return the rows of `copies.first` that gain most alone, as indices of it."""
+        """Return the rows of `copies.first` with the largest gains alone, as indices."""
 
     async def run(self, work: Callable[[], T]) -> T:
         return work()
@@ -90,18 +89,17 @@ class Pool(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The rows of a ranking as /acquire answers them, and of a race how many took all draws."""
+    """Rows as /acquire returns them, and for a race the number of rows with all draws."""
 
     rows: list[dict[str, Any]]
     finalists: int | None = None
 
 
 async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
-    """Return the k best rows of a pool; fewer of a smaller one, none of an empty one.
+    """Return the k best rows of a pool, or all rows of a smaller pool.
 
     Raises:
-        InvalidInput: naming a row that the model cannot score, or an option that the acquisition
-            has not.
+        InvalidInput: for a row that the model cannot score, or an unsupported option.
     """
     name, k, predictive = choice.acquisition, choice.k, PREDICTIVES[choice.task]
     stages = race_stages(choice.race, name, choice.task, choice.num_samples)
@@ -129,13 +127,13 @@ async def rank_pool(pool: Pool, choice: Choice) -> Ranked:
 
 
 def rank_now(pool: Pool, choice: Choice) -> Ranked:
-    """Return what `rank_pool` does, of a pool whose methods wait for nothing."""
+    """Run `rank_pool` for a pool whose methods never wait."""
     try:
         rank_pool(pool, choice).send(None)
     except StopIteration as end:
         ranked: Ranked = end.value
         return ranked
-    raise RuntimeError("expected a pool whose methods wait for nothing")
+    raise RuntimeError("expected a pool whose methods never wait")
 
 
 async def _race(
@@ -157,8 +155,7 @@ async def _race(
 def race_stages(
     probability: float | None, name: str, task: Task, num_samples: int
 ) -> tuple[int, ...]:
-    """Return after how many draws rows of a race are left out; none where there is no race, or too
-    few draws for one.
+    """Return the draw counts after which a race drops rows; empty without a race or with few draws.
 
     Raises:
         InvalidInput: if the acquisition has no races.
@@ -168,42 +165,41 @@ def race_stages(
     raced = PREDICTIVES[task].raced
     if name not in raced:
         raise InvalidInput("race", f"one of the acquisitions {list(raced)} with it", repr(name))
-    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= FEWEST_RACED)
+    return tuple(n for n in (num_samples // part for part in RACE_PARTS) if n >= MIN_RACE_DRAWS)
 
 
 def race(
     rows: int, k: int, stages: tuple[int, ...], num_samples: int, probability: float
 ) -> Generator[Lap, Scored, tuple[Float64[np.ndarray, "N"], int]]:
-    """Find the k rows of the largest scores of all draws, of which most rows take a few alone.
+    """Find the k rows with the largest scores; most rows take only a few draws.
 
-    After each stage the rows that are best so far take all draws, so that k scores are known which
-    a row must exceed. A row is left out if its upper bound is below the least of these. The bound
-    is its score and a multiple of its standard error, of a jackknife. No error is taken to be less
-    than those of rows with scores like its own: few draws that happen to agree make a row look
-    settled.
+    After each stage the best rows so far take all draws, which gives k scores to exceed. A row is
+    dropped if its upper bound is below the smallest of them. The bound is the score plus a multiple
+    of its jackknife standard error. Errors are raised to the level of rows with similar scores,
+    because few draws can agree by chance.
 
-    The multiple is Student's quantile, for all rows and stages together but for a probability. What
-    is bounded is the score of all draws, of which those taken are a random part: its error is less
-    by the factor sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
+    The multiple is Student's quantile, Bonferroni-corrected for all rows and stages. The bound is
+    for the score of all draws, of which the first n are a random part. So the error shrinks by
+    sqrt(1 - n / num_samples) (Cochran 1977, "Sampling techniques", 2.6).
 
-    Where that leaves many rows, bounds are learned. A sample of the pool takes all draws. Its rows
-    of the largest scores show how many standard errors first scores are below those of all draws.
-    If the k best are like them, one of the best is further below than all of M with probability
-    1 / (M + 1); M is such that this is half of what is asked for k rows and all stages. These
-    suffice: a race goes wrong only where one of the k best is left out.
+    If many rows remain, bounds are learned. A sample of the pool takes all draws. Its M best rows
+    show by how many standard errors first scores fall short of final scores. If the k best rows
+    are exchangeable with them, one of the best falls short by more than all M with probability
+    1 / (M + 1). M makes this half of the given probability for k rows and all stages. That
+    suffices, because a race fails only if one of the k best rows is dropped.
 
     Returns:
-        the scores of all draws, `LOST` of rows that were left out, and how many were not.
+        the scores from all draws, `LOST` for dropped rows, and the number of other rows.
 
     Raises:
-        InvalidInput: naming a row that the model cannot score.
+        InvalidInput: for a row that the model cannot score.
     """
     left, scores, is_known = np.arange(rows), np.full(rows, LOST), np.zeros(rows, dtype=bool)
     judges = math.ceil(CAUTION * k * len(stages) / probability)
     judged: Int64[np.ndarray, "n"] | None = None
 
-    def complete(wanted: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
-        new = np.sort(wanted[~is_known[wanted]])
+    def complete(rows: Int64[np.ndarray, "n"]) -> Generator[Lap, Scored, None]:
+        new = np.sort(rows[~is_known[rows]])
         if len(new):
             scores[new], _ = yield Lap(new, num_samples)
             is_known[new] = True
@@ -213,7 +209,7 @@ def race(
         return stays
 
     for n in stages:
-        if len(left) == 0:  # those that are known are above all others
+        if len(left) == 0:  # the completed rows are above all others
             break
         found, errors = yield Lap(left, n)
         check_scores_of(found, left, "pool")
@@ -230,10 +226,10 @@ def race(
         if judged is not None:
             places = np.searchsorted(left, judged)
             below = scores[judged] - found[places]
-            # rows without an error, as all rows like them, say nothing
+            # Rows without an error carry no information
             below /= np.where(errors[places] > 0.0, errors[places], np.inf)
             stays = may_be_best(found + below.max() * errors)
-            stays[places] = True  # so that they are seen at the next stage too
+            stays[places] = True  # the next stage needs them too
         left = left[stays]
     yield from complete(left)
     check_scores_of(scores[is_known], np.flatnonzero(is_known), "pool")
@@ -243,11 +239,10 @@ def race(
 def _smoothed(
     scores: Float64[np.ndarray, "n"], errors: Float64[np.ndarray, "n"]
 ) -> Float64[np.ndarray, "n"]:
-    """Return standard errors, none less than the root mean square of those of rows with scores next
-    to its own."""
+    """Raise standard errors to the root mean square of rows with neighbouring scores."""
     n, order = len(scores), np.argsort(scores, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(errors[order] ** 2)])
-    half = max(FEWEST_ALIKE, n // PARTS_ALIKE) // 2
+    half = max(MIN_NEIGHBOURS, n // NEIGHBOUR_PARTS) // 2
     low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
     alike = np.empty(n)
     alike[order] = np.sqrt((sums[high] - sums[low]) / (high - low))
@@ -257,8 +252,7 @@ def _smoothed(
 def check_scores_of(
     scores: Float64[np.ndarray, "n"], rows: Int64[np.ndarray, "n"], field: str
 ) -> None:
-    """Raise InvalidInput for the first of some rows, given their places, whose score is not a
-    number."""
+    """Raise InvalidInput for the first row whose score is not a number."""
     odd = np.flatnonzero(~np.isfinite(scores))
     if len(odd):
         check_computed(scores[odd[:1]], field, int(rows[odd[0]]))

@@ -1,4 +1,4 @@
-"""What rows of a pool are ranked by, computed under draws that all of them share."""
+"""Scores of a pool's rows, computed with shared draws."""
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
@@ -7,7 +7,7 @@ from model_store.inference.model import Model
 from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 
-# Shares of the classes among the rows, if not those of the training data
+# Class shares among the rows, if different from the training data
 Priors = tuple[float, ...]
 
 
@@ -18,9 +18,7 @@ def pool_scores(
     acquisition: str,
     priors: Priors | None = None,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the score of each row that an acquisition ranks by, or makes its choice from; of a
-    joint score what the row gains alone.
-    """
+    """Return each row's acquisition score; for a joint score, its gain alone."""
     predictive = model.predictive
     if acquisition in predictive.joint_scores:
         return pool_candidates(model, x, draws, acquisition, priors).gain

@@ -1,1 +1,1 @@
-"""From what a caller sends to rows of numbers."""
+"""Readers: from request bodies and files to rows of numbers."""

@@ -1,14 +1,12 @@
-"""Cells of text, as people write them: missing values, booleans, numbers such as $1,200.50, 12 % or
-1.234,5, and times. One reading for training and for the service.
+"""Cells of text: missing values, booleans, formatted numbers and times, for training and service.
 
-A sign of money or percent stands before or after the digits, the same in all of a column's cells,
-and counts for nothing: 12 % is 12, and not .12.
+A number may have a currency or percent sign before or after the digits, the same sign in the whole
+column: $1,200.50, 12 % or 1.234,5. The sign is ignored, so 12 % is 12.
 
-A time is text in ISO 8601, a date alone (2024-05-01) or with a time of day, to seconds or their
-parts, with or without an offset from UTC (2024-05-01T13:30, 2024-05-01 13:30:05.25+02:00). Without
-an offset it is in UTC. Where the training data had dates in another form, such as 31.05.2024, text
-so written is a time too, with a time of day after it or not. Its number is that of the seconds
-since the beginning of 1970, in UTC.
+A time is a date or a date and time in ISO 8601 (2024-05-01, 2024-05-01 13:30:05.25+02:00), in UTC
+unless it has an offset. If the training data had dates in another format, such as 31.05.2024, that
+format is accepted too, with an optional time of day. The number of a time is the seconds since 1970
+in UTC.
 """
 
 import re
@@ -34,11 +32,11 @@ MISSING = (
 )
 BOOLEANS = {"true", "false"}
 SIGNS = "$€£¥%"
-SPACES = "\u00a0\u202f"  # that no line is broken at: as good as a space
+SPACES = "\u00a0\u202f"  # non-breaking spaces
 COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?", re.ASCII)
-THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # which one of a comma may look like
+THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}", re.ASCII)  # may also be a decimal comma
 POINT_NUMBER = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
-LONGEST = 100  # characters of a text that is looked at
+MAX_CHARACTERS = 100  # of a number or time
 TIME_EXAMPLE = "2024-05-01 or 2024-05-01T13:30"
 ISO = re.compile(
     r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?)?",
@@ -49,46 +47,45 @@ DAY_S = 86_400.0
 CLOCKS = ("", " %H:%M", " %H:%M:%S")
 HAS_CLOCK = re.compile("%[HIMSXcfp]")
 BEFORE_CLOCK = re.compile(r"(?<=\d)T(?=\d)")
-SHOWN = datetime(2024, 5, 31)  # a date of which nobody takes the day for the month
+EXAMPLE = datetime(2024, 5, 31)  # its day cannot be a month
 CYCLES_S = {"year": 365.2425 * DAY_S, "week": 7 * DAY_S, "day": DAY_S}
 
 
 def cell_reader(
     column: AnyColumn, missing: tuple[str, ...], has_commas: bool = False
 ) -> Callable[[str], Any]:
-    """Return a function from a column's cells as text to cells as JSON would have them.
+    """Return a function that converts a column's cells from text to JSON values.
 
     Args:
-        missing: values that mean a missing cell, besides those that always do.
+        missing: additional values for missing cells.
         has_commas: whether plain numbers have decimal commas.
     """
-    nothing = {*MISSING, *missing}
+    missing_texts = {*MISSING, *missing}
     if isinstance(column, CategoricalColumn):
-        return _category_reader(column, nothing)
+        return _category_reader(column, missing_texts)
 
     def read(text: str) -> Any:
         text = text.strip()
-        if text in nothing:
+        if text in missing_texts:
             return None
         return _number(text, column, has_commas) if isinstance(column, NumericColumn) else text
 
     return read
 
 
-def _category_reader(column: CategoricalColumn, nothing: set[str]) -> Callable[[str], str | None]:
+def _category_reader(column: CategoricalColumn, missing: set[str]) -> Callable[[str], str | None]:
     categories = frozenset(column.categories)
 
     def read(text: str) -> str | None:
         if text in categories:
             return text
-        return None if text.strip() in nothing else as_trained(text, categories)
+        return None if text.strip() in missing else as_trained(text, categories)
 
     return read
 
 
 def as_trained(text: str, categories: AbstractSet[str]) -> str:
-    """Return a text as training read it: it trims cells, and has booleans in lower case. One that
-    is none of the categories even so stays as it is."""
+    """Return the category of a text after trimming and lowering booleans; otherwise the text."""
     if text in categories:
         return text
     trimmed = text.strip()
@@ -98,7 +95,7 @@ def as_trained(text: str, categories: AbstractSet[str]) -> str:
 
 
 def _number(text: str, column: NumericColumn, has_commas: bool) -> float | str:
-    """Return a number, or a text that is none as it is, which is refused and named later."""
+    """Return a number, or the text if it is none; the caller rejects it with its row."""
     try:
         if column.written is not None:
             return number_of(text, column.written)
@@ -116,8 +113,8 @@ def is_number(text: str) -> bool:
 
 
 def number_of(text: str, writing: NumberWriting) -> float:
-    """Return the number of a text; the sign may be left out. ValueError if it is not so written."""
-    trimmed = "" if len(text) > LONGEST else text.translate(_TO_SPACE).strip()
+    """Parse a number; the sign is optional. Raises ValueError for another format."""
+    trimmed = "" if len(text) > MAX_CHARACTERS else text.translate(_TO_SPACE).strip()
     match = _pattern(writing).fullmatch(trimmed)
     if match is None:
         raise ValueError(text)
@@ -131,9 +128,9 @@ def number_example(writing: NumberWriting) -> str:
 
 
 def sign_of(text: str) -> str | None:
-    """Return the sign in a text, "" where there is none, None where there are several."""
-    found = [character for character in text if character in SIGNS]
-    return None if len(found) > 1 else "".join(found)
+    """Return the sign in a text, "" without a sign, None for several signs."""
+    signs = [character for character in text if character in SIGNS]
+    return None if len(signs) > 1 else "".join(signs)
 
 
 _TO_SPACE = str.maketrans(dict.fromkeys(SPACES, " "))
@@ -150,45 +147,48 @@ def _pattern(writing: NumberWriting) -> re.Pattern[str]:
 
 
 def seconds_of(text: str) -> float:
-    """Return the number of a time in ISO 8601; ValueError of another text."""
+    """Return the number of a time in ISO 8601; raises ValueError for other text."""
     if not ISO.fullmatch(text):
         raise ValueError(text)
     return seconds_since(datetime.fromisoformat(text))
 
 
 def seconds_as_written(date_format: str, text: str) -> float:
-    """Return the number of a time that is written in a format of strptime's, else ValueError;
-    one of dates takes a time of day too."""
-    stripped = "" if len(text) > LONGEST else text.strip()
+    """Return the number of a time in a strptime format; a date may be followed by a time of day.
+
+    Raises:
+        ValueError: for other text.
+    """
+    stripped = "" if len(text) > MAX_CHARACTERS else text.strip()
     is_of_dates = HAS_CLOCK.search(date_format) is None
     if is_of_dates:
         stripped = BEFORE_CLOCK.sub(" ", stripped)
     for clock in CLOCKS if is_of_dates else ("",):
         try:
             return seconds_since(datetime.strptime(stripped, date_format + clock))
-        except (ValueError, re.error):  # the second of a format that names something twice
+        except (ValueError, re.error):  # re.error if the format repeats a directive
             continue
     raise ValueError(text)
 
 
 def is_date_format(date_format: str) -> bool:
-    """Return whether a date that is written in a format of strptime's can be read again."""
+    """Return whether a strptime format reproduces a date."""
     try:
-        return seconds_as_written(date_format, date_example(date_format)) == seconds_since(SHOWN)
+        return seconds_as_written(date_format, date_example(date_format)) == seconds_since(EXAMPLE)
     except ValueError:
         return False
 
 
 def date_example(date_format: str) -> str:
-    return SHOWN.strftime(date_format)
+    return EXAMPLE.strftime(date_format)
 
 
 def seconds_since(time: datetime) -> float:
-    """Return a time's number; without an offset it is taken for UTC."""
+    """Return a time's number; without an offset it is in UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH).total_seconds()
 
 
 def phases(seconds: Float64[np.ndarray, "N"], cycle: str) -> Float64[np.ndarray, "N 2"]:
-    """Return sine and cosine of where in a cycle times are."""
+    """Return the sine and cosine of the phase in a cycle."""
     angles = 2.0 * np.pi * np.mod(seconds, CYCLES_S[cycle]) / CYCLES_S[cycle]
     return np.stack([np.sin(angles), np.cos(angles)], axis=1)

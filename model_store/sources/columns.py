@@ -1,11 +1,10 @@
 """Rows of named columns as rows of numbers: one encoding for training and for the service.
 
-A number becomes (value - mean) / std; a missing one becomes 0, which is the mean, and where the
-training rows miss some the column has an indicator next to it, 1 where the value is missing. A
-category becomes a one among zeros, with a last number that is 1 for a category that was not seen in
-training and for a missing value. A time is a number, and for each of its column's cycles a sine and
-a cosine next to it. Mean, standard deviation and categories are the training rows'
-(`training.data.tables` fits them); arithmetic is float64, rounded once.
+A number becomes (value - mean) / std, and a missing one 0. If training rows miss the value, an
+indicator follows, which is 1 for missing values. A category is one-hot; the last number is 1 for
+unknown and missing categories. A time is a number, followed by a sine and a cosine for each cycle.
+`training.data.tables` fits means, standard deviations and categories on the training rows.
+Arithmetic is float64, rounded once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,17 +38,16 @@ from model_store.sources.cells import (
 )
 
 Columns = Sequence[AnyColumn]
-Numbers = Float64[np.ndarray, "N"]  # NaN where a value is missing; times are numbers
-Categories = list[str | None]  # None where a value is missing
-OR_NULL = ", or null"  # where columns may miss values
+Numbers = Float64[np.ndarray, "N"]  # NaN for missing values; times are numbers
+Categories = list[str | None]  # None for missing values
+OR_NULL = ", or null"  # for columns with missing values
 MAX_SHOWN = 10
 
 
 def encode(
     columns: Columns, values: Mapping[str, Numbers | Categories]
 ) -> Float32[np.ndarray, "N I"]:
-    """Return rows of numbers, the columns side by side in order; each row's depend on nothing but
-    the row."""
+    """Encode columns side by side, in order. Each row is encoded independently."""
     parts = [
         _one_hot(column, values[column.name])  # type: ignore[arg-type]
         if isinstance(column, CategoricalColumn)
@@ -61,7 +59,7 @@ def encode(
 
 def _numbers(column: NumericColumn | TimeColumn, values: Numbers) -> Float32[np.ndarray, "N J"]:
     missing = np.isnan(values)[:, None]
-    with np.errstate(over="ignore"):  # to infinity, which the caller refuses
+    with np.errstate(over="ignore"):  # to infinity, which the caller rejects
         parts = [((values - column.mean) / column.std)[:, None]]
         if isinstance(column, TimeColumn):
             parts += [phases(values, cycle) for cycle in column.cycles]
@@ -81,8 +79,7 @@ def _one_hot(column: CategoricalColumn, values: Categories) -> Float32[np.ndarra
 
 
 def not_by_column(field: str, got: str) -> InvalidInput:
-    """Return the error of rows of numbers for a model of columns: they may be encoded, or the
-    columns' values in some order, and nobody could tell."""
+    """Return the error for rows of numbers that may be encoded or may be values in some order."""
     expected = (
         "rows as objects keyed by column (or with `encoded` true numbers, as the model encodes "
         "its columns)"
@@ -93,8 +90,7 @@ def not_by_column(field: str, got: str) -> InvalidInput:
 def from_objects(
     rows: Sequence[Any], columns: Columns, field: str, first_row: int = 0
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode objects keyed by column, as JSON gives them; null is a missing value. Errors count
-    from `first_row`."""
+    """Encode JSON objects keyed by column; null is a missing value. `first_row` is for errors."""
     names = {column.name for column in columns}
     for n, row in enumerate(rows, start=first_row):
         if not isinstance(row, dict):
@@ -113,17 +109,16 @@ def from_cells(
     field: str,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
-    """Encode the cells of each column, as JSON gives them; of a number also an array, in which NaN
-    is missing."""
+    """Encode JSON values by column; numbers may be an array with NaN for missing values."""
     values: dict[str, Numbers | Categories] = {}
-    wrong: list[InvalidInput] = []  # the first of each column
+    errors: list[InvalidInput] = []  # the first of each column
     for column in columns:
         try:
             values[column.name] = _values(column, cells_of[column.name], field, first_row)
         except InvalidInput as error:
-            wrong.append(error)
-    if wrong:
-        raise all_of(wrong)
+            errors.append(error)
+    if errors:
+        raise all_of(errors)
     encoded = encode(columns, values)
     finite = np.isfinite(encoded)
     if not finite.all():
@@ -158,15 +153,14 @@ def _read(
     if isinstance(cells, np.ndarray):
         return cells
     if isinstance(column, NumericColumn | TimeColumn):
-        of_cell = _number if isinstance(column, NumericColumn) else _time
-        read: Callable[[Any, str], float] = partial(of_cell, column.written)  # type: ignore[arg-type]
+        parse = _number if isinstance(column, NumericColumn) else _time
+        read: Callable[[Any, str], float] = partial(parse, column.written)  # type: ignore[arg-type]
         return np.array([read(cell, f"{field}.{n}.{name}") for n, cell in placed])
     return [_category(cell, f"{field}.{n}.{name}") for n, cell in placed]
 
 
 def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
-    """Return the row whose columns all have their usual values, None where one of them is not
-    known."""
+    """Return the row of usual values, or None if a column has none."""
     if any(column.usual is None for column in columns):
         return None
     values: dict[str, Numbers | Categories] = {
@@ -180,15 +174,14 @@ def usual_row(columns: Columns) -> Float32[np.ndarray, "I"] | None:
 
 @dataclass(frozen=True)
 class OddCells:
-    """Of a row: columns whose category was not seen in training, with the category's name, and
-    columns that miss."""
+    """A row's unseen categories by column, and its columns with missing values."""
 
     unseen: dict[str, str]
     missing: list[str]
 
 
 def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
-    """Return the odd cells of an object that `from_objects` takes."""
+    """Return the odd cells of an object for `from_objects`."""
     unseen, missing = {}, []
     for column in columns:
         cell = row[column.name]
@@ -202,9 +195,7 @@ def odd_cells(row: Mapping[str, Any], columns: Columns) -> OddCells:
 
 
 def unknown_categories(x: Float32[np.ndarray, "N I"], columns: Columns) -> dict[str, int]:
-    """Return by column how many encoded rows have none of its categories: one that was not told
-    apart in training, or a missing value. Columns without such rows are left out.
-    """
+    """Count the encoded rows with an unknown or missing category, by column; omit zeros."""
     if not columns:
         return {}
     last = np.cumsum([column_width(column) for column in columns]) - 1
@@ -228,31 +219,31 @@ def presence(values: Numbers | Categories) -> Bool[np.ndarray, "N"]:
 
 
 def _refuse_missing(values: Numbers | Categories, name: str, field: str, first_row: int) -> None:
-    is_there = presence(values)
-    if not is_there.all():
-        n = first_row + int(np.argmin(is_there))
+    is_present = presence(values)
+    if not is_present.all():
+        n = first_row + int(np.argmin(is_present))
         expected = "a value, since no row that the model was trained on misses one"
         raise InvalidInput(f"{field}.{n}.{name[:80]}", expected, "none")
 
 
 def _refuse_keys(row: dict[str, Any], columns: Columns, field: str) -> None:
     ordered = [column.name for column in columns]
-    where = {True: OR_NULL + " where it is missing", False: ""}
-    wrong = [
+    suffix = {True: OR_NULL + " where it is missing", False: ""}
+    errors = [
         InvalidInput(
             f"{field}.{column.name}",
-            f"a value{where[column.missing is not False]}",
+            f"a value{suffix[column.missing is not False]}",
             "no such column",
         )
         for column in columns
         if column.name not in row
     ]
     known = ", ".join(ordered[:MAX_SHOWN]) + (", ..." if len(ordered) > MAX_SHOWN else "")
-    wrong += [
+    errors += [
         InvalidInput(f"{field}.{name[:80]}", f"no columns but {known[:500]}", "an unknown one")
         for name in nsmallest(MOST_ERRORS, map(str, row.keys() - set(ordered)))
     ]
-    raise all_of(wrong)
+    raise all_of(errors)
 
 
 def _number(written: NumberWriting | None, cell: Any, field: str) -> float:
@@ -298,8 +289,7 @@ def _category(cell: Any, field: str) -> str | None:
 
 
 def category_text(value: str | int | float | bool) -> str:
-    """Return a category's name: a string as it is, true and false in lower case, whole numbers
-    without a point."""
+    """Return a category's name: true and false in lower case, integers without a point."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""CSV files: encoding, delimiter and decimal commas are recognised."""
+"""CSV files, with automatic encoding, delimiter and decimal commas."""
 
 import codecs
 import csv
@@ -23,31 +23,31 @@ from model_store.sources.row_file import (
 from model_store.types import Pause, no_pause
 
 DELIMITERS = (",", ";", "\t", "|")
-MARK = re.compile(r'"?sep=(.)"?\r?\n')  # the line before the names, by which Excel tells it
+MARK = re.compile(r'"?sep=(.)"?\r?\n')  # Excel's first line
 CLOSED = "a CSV file with quotes that are closed"
-SAMPLE_BYTES = 1 << 16  # of a file, that its delimiter is recognised by
+SAMPLE_BYTES = 1 << 16  # read to recognise the delimiter
 SAMPLE_LINES = 100
-ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order in which they are tried
+ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")  # in the order of trial
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-END = ["end", "of file"]  # a line that is added, to see whether a quote before it is still open
+END = ["end", "of file"]  # an extra line that shows whether a quote is still open
 
-MOST_CELLS = 1 << 17  # of a row
-MOST_LETTERS = 1 << 24  # of a line, and of a cell: more than a row may have, as others tell
-LETTER_BYTES = 4  # in memory, at most
+MAX_CELLS = 1 << 17  # per row
+MAX_LETTERS = 1 << 24  # per line and per cell
+LETTER_BYTES = 4  # upper bound in memory
 PART_CELLS = 1 << 18
-CELL_BYTES = 100  # of a cell in memory, as text and as it is read, without its letters
+CELL_BYTES = 100  # memory of a cell as text and as a value, without its letters
 PART_LETTERS = 1 << 23
 
-csv.field_size_limit(MOST_LETTERS)
+csv.field_size_limit(MAX_LETTERS)
 
 
 class CsvTable:
     """A CSV file as rows of text below a line of names.
 
     Attributes:
-        names: those of the columns, without blanks around them; none of an empty file. Empty cells
-            beyond them, which delimiters at the ends of lines leave, belong to no column.
-        encoding, delimiter: as they were given, or else as they were recognised.
+        names: column names without surrounding blanks; empty for an empty file. Extra empty cells
+            at the ends of lines are ignored.
+        encoding, delimiter: the options, or the recognised ones.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class CsvTable:
         self.source = source
         self.field = field
         self.pause = pause
-        self._is_told = encoding is not None
-        self._cells = 0  # of the row that is being read
+        self._has_encoding = encoding is not None
+        self._cells = 0  # of the current row
         with binary(source) as file:
             sample = file.read(SAMPLE_BYTES)
             self.encoding = _known(encoding, field) if encoding else _encoding_of(sample, file)
@@ -76,7 +76,7 @@ class CsvTable:
             row = _within(line, len(self.names))
             if len(row) != len(self.names):
                 expected = f"{len(self.names)} cells, as the first line"
-                if len(self.names) == 1:  # often a comment, or a title
+                if len(self.names) == 1:  # often a comment or a title
                     expected = f"1 cell, as the first line, {self.names[0][:60]!r}"
                 raise InvalidInput(f"{self.field}.{n}", expected, f"{len(row)}")
             yield row
@@ -97,7 +97,7 @@ class CsvTable:
                     before, self._cells = row, 0
                     self.pause()
         except UnicodeDecodeError as error:
-            if self._is_told:
+            if self._has_encoding:
                 got = f"bytes that are not {self.encoding}"
                 raise InvalidInput(self.field, "a readable CSV file", got) from error
             expected = "a CSV file in UTF-8, UTF-16 or cp1252"
@@ -108,10 +108,10 @@ class CsvTable:
             raise InvalidInput(self.field, CLOSED, "one that is open at the end")
 
     def _bounded(self, file: io.TextIOBase) -> Iterator[str]:
-        while line := file.readline(MOST_LETTERS + 1):
+        while line := file.readline(MAX_LETTERS + 1):
             self._cells += line.count(self.delimiter)
-            if len(line) > MOST_LETTERS or self._cells > MOST_CELLS:
-                expected = f"lines of at most {MOST_LETTERS} letters and {MOST_CELLS} cells"
+            if len(line) > MAX_LETTERS or self._cells > MAX_CELLS:
+                expected = f"lines of at most {MAX_LETTERS} letters and {MAX_CELLS} cells"
                 raise InvalidInput(self.field, expected, "a longer one, or a quote that is open")
             yield line
 
@@ -126,22 +126,21 @@ class CsvTable:
 
 
 def delimiter_of(sample: str) -> str:
-    """Return the delimiter by which all lines of a sample have the same, and most, cells; or a
-    comma."""
+    """Return the delimiter that splits all lines into the same, largest number of cells."""
     best, cells = ",", 1
     for delimiter in DELIMITERS:
         lines = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
         rows = [row for row in lines if row]
-        named = len(_within(rows[0], 1)) if rows else 0
-        some = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]
-        widths = {len(_within(row, named)) for row in some}
+        columns = len(_within(rows[0], 1)) if rows else 0
+        sample_rows = rows[: max(1, min(SAMPLE_LINES, len(rows) - 1))]
+        widths = {len(_within(row, columns)) for row in sample_rows}
         if len(widths) == 1 and (width := widths.pop()) > cells:
             best, cells = delimiter, width
     return best
 
 
 def _within(row: list[str], width: int) -> list[str]:
-    """Return a row without its last cells, beyond a width, that are empty."""
+    """Remove empty cells beyond a width from the end of a row."""
     end = len(row)
     while end > width and not row[end - 1].strip():
         end -= 1
@@ -157,7 +156,7 @@ def _known(encoding: str, field: str) -> str:
 
 
 def _encoding_of(sample: bytes, file: io.BufferedIOBase) -> str:
-    """Return a file's encoding, by its first bytes or by what all of it can be decoded in."""
+    """Recognise a file's encoding by its first bytes, or by decoding all of it."""
     if sample[:2] in MARKS:
         return MARKS[sample[:2]]
     if b"\x00" in sample[:1000]:
@@ -178,7 +177,7 @@ def _is_in(file: io.BufferedIOBase, encoding: str) -> bool:
 
 
 class CsvFile(RowFile):
-    """A table of a model of columns, or a text in each row."""
+    """A table for a model of columns, or a column of texts."""
 
     ENDING = ".csv"
 
@@ -190,7 +189,7 @@ class CsvFile(RowFile):
         text = [] if spec.text is None else [spec.text.column]
         self._wanted = [column.name for column in spec.columns] or text
         size = source.stat().st_size if isinstance(source, Path) else len(source)
-        self.bounds.reserve(LETTER_BYTES * min(size, MOST_LETTERS), field)
+        self.bounds.reserve(LETTER_BYTES * min(size, MAX_LETTERS), field)
         self._table = table = CsvTable(source, field, pause=self.bounds.pause)
         if not table.names:
             return
@@ -210,8 +209,7 @@ class CsvFile(RowFile):
     def _find_commas(self) -> bool:
         """Count the rows, and return whether plain numbers have decimal commas.
 
-        Between commas 1,234 alone may be a thousand and more, and so it may where others have
-        points.
+        1,234 may be a thousand, so it is no evidence in files with commas or decimal points.
         """
         plain = [c for c in self.spec.columns if isinstance(c, NumericColumn) and c.written is None]
         places = [self._table.names.index(column.name) for column in plain]

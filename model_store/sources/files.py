@@ -1,8 +1,7 @@
-"""Files of rows: npy, npz, Parquet, CSV, and zips of images or texts, read in parts.
+"""Open files of rows: npy, npz, Parquet, CSV, and zips of images or texts, read in parts.
 
-What a file's rows are taken from follows from the model, and is said: `read_as`. Ids come from the
-file where it has them: an array `ids` of an npz, the column `id` of a table, the names of a zip's
-files.
+The model determines which part of a file has the rows, and `read_as` reports it. Ids come from the
+array `ids` of an npz file, the column `id` of a table, or the file names in a zip.
 """
 
 import zipfile
@@ -28,12 +27,12 @@ from model_store.sources.row_file import (
     whole,
 )
 
-FILE_BYTES = 64 << 20  # of a file in a zip, once inflated
-PART_BYTES = 32 << 20  # of a part, about
+FILE_BYTES = 64 << 20  # per file in a zip, once inflated
+PART_BYTES = 32 << 20  # per part, roughly
 
 
 class ZipOfFiles(RowFile):
-    """A zip of image files, or of texts; each is a row, its name the id."""
+    """A zip of images or texts; each file is a row, and its name is the id."""
 
     ENDING = ".zip"
     WHOLE = "a whole zip file"
@@ -70,12 +69,12 @@ class ZipOfFiles(RowFile):
 
 
 def _path(info: zipfile.ZipInfo) -> str:
-    """Return a member's path; Windows may write folders with backslashes."""
+    """Return a member's path; Windows may write backslashes."""
     return info.filename if "/" in info.filename else info.filename.replace("\\", "/")
 
 
 def _is_of_system(path: str) -> bool:
-    """Return whether a path is a folder, or a file that a system adds by itself."""
+    """Return whether a path is a folder or a file that the operating system adds."""
     parts = path.split("/")
     return (
         parts[0] == "__MACOSX"
@@ -106,8 +105,7 @@ def open_rows(
     ending: str | None = None,
     bounds: Bounds = UNBOUNDED,
 ) -> RowFile:
-    """Open a file of rows for a model; the ending of a content is given, that of a path its own
-    if none is."""
+    """Open a file of rows for a model; `ending` is required for content without a path."""
     if ending is None and isinstance(source, Path):
         ending = source.suffix
     read = READERS.get((ending or "").lower())
@@ -124,7 +122,7 @@ def open_rows(
 
 
 def stamp_of(path: Path) -> str:
-    """Return what changes when a file does: its size and time."""
+    """Return a file's size and modification time, which change with it."""
     stat = path.stat()
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 
@@ -133,9 +131,9 @@ def check_ids(ids: list[str], rows: int) -> None:
     if len(ids) != rows:
         raise InvalidInput(IDS, f"one for each of the {rows} pool rows", f"{len(ids)}")
     hashed = (blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in ids)
-    digests = np.frombuffer(b"".join(one.digest() for one in hashed), dtype="V16")
+    digests = np.frombuffer(b"".join(digest.digest() for digest in hashed), dtype="V16")
     _, firsts, counts = np.unique(digests, return_index=True, return_counts=True)
     if len(firsts) < rows:
-        again = ids[int(firsts[np.argmax(counts)])]
-        got = f"some that are the same, {again[:80]!r} among them"
+        repeated = ids[int(firsts[np.argmax(counts)])]
+        got = f"some that are the same, {repeated[:80]!r} among them"
         raise InvalidInput(IDS, "different names", got)

@@ -1,4 +1,4 @@
-"""Arrays as numpy saves them: npy and npz files. Nothing is unpickled."""
+"""npy and npz files, read by numpy without pickle."""
 
 import io
 import math
@@ -28,18 +28,18 @@ from model_store.sources.row_file import (
     whole,
 )
 
-DIMENSIONS = 32  # of an array of a request, at most
-HEADER_BYTES = 128 << 10  # more than numpy reads
-ARRAY_BYTES = 1 << 33  # of an array that is read whole, at most
-INFLATION = 1032  # bytes that deflate makes of one, at most
+MAX_DIMENSIONS = 32
+MAX_HEADER_BYTES = 128 << 10  # numpy reads less
+MAX_ARRAY_BYTES = 1 << 33  # per array of `read_npz`
+MAX_INFLATION = 1032  # the ratio of deflate
 IDS_AT_ONCE = 1 << 20  # bytes of ids that become text
 LAST_LETTER = 0x10FFFF  # of Unicode
 
-Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, Fortran order or not, type
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]  # shape, whether in Fortran order, type
 
 
 def read_header(file: Any) -> Header:
-    """Read the header of an npy file of format 1.0 or 2.0; numpy raises errors of many kinds."""
+    """Read the header of an npy file of format 1.0 or 2.0; numpy raises many kinds of errors."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -49,8 +49,8 @@ def read_header(file: Any) -> Header:
 
 
 def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
-    """Return the array of numbers that an npy file's content is, without a copy."""
-    stream = io.BytesIO(memoryview(body)[:HEADER_BYTES])
+    """Return the numbers in an npy file's content, without a copy."""
+    stream = io.BytesIO(memoryview(body)[:MAX_HEADER_BYTES])
     try:
         shape, fortran, dtype = read_header(stream)
     except Exception:
@@ -58,7 +58,7 @@ def parse_npy(body: bytes | bytearray, field: str) -> np.ndarray:
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
         expected = "float or integer numbers of at most 64 bits"
         raise InvalidInput(field, expected, f"dtype {dtype.str[:20]}")
-    if not 1 <= len(shape) <= DIMENSIONS or any(type(n) is not int or n < 1 for n in shape):
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(type(n) is not int or n < 1 for n in shape):
         expected = "at least one row of at least one number"
         raise InvalidInput(field, expected, "an array of another shape")
     data = memoryview(body)[stream.tell() :]
@@ -72,8 +72,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as file:
             largest = max((member.file_size for member in file.infolist()), default=0)
-        if largest > ARRAY_BYTES:
-            expected = f"arrays of at most {ARRAY_BYTES} bytes"
+        if largest > MAX_ARRAY_BYTES:
+            expected = f"arrays of at most {MAX_ARRAY_BYTES} bytes"
             raise InvalidInput(path.name, expected, f"one of {largest}")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -89,7 +89,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 class NpyFile(RowFile):
-    """An array, looked at without reading it whole."""
+    """An array, read in parts."""
 
     ENDING = ".npy"
     WHOLE = "a whole npy file of numbers"
@@ -106,17 +106,17 @@ class NpyFile(RowFile):
         return None
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays; a file in C order is read, since pages that are mapped stay in memory."""
-        array, most = self._array, self.part_rows
+        """Yield arrays; files in C order are read, because mapped pages would stay in memory."""
+        array, max_rows = self._array, self.part_rows
         if not isinstance(array, np.memmap) or not array.flags.c_contiguous:
-            for start in range(first, self.rows, most):
-                yield np.asarray(array[start : start + most])
+            for start in range(first, self.rows, max_rows):
+                yield np.asarray(array[start : start + max_rows])
             return
         width = math.prod(array.shape[1:])
         with binary(self.source) as file:
             file.seek(array.offset + first * width * array.itemsize)
-            for start in range(first, self.rows, most):
-                n = min(most, self.rows - start)
+            for start in range(first, self.rows, max_rows):
+                n = min(max_rows, self.rows - start)
                 part = np.fromfile(file, array.dtype, n * width)
                 if len(part) < n * width:
                     raise self._refuse(self.WHOLE, "one that has become shorter")
@@ -124,17 +124,17 @@ class NpyFile(RowFile):
 
 
 def _array_of(source: Source) -> np.ndarray:
-    """Return the array of an npy file, without reading or copying it."""
+    """Map the array of an npy file, or view its content."""
     if isinstance(source, Path):
         return np.lib.format.open_memmap(source, mode="r")
-    stream = io.BytesIO(memoryview(source)[:HEADER_BYTES])
+    stream = io.BytesIO(memoryview(source)[:MAX_HEADER_BYTES])
     shape, fortran, dtype = read_header(stream)
     array = np.frombuffer(source, dtype, math.prod(shape), stream.tell())
     return array.reshape(shape, order="F" if fortran else "C")
 
 
 class NpzFile(RowFile):
-    """One array of an npz file, and another one of ids, if there is one."""
+    """An array of an npz file, with an optional array of ids."""
 
     ENDING = ".npz"
     WHOLE = "a whole npz file"
@@ -176,9 +176,9 @@ class NpzFile(RowFile):
             return None
         ids: list[str] = []
         with self._member(self._ids) as (file, _, _, dtype):
-            at_once = max(1, IDS_AT_ONCE // dtype.itemsize)
+            max_rows = max(1, IDS_AT_ONCE // dtype.itemsize)
             while left := self.rows - len(ids):
-                content = _read(file, min(at_once, left) * dtype.itemsize)
+                content = _read(file, min(max_rows, left) * dtype.itemsize)
                 if dtype.kind == "U":
                     letters = np.dtype("u4").newbyteorder(dtype.byteorder)
                     if (np.frombuffer(content, letters) > LAST_LETTER).any():
@@ -189,7 +189,7 @@ class NpzFile(RowFile):
         return ids
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield arrays, inflated a part at a time."""
+        """Yield arrays, inflated part by part."""
         with self._member(self._name) as (file, shape, _, dtype):
             row_bytes = dtype.itemsize * math.prod(shape[1:])
             self.bounds.reserve(2 * min(self.part_rows, self.rows) * row_bytes, self.field)
@@ -203,7 +203,7 @@ class NpzFile(RowFile):
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, tuple[int, ...], bool, np.dtype[Any]]]:
-        """Open an array's member, read up to its numbers; yield it and what its header says."""
+        """Open an array's member after its header; yield the file and the header."""
         member = self._archive.getinfo(f"{name}.npy")
         with whole(self.WHOLE, self.field), self._archive.open(member) as file:
             try:
@@ -217,7 +217,7 @@ class NpzFile(RowFile):
                 expected = "an array of numbers or strings"
                 raise InvalidInput(name[:80], expected, "one of Python objects")
             size = file.tell() + math.prod(shape) * dtype.itemsize
-            if size > INFLATION * (member.compress_size + 1):
+            if size > MAX_INFLATION * (member.compress_size + 1):
                 expected = "as many bytes as the npy header says"
                 raise InvalidInput(name[:80], expected, f"{member.compress_size}, compressed")
             yield file, shape, fortran, dtype

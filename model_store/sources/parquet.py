@@ -1,5 +1,4 @@
-"""Parquet files: columns by name, lists of numbers, or files in a column. The one module that
-reads and writes them, by pyarrow."""
+"""Parquet files of columns, lists of numbers, or files in a column, by pyarrow."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +27,13 @@ from model_store.sources.row_file import (
     ids_as_text,
 )
 
-# Indices that pandas wrote without a name: no features.
+# Names of unnamed pandas indices, which are no features
 INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
-# Of a row group, which may be larger than memory, that are read ahead: of all columns, and of each.
+# Read ahead from a row group, which may be larger than memory: for all columns, and for each
 BUFFERED_BYTES = 32 << 20
-LEAST_BUFFER, MOST_BUFFER = 16 << 10, 1 << 20
-TEXT_BYTES = 16 << 20  # of a part's texts, which a file may hold once for all of its rows
-SPARE_NUMBERS = 1 << 22  # of lists that are too long, for which a row is named
+MIN_BUFFER, MAX_BUFFER = 16 << 10, 1 << 20
+TEXT_BYTES = 16 << 20  # of texts in a part; a file may store one text for many rows
+SPARE_NUMBERS = 1 << 22  # in lists that are too long; up to here the error names the row
 
 
 def read_table(source: Source, field: str, columns: list[str] | None = None) -> pa.Table:
@@ -47,8 +46,7 @@ def read_table(source: Source, field: str, columns: list[str] | None = None) -> 
 
 
 def write_tables(sink: Any, tables: Iterable[pa.Table]) -> None:
-    """Write tables of one schema, whose metadata the file keeps, to a path or a file of pyarrow's;
-    the same bytes for the same tables."""
+    """Write tables with the same schema and its metadata to a path or file, reproducibly."""
     writer = None
     for table in tables:
         writer = writer or parquet.ParquetWriter(sink, table.schema)
@@ -61,9 +59,9 @@ class ParquetFile(RowFile):
     """A table, read in parts.
 
     Attributes:
-        groups: the number of rows of each row group.
-        columns: those that rows are taken from.
-        of_all: columns that the file lacks, and their value in all of its rows, as text or None.
+        groups: the number of rows in each row group.
+        columns: the columns of the rows.
+        of_all: constant columns that are not in the file, as text or None.
     """
 
     ENDING = ".parquet"
@@ -82,7 +80,7 @@ class ParquetFile(RowFile):
     def _open(self) -> None:
         with self._file() as file:
             metadata, schema = file.metadata, file.schema_arrow
-            names = schema.names  # which may be no UTF-8
+            names = schema.names  # raises for invalid UTF-8
         self.rows = metadata.num_rows
         self.groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._find_ids(names)
@@ -94,8 +92,7 @@ class ParquetFile(RowFile):
         self._texts = [name for name in used if _is_text(schema.field(name).type)]
 
     def _check_lengths(self, metadata: parquet.FileMetaData, schema: pa.Schema) -> None:
-        """Raise InvalidInput if lists are longer than rows are: a few bytes can announce billions
-        of equal numbers."""
+        """Raise InvalidInput for lists longer than a row; few bytes can announce billions."""
         lists = {name for name in self.columns if _is_list(schema.field(name).type)}
         for i, rows in enumerate(self.groups if lists else ()):
             group = metadata.row_group(i)
@@ -112,37 +109,35 @@ class ParquetFile(RowFile):
         return [name for part in self.id_parts() for name in self._counted(part)]
 
     def id_parts(self) -> Iterator[list[str]]:
-        """Yield the ids, if there are any, in parts."""
+        """Yield the ids in parts, if the file has any."""
         first = 0
         for batch in self._batches(self._id_columns) if self.has_ids else ():
             yield self.ids_of(batch, first)
             first += batch.num_rows
 
     def parts(self, first: int = 0) -> Iterator[Part]:
-        start = 0
-        for batch in self._batches(self.columns):
-            ahead = max(0, first - start)
-            if ahead < batch.num_rows:
-                yield self.part(batch.slice(ahead), start + ahead)
-            start += batch.num_rows
+        for start, batch in self.batches(first, self.rows - first, self.columns):
+            yield self.part(batch, start)
 
-    def batches(self, first: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield rows `first` to `first + rows` in batches, each with the place of its first row.
+    def batches(
+        self, first: int, rows: int, columns: list[str] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield rows `first` to `first + rows` in batches, each with the index of its first row.
 
-        A batch has the columns that `part` takes, and after them that of ids, if there is one.
-        Row groups without any of the rows are not read.
+        A batch has the columns for `part`, followed by the ids, if there are any. Other row groups
+        are not read.
         """
         ends = np.cumsum([0, *self.groups])
         groups = np.flatnonzero((ends[:-1] < first + rows) & (ends[1:] > first)).tolist()
         start = int(ends[groups[0]]) if groups else 0
-        for batch in self._batches([*self.columns, *self._id_columns], groups):
+        for batch in self._batches(columns or [*self.columns, *self._id_columns], groups):
             begin, end = max(first - start, 0), min(first + rows - start, batch.num_rows)
             if begin < end:
                 yield start + begin, batch.slice(begin, end - begin)
             start += batch.num_rows
 
     def ids_of(self, batch: pa.RecordBatch, first: int) -> list[str]:
-        """Return the ids of a batch, whose last column they are; its first row is row `first`."""
+        """Return the ids of a batch, its last column; its first row is row `first`."""
         assert self.id_column is not None
         column = batch.column(batch.num_columns - 1)
         if _is_text(column.type):
@@ -159,7 +154,7 @@ class ParquetFile(RowFile):
         return ids_as_text(values, self.id_column, first)
 
     def part(self, batch: pa.RecordBatch, first: int) -> Part:
-        """Return a batch's rows, the first of which is row `first` of the file."""
+        """Return a batch's rows; the first is row `first` of the file."""
         spec = self.spec
         if spec.columns:
             return {column.name: self._cells(batch, column) for column in spec.columns}
@@ -215,8 +210,8 @@ class ParquetFile(RowFile):
         if spec.columns:
             names = [column.name for column in spec.columns]
             self._require(names, [*schema.names, *self.of_all])
-            there = [name for name in names if name in schema.names]
-            return there, f"the {len(names)} columns that the model was fitted with"
+            present = [name for name in names if name in schema.names]
+            return present, f"the {len(names)} columns that the model was fitted with"
         if spec.text is not None:
             self._require([spec.text.column], schema.names)
             return [spec.text.column], f"the column {spec.text.column}"
@@ -227,11 +222,11 @@ class ParquetFile(RowFile):
         }
         files = [name for name, kind in kinds.items() if spec.image is not None and _is_file(kind)]
         lists = [name for name, kind in kinds.items() if _is_list(kind)]
-        for what, found in (("files in the column", files), ("the column", lists)):
-            named = [name for name in (*ROWS, "image") if name in found]
-            chosen = found if len(found) == 1 else named
-            if len(chosen) == 1:
-                return chosen, f"{what} {chosen[0]}"
+        for kind, candidates in (("files in the column", files), ("the column", lists)):
+            preferred = [name for name in (*ROWS, "image") if name in candidates]
+            column = candidates if len(candidates) == 1 else preferred
+            if len(column) == 1:
+                return column, f"{kind} {column[0]}"
         numbers = [name for name, kind in kinds.items() if _is_number(kind)]
         if len(numbers) == self.row_size:
             return numbers, f"the {len(numbers)} columns of numbers, in the file's order"
@@ -243,9 +238,9 @@ class ParquetFile(RowFile):
 
     def _cells(self, batch: pa.RecordBatch, column: AnyColumn) -> list[Any] | np.ndarray:
         if column.name in self.columns:
-            found = batch.column(self.columns.index(column.name))
+            cells = batch.column(self.columns.index(column.name))
             with _python_values(f"{self.field}.{column.name[:80]}"):
-                return _cells(found, column, self.spec.missing_values)
+                return _cells(cells, column, self.spec.missing_values)
         text = self.of_all[column.name]
         read = cell_reader(column, self.spec.missing_values)
         return [None if text is None else read(text)] * batch.num_rows
@@ -253,7 +248,7 @@ class ParquetFile(RowFile):
     def _batches(
         self, columns: list[str], groups: list[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        buffer = min(MOST_BUFFER, max(LEAST_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
+        buffer = min(MAX_BUFFER, max(MIN_BUFFER, BUFFERED_BYTES // max(1, len(columns))))
         texts = [name for name in self._texts if name in columns]
         with self._file(buffer_size=buffer, pre_buffer=False, read_dictionary=texts) as file:
             for batch in file.iter_batches(
@@ -271,7 +266,7 @@ class ParquetFile(RowFile):
 
 
 def byte_range(source: Source, groups: range) -> tuple[int, int]:
-    """Return the first byte of a run of row groups, of all columns, and the byte after its last."""
+    """Return the byte range (start, end) of consecutive row groups."""
     with parquet.ParquetFile(as_file(source)) as file:
         chunks = [
             file.metadata.row_group(i).column(j)
@@ -287,21 +282,21 @@ def byte_range(source: Source, groups: range) -> tuple[int, int]:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch with its texts written out, in pieces of about `TEXT_BYTES` of them at most."""
-    found = [column for column in batch.columns if types.is_dictionary(column.type)]
-    lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in found]
-    most = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
-    for start in range(0, batch.num_rows, most):
+    """Yield a batch with decoded texts, in pieces of about `TEXT_BYTES`."""
+    encoded = [column for column in batch.columns if types.is_dictionary(column.type)]
+    lengths = [compute.max(compute.binary_length(column.dictionary)).as_py() for column in encoded]
+    max_rows = max(1, TEXT_BYTES // max(1, sum(length or 0 for length in lengths)))
+    for start in range(0, batch.num_rows, max_rows):
         columns = [
             column.dictionary_decode() if types.is_dictionary(column.type) else column
-            for column in batch.slice(start, most).columns
+            for column in batch.slice(start, max_rows).columns
         ]
         yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 @contextmanager
 def _python_values(field: str) -> Iterator[None]:
-    """Raise InvalidInput if there are values in a column that Python has no type for."""
+    """Raise InvalidInput for values in a column without a Python type."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:
@@ -330,7 +325,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column's values are lists, of any length or of one."""
+    """Return whether a column has lists, of variable or fixed length."""
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
@@ -342,12 +337,12 @@ def _length(value: Any) -> int:
     return sum(map(_length, value)) if isinstance(value, list) else 1
 
 
-def _cells(column: Any, of: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
-    """Return cells as JSON would have them; of plain numbers an array, NaN where one is missing."""
+def _cells(column: Any, spec: AnyColumn, missing: tuple[str, ...]) -> list[Any] | np.ndarray:
+    """Return cells as in JSON; plain numbers become an array with NaN for missing values."""
     kind = column.type
-    if types.is_timestamp(kind) and kind.unit == "ns":  # which Python has no type for
+    if types.is_timestamp(kind) and kind.unit == "ns":  # Python has no such type
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    if isinstance(of, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
+    if isinstance(spec, NumericColumn) and (types.is_floating(kind) or types.is_integer(kind)):
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
     cells = column.to_pylist()
     if types.is_floating(kind):
@@ -357,9 +352,9 @@ def _cells(column: Any, of: AnyColumn, missing: tuple[str, ...]) -> list[Any] | 
     if types.is_decimal(kind):
         return [float(cell) if isinstance(cell, Decimal) else None for cell in cells]
     if any(type(cell) is str for cell in cells):
-        read = cell_reader(of, missing)
+        read = cell_reader(spec, missing)
         return [read(cell) if type(cell) is str else cell for cell in cells]
-    if isinstance(of, NumericColumn) and types.is_boolean(kind):
+    if isinstance(spec, NumericColumn) and types.is_boolean(kind):
         return [None if cell is None else int(cell) for cell in cells]
     return cells
 

@@ -1,4 +1,4 @@
-"""What all files of rows have in common: rows, ids, and parts of bounded memory."""
+"""Files of rows: the base class of all readers, and helpers for ids, zips and parts."""
 
 import io
 import math
@@ -24,32 +24,30 @@ from model_store.types import Pause, no_pause
 
 T = TypeVar("T")
 
-ID = "id"  # the column of a table that names its rows
-IDS = "ids"  # the array of an npz that does, and the field of a request
-# Names under which rows are looked for where there are several.
+ID = "id"  # a table's column of row names
+IDS = "ids"  # the same as an array of an npz file or a field of a request
+# Names of the column or array of rows, if there are several candidates
 ROWS = ("pool", "inputs", "x", "X", "rows", "features")
-ID_LETTERS = 1000  # of a row's id in a file, at most
+ID_LETTERS = 1000  # per id
 PART_NUMBERS = 1 << 21  # 8 MB as float32
 PART_ROWS = 1 << 14
-PART_FILES = 64  # where rows come as files, which may be large
-IGNORED, IGNORED_LETTERS = 1000, 80  # names of columns that are not read, and letters of each
+PART_FILES = 64  # if rows are files, which may be large
+IGNORED, IGNORED_LETTERS = 1000, 80  # reported names of unused columns, and their length
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-MEMBER_BYTES = 800  # of memory for each member of a zip
+MEMBER_BYTES = 800  # memory per member of a zip
 ZIP64_END_BYTES = 76  # between the directory of a large zip and its end
 
-# What zipfile raises of a damaged file; of names that are no UTF-8 and places before the file's
-# beginning a ValueError.
+# Errors of zipfile for damaged files; ValueError for invalid UTF-8 and negative offsets
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError)
 
 Source = Path | bytes | bytearray  # a file, or its content
-# Rows as requests have them, or cells by column.
+# Rows as in a request, or cells by column
 Part = list[Any] | np.ndarray | dict[str, list[Any] | np.ndarray]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How reading a file says what memory it is about to take, in bytes for a field, and lets
-    others work."""
+    """Callbacks of a reader: `reserve` bytes for a field before they are used, and `pause`."""
 
     reserve: Callable[[int, str], None] = lambda _size, _field: None
     pause: Pause = no_pause
@@ -66,11 +64,11 @@ class RowFile(ABC):
         spec: the model's input.
         field: the request's field, for errors.
         rows: the number of rows.
-        read_as: what the rows are taken from, in words.
-        bounds: what its memory is reserved of.
-        ignored: columns of the file that are not read, the first `IGNORED` of them.
+        read_as: the source of the rows within the file, in words.
+        bounds: reserves memory.
+        ignored: the first `IGNORED` unused columns.
         has_ids: whether the file names its rows.
-        id_column: the column of a table that names them, None where there is none.
+        id_column: the table's column of row names, if any.
     """
 
     ENDING: ClassVar[str]
@@ -94,20 +92,20 @@ class RowFile(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Look at the file: how many rows it has, what they are taken from, and its ids."""
+        """Set the attributes, without reading all rows."""
 
     @abstractmethod
     def ids(self) -> list[str] | None:
-        """Return each row's id, None where the file has none."""
+        """Return the row ids, if the file has any."""
 
     @abstractmethod
     def parts(self, first: int = 0) -> Iterator[Part]:
-        """Yield the rows from `first` on, in parts of at most `part_rows` rows."""
+        """Yield the rows from `first` on, in parts of up to `part_rows` rows."""
 
     @property
     def part_rows(self) -> int:
-        most = PART_FILES if self._holds_files else PART_ROWS
-        return min(most, max(1, PART_NUMBERS // self.row_size))
+        limit = PART_FILES if self._holds_files else PART_ROWS
+        return min(limit, max(1, PART_NUMBERS // self.row_size))
 
     @property
     def row_size(self) -> int:
@@ -118,12 +116,12 @@ class RowFile(ABC):
         return False
 
     def _find_ids(self, names: list[str]) -> None:
-        """Find the column of ids: the one called `id`, or the one that named the training rows."""
+        """Find the column of ids: `id`, or the one that named the training rows."""
         self.id_column = next((name for name in (ID, self.spec.id_column) if name in names), None)
         self.has_ids = self.id_column is not None
 
     def _use(self, wanted: list[str], names: list[str]) -> None:
-        """Take these columns, and that of ids, of a table's; each must be there once."""
+        """Select these columns and the ids of a table; each name must be unique."""
         used, counts = {*wanted, *self._id_columns}, Counter(names)
         repeated = next((name for name in used if counts[name] > 1), None)
         if repeated is not None:
@@ -140,15 +138,15 @@ class RowFile(ABC):
         return "" if self.id_column in (None, ID) else f", named by {self.id_column}"
 
     def _require(self, wanted: list[str], names: list[str]) -> None:
-        there = set(names)
-        absent = next((name for name in wanted if name not in there), None)
+        present = set(names)
+        absent = next((name for name in wanted if name not in present), None)
         if absent is not None:
             known = ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
             expected = "a column of that name"
             raise InvalidInput(f"{self.field}.{absent[:80]}", expected, f"columns {known[:300]}")
 
     def _counted(self, ids: list[str]) -> list[str]:
-        """Return ids, whose memory is reserved."""
+        """Reserve memory for ids, and return them."""
         self.bounds.reserve(text_bytes(ids), IDS)
         self.bounds.pause()
         return ids
@@ -174,7 +172,7 @@ def shapes_of(shape: tuple[int, ...]) -> str:
 
 
 def as_file(source: Source) -> Path | io.BytesIO:
-    """Return what libraries take in place of a file's name."""
+    """Return a path or a file object, as libraries accept it."""
     return source if isinstance(source, Path) else io.BytesIO(source)
 
 
@@ -193,7 +191,7 @@ def open_zip(source: Source, expected: str, field: str, bounds: Bounds) -> zipfi
 
 @contextmanager
 def whole(expected: str, field: str) -> Iterator[None]:
-    """Raise InvalidInput if a zip is found damaged."""
+    """Raise InvalidInput if a zip is damaged."""
     try:
         yield
     except DAMAGE as error:
@@ -201,7 +199,7 @@ def whole(expected: str, field: str) -> Iterator[None]:
 
 
 def _count_members(source: Source) -> int:
-    """Return how many members the directory of a zip names, at most, without reading them."""
+    """Return an upper bound of a zip's members without reading its directory."""
     with binary(source) as file:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
         if end is None:
@@ -212,15 +210,14 @@ def _count_members(source: Source) -> int:
 
 
 def cut(
-    rows: Iterable[T], size_of: Callable[[T], int], most_rows: int, most_size: int
+    rows: Iterable[T], size_of: Callable[[T], int], max_rows: int, max_size: int
 ) -> Iterator[list[T]]:
-    """Yield rows in parts of at most `most_rows`, that end with the row that takes them beyond
-    `most_size`."""
+    """Yield rows in parts of up to `max_rows`; a part ends once its size exceeds `max_size`."""
     part, size = list[T](), 0
     for row in rows:
         part.append(row)
         size += size_of(row)
-        if len(part) == most_rows or size > most_size:
+        if len(part) == max_rows or size > max_size:
             yield part
             part, size = [], 0
     if part:
@@ -228,7 +225,7 @@ def cut(
 
 
 def text_bytes(texts: Sequence[str]) -> int:
-    """Return how much memory texts in a list take."""
+    """Return the memory of a list of texts in bytes."""
     return sum(map(getsizeof, texts)) + 8 * len(texts)
 
 
@@ -250,7 +247,7 @@ def _id_as_text(value: Any) -> str | None:
         return None
     try:
         text = value.decode() if isinstance(value, bytes) else str(value)
-        text.encode()  # else a lone surrogate is in it
+        text.encode()  # fails for lone surrogates
     except UnicodeError:
         return None
     return text

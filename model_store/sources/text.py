@@ -1,8 +1,8 @@
-"""Text as rows of the ids of its tokens: one encoding for training and for the service.
+"""Text as rows of token ids: one encoding for training and for the service.
 
-A tokenizer is the `tokenizer.json` of Hugging Face's `tokenizers`, read from the bytes that the
-manifest's SHA-256 is of: nothing is fetched. It adds its special tokens; longer text is truncated
-and shorter text is padded, as a model's `TextSpec` says. The same text always gives the same ids.
+The tokenizer is a `tokenizer.json` of Hugging Face's `tokenizers`, read from the verified bytes of
+a version; there are no downloads. It adds special tokens, and truncates or pads text by the model's
+`TextSpec`. The same text always has the same ids.
 """
 
 import os
@@ -19,24 +19,24 @@ from model_store.errors import InvalidInput
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Read at each tokenisation, which then takes the calling thread alone.
+# Read at each call; tokenisation then uses the calling thread only
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# Of one text, in UTF-8: a fifth of a second or so. It is not cut before: what is cut off may change
-# what is kept.
+# Per text, in UTF-8; takes about a fifth of a second. A longer text cannot be cut first, because
+# its end may change the tokens before it.
 MAX_TEXT_BYTES = 1 << 18
 MAX_TOKENIZER_BYTES = 1 << 26
-TOKENISING_BYTES = 700  # that it takes for each byte of a text once it is normalised, at most
-NORMALISED_AT_ONCE = 4096  # characters: normalising takes memory too
+TOKENISING_BYTES = 700  # memory per byte of normalised text, upper bound
+NORMALISED_AT_ONCE = 4096  # characters, to bound memory
 PADS = ("[PAD]", "<pad>", "<|pad|>")
-TRIED = ("a text", "\u00e9\u4e2d\U0001f9a5 qzx\n")  # also of words that hardly any tokenizer knows
+TRIAL_TEXTS = ("a text", "\u00e9\u4e2d\U0001f9a5 qzx\n")  # common and rare characters
 EXPECTED = "a tokenizer.json of Hugging Face's tokenizers"
 
 T = TypeVar("T")
 
 
 class TextEncoder:
-    """Text to rows of ids. Several threads may ask at once."""
+    """Encodes texts as rows of ids; thread-safe."""
 
     def __init__(self, content: bytes, spec: TextSpec) -> None:
         self.spec = spec
@@ -56,11 +56,11 @@ class TextEncoder:
         self.tokenizer.enable_padding(
             direction=spec.padding, pad_id=spec.pad_id, length=spec.max_tokens
         )
-        for text in TRIED:
+        for text in TRIAL_TEXTS:
             self.encoded(text)
 
     def bytes_for(self, text: str, field: str) -> int:
-        """Return how many bytes of memory tokenising a text takes, at most."""
+        """Return an upper bound for the memory of tokenising a text, in bytes."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -70,7 +70,7 @@ class TextEncoder:
         return TOKENISING_BYTES * max(size, self._normalised_bytes(text, field))
 
     def _normalised_bytes(self, text: str, field: str) -> int:
-        """Return how long a text is once it is normalised: NFKC makes 33 bytes of three."""
+        """Return the length of the normalised text; NFKC can turn 3 bytes into 33."""
         normaliser = self.tokenizer.normalizer
         if normaliser is None:
             return 0
@@ -84,18 +84,18 @@ class TextEncoder:
             raise InvalidInput(field, "text that the version's tokenizer takes", "other") from None
 
     def row(self, text: str) -> Float32[np.ndarray, "I"]:
-        """Return a text, that `bytes_for` lets pass, as a row of ids."""
+        """Encode a text that `bytes_for` accepts."""
         return self.encoded(text)[0]
 
     def encoded(self, text: str) -> tuple[Float32[np.ndarray, "I"], bool]:
-        """Return a text as `row` does, and whether it was longer and is cut."""
-        # A batch, even of one, lets go of the interpreter.
+        """Encode a text; also return whether it was truncated."""
+        # Only batches release the interpreter lock
         (encoded,) = _run(lambda: self.tokenizer.encode_batch_fast([text]), "that takes every text")
         return np.array(encoded.ids, dtype=np.float32), bool(encoded.overflowing)
 
 
 def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | None) -> TextSpec:
-    """Return how a tokenizer pads and truncates: as its file says, else at the right."""
+    """Return the padding and truncation of a tokenizer's file; the right side by default."""
     tokenizer = _read(content)
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     if pad_token is not None:
@@ -103,15 +103,15 @@ def text_spec(content: bytes, column: str, max_tokens: int, pad_token: str | Non
     elif "pad_id" in padding:
         pad_id = padding["pad_id"]
     else:
-        found = (tokenizer.token_to_id(token) for token in PADS)
-        pad_id = next((token for token in found if token is not None), None)
+        candidates = (tokenizer.token_to_id(token) for token in PADS)
+        pad_id = next((token for token in candidates if token is not None), None)
     if pad_id is None:
-        wanted = (
+        expected = (
             "one of its tokens, by which text is padded"
             if pad_token
             else f"one of {', '.join(PADS)} among them"
         )
-        raise ValueError(f"expected {wanted}, got {pad_token or 'none'!r}")
+        raise ValueError(f"expected {expected}, got {pad_token or 'none'!r}")
     return TextSpec(
         column=column,
         max_tokens=max_tokens,
@@ -137,18 +137,13 @@ def _read(content: bytes) -> "Tokenizer":
     return tokenizer
 
 
-def _run(call: Callable[[], T], what: str) -> T:
-    """Return what the library gives.
-
-    Raises:
-        ValueError: whatever it raises: it has no errors of its own, and its panics are no
-            Exceptions.
-    """
+def _run(call: Callable[[], T], condition: str) -> T:
+    """Call the library, and raise ValueError for all of its errors, including Rust panics."""
     try:
         return call()
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        expected = f"{EXPECTED} {what}".strip()
+        expected = f"{EXPECTED} {condition}".strip()
         raise ValueError(f"expected {expected}, got something else: {reason}") from None

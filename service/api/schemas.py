@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from model_store.acquisition.choice import ACQUISITIONS, LEAST_BETA, MOST_BETA
+from model_store.acquisition.choice import ACQUISITIONS, MAX_BETA, MIN_BETA
 from model_store.errors import MOST_ERRORS
 from model_store.inference.noise import MAX_SEED
 
@@ -205,7 +205,7 @@ class AcquireRequest(Envelope):
     """probability of missing one of the k best rows, in exchange for fewer draws: rows that are
     unlikely to be among them take a tenth or a quarter. By default all rows take all draws"""
 
-    beta: float | None = Field(default=None, ge=LEAST_BETA, le=MOST_BETA)
+    beta: float | None = Field(default=None, ge=MIN_BETA, le=MAX_BETA)
     """for `power_bald`: rows are drawn at random, weighted by BALD to this power; 1 by default.
     Larger values follow BALD more closely"""
 

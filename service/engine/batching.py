@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from model_store.acquisition.choice import MOST_JOINTLY
+from model_store.acquisition.choice import MAX_JOINT_ROWS
 from model_store.acquisition.scoring import pool_candidates, pool_scores, race_scores
 from model_store.inference.model import Model
 from model_store.inference.prediction import Prediction
@@ -429,7 +429,7 @@ def joint_bytes(work: EngineWork) -> int:
     model, draws = work.served.model, work.num_samples
     joint, outputs = model.predictive.joint_scores[work.acquisition], model.manifest.output_size
     kept = work.max_candidates * (48 + 4 * joint.numbers(draws, outputs))
-    return kept + joint.work_bytes(draws, outputs, min(work.max_candidates, MOST_JOINTLY))
+    return kept + joint.work_bytes(draws, outputs, min(work.max_candidates, MAX_JOINT_ROWS))
 
 
 def _max_seeded_rows(work: EngineWork) -> int:
