@@ -17,7 +17,7 @@ from model_store.inference.model import Model
 from model_store.scores.classification import Scores
 from training import recipe as recipes
 from training.data import Dataset, Rows
-from training.evaluation.evaluate import Wanted, evaluate_version
+from training.evaluation.evaluate import EvaluationOptions, evaluate_version
 from training.evaluation.outliers import OutlierSource
 from training.fit import Fitted, fit, publish
 from training.fitting.stopping import LEVELLED_OFF, find_moving
@@ -58,7 +58,7 @@ class Published:
         """Return the evaluation report; `rows` of the test rows and of each set of outliers."""
         parent = open_parent(self.store, f"{self.manifest.name}:{self.manifest.version}", "model")
         outliers = tuple(OutlierSource.parse(text, data_root()) for text in sources)
-        wanted = Wanted(outliers, attacks=attacks, rows=rows)
+        wanted = EvaluationOptions(outliers, attacks=attacks, rows=rows)
         return evaluate_version(
             self.store, parent, self.model, data_root(), wanted, quiet=True
         ).report

@@ -72,14 +72,14 @@ def evaluate(options: argparse.Namespace) -> None:
     artifact = open_version(store, options.model, (WEIGHTS, *NEEDED))
     version = parent_of(artifact, "model")
 
-    from training.evaluation.evaluate import Wanted, evaluate_version
+    from training.evaluation.evaluate import EvaluationOptions, evaluate_version
     from training.evaluation.outliers import OutlierSource
 
     sources = tuple(OutlierSource.parse(text, data_root()) for text in options.outliers)
     rows, draws, seed, data = options.rows, options.draws, options.seed, options.data
-    wanted = Wanted(sources, options.attacks, rows, draws, seed, data)
+    evaluation = EvaluationOptions(sources, options.attacks, rows, draws, seed, data)
     model, root = Model.load(artifact), data_root()
-    found = evaluate_version(store, version, model, root, wanted, options.quiet)
+    found = evaluate_version(store, version, model, root, evaluation, options.quiet)
     if options.json:
         print(json.dumps(found.report))
         return
@@ -97,11 +97,13 @@ def compare(options: argparse.Namespace) -> None:
     versions = [parent_of(artifact, "model") for artifact in artifacts]
 
     from training.evaluation.comparison import compare_versions
-    from training.evaluation.evaluate import Wanted
+    from training.evaluation.evaluate import EvaluationOptions
 
-    wanted = Wanted(rows=options.rows, draws=options.draws, seed=options.seed, source=options.data)
+    evaluation = EvaluationOptions(
+        rows=options.rows, draws=options.draws, seed=options.seed, source=options.data
+    )
     models = [Model.load(artifact) for artifact in artifacts]
-    comparison = compare_versions(versions, models, data_root(), wanted)
+    comparison = compare_versions(versions, models, data_root(), evaluation)
     if options.json:
         print(json.dumps(comparison.content(), indent=1, allow_nan=False))
     else:

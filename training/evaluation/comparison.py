@@ -1,5 +1,4 @@
-"""`python -m training compare`: two published versions compared in pairs, by figures of the same
-test rows, each version as it is served."""
+"""Compare two published versions in pairs on the same test rows, as served (`dubito compare`)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,13 @@ from model_store.scores.classification import Scores
 from training import log
 from training.calibration.calibrate import groups_known
 from training.data import Rows
-from training.evaluation.evaluate import Wanted, check_wanted, data_of, say_rows, test_rows
+from training.evaluation.evaluate import (
+    EvaluationOptions,
+    check_options,
+    load_data,
+    log_rows,
+    test_rows,
+)
 from training.evaluation.figures import (
     LEVEL,
     RESAMPLES,
@@ -67,45 +72,50 @@ class Comparison:
 
 
 def compare_versions(
-    versions: list[Parent], models: list[Model], root: Path, wanted: Wanted
+    versions: list[Parent], models: list[Model], root: Path, options: EvaluationOptions
 ) -> Comparison:
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         expected = f"the task and classes of {first.label}"
         raise InvalidInput("the second version", expected, f"others, of {second.label}")
-    source = wanted.source or first.recipe.data.source
+    source = options.source or first.recipe.data.source
     data, are_fitted = zip(
-        *(data_of(v, root, wanted.source if v is first else source) for v in versions), strict=True
+        *(load_data(v, root, options.source if v is first else source) for v in versions),
+        strict=True,
     )
     is_fitted = any(are_fitted)
-    tests = [test_rows(each, is_fitted, wanted) for each in data]
-    say_rows(tests[0], data[0], is_fitted, source)
+    tests = [test_rows(each, is_fitted, options) for each in data]
+    log_rows(tests[0], data[0], is_fitted, source)
     if not np.array_equal(tests[0].y, tests[1].y):
         expected = f"one that takes the rows of {first.label}"
         raise InvalidInput("the second version", expected, second.label)
     digests = [Provenance.of(version.manifest).data_digest for version in versions]
     if digests[0] != digests[1]:
-        said = "%s was fitted on other data, which may have had some of these test rows"
-        log.info(said, second.label)
+        message = "%s was fitted on other data, which may have had some of these test rows"
+        log.info(message, second.label)
     predictors = []
     for version, model in zip(versions, models, strict=True):
-        check_wanted(version, wanted)
-        draws = wanted.draws or version.manifest.noise.default_draws
-        predictors.append(ServedPredictor(model, draws, wanted.seed))
-    ours, theirs = (
+        check_options(version, options)
+        draws = options.draws or version.manifest.noise.default_draws
+        predictors.append(ServedPredictor(model, draws, options.seed))
+    figures, others = (
         _figures(predictor, test, each.group_names)
         for predictor, test, each in zip(predictors, tests, data, strict=True)
     )
-    resamples = Resamples.of(len(tests[0]), wanted.seed)
-    right = [ours.get("accuracy"), theirs.get("accuracy")]
+    resamples = Resamples.of(len(tests[0]), options.seed)
+    right = [figures.get("accuracy"), others.get("accuracy")]
     shares = [figure for figure in right if isinstance(figure, Share)]
     return Comparison(
         first=first.label,
         second=second.label,
         data=source,
         rows=len(tests[0]),
-        seed=wanted.seed,
-        differences={n: difference(ours[n], theirs[n], resamples) for n in ours if n in theirs},
+        seed=options.seed,
+        differences={
+            name: difference(figure, others[name], resamples)
+            for name, figure in figures.items()
+            if name in others
+        },
         pairs=Pairs.of(*shares) if len(shares) == 2 else None,
     )
 

@@ -1,4 +1,4 @@
-"""`python -m training evaluate`: the evaluation report of a published version."""
+"""Evaluate a published version, and store the report with it (`dubito evaluate`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,17 +42,17 @@ from training.versions import Parent, as_taken_by, fitted_data, load_other
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
-LEFT_OUT = "left-out"  # the set of test rows whose classes the model does not know
+LEFT_OUT = "left-out"  # test rows of classes that the model does not know
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvaluationOptions:
     outliers: tuple[OutlierSource, ...] = ()
     attacks: bool = False
-    rows: int = 1000  # of each set at most
-    draws: int | None = None  # None: the version's default
+    rows: int = 1000  # limit for each set
+    draws: int | None = None  # the version's default if None
     seed: int = 0
-    source: str | None = None  # of test rows, if not that of the fit
+    source: str | None = None  # test rows, the fit's source if None
 
 
 def evaluate_version(
@@ -60,19 +60,19 @@ def evaluate_version(
     version: Parent,
     model: Model,
     root: Path,
-    wanted: Wanted,
+    options: EvaluationOptions,
     quiet: bool = False,
 ) -> EvaluationReport:
     manifest = version.manifest
-    check_wanted(version, wanted)
-    draws = wanted.draws or version.manifest.noise.default_draws
-    data, is_fitted = data_of(version, root, wanted.source)
-    source = wanted.source or version.recipe.data.source
-    test = test_rows(data, is_fitted, wanted)
-    say_rows(test, data, is_fitted, source)
-    sets = _sets(version, model, data, test, wanted)
-    predictor = ServedPredictor(model, draws, wanted.seed)
-    total = 1 + len(sets) + wanted.attacks * attacks.COUNT
+    check_options(version, options)
+    draws = options.draws or version.manifest.noise.default_draws
+    data, is_fitted = load_data(version, root, options.source)
+    source = options.source or version.recipe.data.source
+    test = test_rows(data, is_fitted, options)
+    log_rows(test, data, is_fitted, source)
+    sets = _sets(version, model, data, test, options)
+    predictor = ServedPredictor(model, draws, options.seed)
+    total = 1 + len(sets) + options.attacks * attacks.COUNT
     with Bar(total, "set", quiet) as bar:
 
         def done(name: str) -> None:
@@ -89,20 +89,20 @@ def evaluate_version(
             done(name)
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
         attacked = {}
-        if wanted.attacks:
+        if options.attacks:
             attacked = _attack(version, data, is_fitted, predictor, predicted, test, done)
-    if wanted.attacks and not is_fitted:
+    if options.attacks and not is_fitted:
         log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
-    given: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     convergence = Provenance.of(manifest).convergence
     if convergence is not None:
-        given["convergence"] = convergence
+        extra["convergence"] = convergence
     if manifest.baselines:
         keys = next(iter(manifest.baselines.values()))
-        own = {key: manifest.quality[key] for key in keys}
-        given["baselines"] = {"this model": own, **manifest.baselines}
+        figures = {key: manifest.quality[key] for key in keys}
+        extra["baselines"] = {"this model": figures, **manifest.baselines}
     if manifest.warnings:
-        given["warnings"] = list(manifest.warnings)
+        extra["warnings"] = list(manifest.warnings)
     figures, intervals = _summary(measured, outliers)
     report = records.Report(
         model=manifest.name,
@@ -111,7 +111,7 @@ def evaluate_version(
         method=manifest.method,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         data=source,
-        seed=wanted.seed,
+        seed=options.seed,
         draws=draws,
         judged_draws=predicted.prediction.rank_tables.num_draws,
         rows_per_request=REQUEST_ROWS,
@@ -120,11 +120,11 @@ def evaluate_version(
         detectors=records.Detectors(
             all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
         ),
-        **given,
+        **extra,
         summary=figures,
         summary_intervals=intervals,
         test=measured,
-        parts=measure_parts(predicted, test, data.classes, data.group_names, wanted.seed),
+        parts=measure_parts(predicted, test, data.classes, data.group_names, options.seed),
         outliers=outliers,
         attacks=attacked,
     )
@@ -134,37 +134,37 @@ def evaluate_version(
 
 
 def _sets(
-    version: Parent, model: Model, data: Dataset, test: Rows, wanted: Wanted
+    version: Parent, model: Model, data: Dataset, test: Rows, options: EvaluationOptions
 ) -> dict[str, np.ndarray]:
     spec, is_classified = version.manifest.input, bool(data.classes)
-    near = near_rows(spec, test.x, test.y, is_classified, wanted.seed)
+    near = near_rows(spec, test.x, test.y, is_classified, options.seed)
     names = ["uniform", "gaussian", "even", LEFT_OUT, *near]
-    clash = [source.name for source in wanted.outliers if source.name in names]
+    clash = [source.name for source in options.outliers if source.name in names]
     if clash:
         raise InvalidInput(OPTION, f"names other than {names}", repr(clash[0]))
-    seed = hash_key(wanted.seed, EvaluationStream.OUTLIER_ROWS)
-    sets = noise_sets(spec, test.x, wanted.seed)
+    seed = hash_key(options.seed, EvaluationStream.OUTLIER_ROWS)
+    sets = noise_sets(spec, test.x, options.seed)
     if data.left_out is not None:
-        sets[LEFT_OUT] = some(data.left_out, wanted.rows, seed)
-    for source in wanted.outliers:
-        sets[source.name] = source.rows(spec, wanted.rows, seed, model.text_encoder)
+        sets[LEFT_OUT] = some(data.left_out, options.rows, seed)
+    for source in options.outliers:
+        sets[source.name] = source.rows(spec, options.rows, seed, model.text_encoder)
     sets |= near
     return {name: rows.astype(np.float32) for name, rows in sets.items() if len(rows)}
 
 
-def check_wanted(version: Parent, wanted: Wanted) -> None:
+def check_options(version: Parent, options: EvaluationOptions) -> None:
     """Raise InvalidInput for an option that cannot be used with a version."""
     manifest = version.manifest
-    most = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
-    if wanted.draws is not None and not 1 <= wanted.draws <= most:
-        raise InvalidInput("--draws", f"1 to {most}", str(wanted.draws))
-    if wanted.rows < 2:
-        raise InvalidInput("--rows", "at least 2", str(wanted.rows))
-    if not 0 <= wanted.seed <= MAX_SEED:
-        raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(wanted.seed))
-    if wanted.attacks:
+    max_draws = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
+    if options.draws is not None and not 1 <= options.draws <= max_draws:
+        raise InvalidInput("--draws", f"1 to {max_draws}", str(options.draws))
+    if options.rows < 2:
+        raise InvalidInput("--rows", "at least 2", str(options.rows))
+    if not 0 <= options.seed <= MAX_SEED:
+        raise InvalidInput("--seed", f"0 to {MAX_SEED}", str(options.seed))
+    if options.attacks:
         _check_attackable(manifest)
-    names = [source.name for source in wanted.outliers]
+    names = [source.name for source in options.outliers]
     if len(set(names)) < len(names):
         raise InvalidInput(OPTION, "different names", f"{names}"[:200])
 
@@ -183,23 +183,23 @@ def _check_attackable(manifest: Manifest) -> None:
         raise InvalidInput("--attacks", f"a version without an encoder, {gradients}", "one")
 
 
-def test_rows(data: Dataset, is_fitted: bool, wanted: Wanted) -> Rows:
-    """Return the rows to measure on: the test rows of data that a version was fitted on or that
-    have some themselves, all rows of others; at most as many as wanted."""
+def test_rows(data: Dataset, is_fitted: bool, options: EvaluationOptions) -> Rows:
+    """Return up to `options.rows` test rows: all rows of a source that has no test rows itself and
+    that the version was not fitted on."""
     rows = data.rows if data.is_held_out and not is_fitted else data.test
-    order = generator(wanted.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
-    return rows.take(order[: wanted.rows])
+    order = generator(options.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
+    return rows.take(order[: options.rows])
 
 
-def say_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
-    are_all = data.is_held_out and not is_fitted
-    which, rows = ("all", len(data.rows)) if are_all else ("the test", len(data.test))
-    some = f"{len(test)} (--rows) of " if len(test) < rows else ""
-    log.info("measured on %s%s rows of %s (%d)", some, which, source, rows)
+def log_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
+    takes_all = data.is_held_out and not is_fitted
+    kind, rows = ("all", len(data.rows)) if takes_all else ("the test", len(data.test))
+    part = f"{len(test)} (--rows) of " if len(test) < rows else ""
+    log.info("measured on %s%s rows of %s (%d)", part, kind, source, rows)
 
 
-def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Return the rows of a source as a version takes them, and whether it was fitted on some."""
+def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
+    """Load a source as a version takes it; also return whether the version was fitted on it."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
@@ -208,30 +208,30 @@ def data_of(version: Parent, root: Path, source: str | None) -> tuple[Dataset, b
     data = as_taken_by(leave_out(loaded, unknown), version.manifest, "--data")
     facts, digest = Provenance.of(version.manifest), data.digest()
     if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
-        said = "%s was calibrated on some of these rows: new ones may be flagged at other rates"
-        log.info(said, version.label)
+        message = "%s was calibrated on some of these rows: new ones may get other flag rates"
+        log.info(message, version.label)
     if digest == facts.data_digest:
         return data, True
     is_source = source == version.recipe.data.source
-    fitted = _data_of_fit(version, root) if is_source or data.columns else None
-    if is_source and fitted is not None:  # but for classes left out
+    fitted = _load_fitted(version, root) if is_source or data.columns else None
+    if is_source and fitted is not None:  # only left-out classes differ
         return data, True
     if is_source:
-        said = "%s has changed since %s was fitted on it: some of its rows may be training rows"
-        log.info(said, source, version.label)
+        message = "%s has changed since %s was fitted on it: some of its rows may be training rows"
+        log.info(message, source, version.label)
     if loaded.is_held_out and unknown:
         left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
         data = replace(data, left_out=left_out)
     if fitted is not None:
         measured = data.rows if data.is_held_out else data.test
-        told = describe_duplicates(fitted.train, {f"rows of {source}": measured})
-        if told:
-            said = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
-            log.info(said, told, version.label)
+        counts = describe_duplicates(fitted.train, {f"rows of {source}": measured})
+        if counts:
+            message = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
+            log.info(message, counts, version.label)
     return data, False
 
 
-def _data_of_fit(version: Parent, root: Path) -> Dataset | None:
+def _load_fitted(version: Parent, root: Path) -> Dataset | None:
     try:
         with silence():
             return fitted_data(version, root)
@@ -267,18 +267,18 @@ def _summary(
     test: records.ClassMeasures | records.RegressionMeasures,
     outliers: dict[str, records.SetMeasures],
 ) -> tuple[dict[str, float], dict[str, Ends]]:
-    """Return the main figures, flat, and their intervals: what `GET /models/{name}` shows."""
-    own = test.confidence_intervals
+    """Return the main figures and their intervals, which `GET /models/{name}` shows."""
+    ends = test.confidence_intervals
     figures, intervals = {}, {}
     for key in SUMMARY:
-        if key in own:
-            figures[f"test_{key}"], intervals[f"test_{key}"] = getattr(test, key), own[key]
+        if key in ends:
+            figures[f"test_{key}"], intervals[f"test_{key}"] = getattr(test, key), ends[key]
     for fpr, rate in test.flagged.items():
         name = f"test_flagged_at_{fpr}"
-        figures[name], intervals[name] = rate, own[f"flagged.{fpr}"]
+        figures[name], intervals[name] = rate, ends[f"flagged.{fpr}"]
     for outlier_set, entry in outliers.items():
-        name, found = f"{outlier_set}_flag_auroc", entry.scores["flag"]
-        figures[name], intervals[name] = found.auroc, found.confidence_intervals["auroc"]
+        name, flag = f"{outlier_set}_flag_auroc", entry.scores["flag"]
+        figures[name], intervals[name] = flag.auroc, flag.confidence_intervals["auroc"]
     return figures, intervals
 
 

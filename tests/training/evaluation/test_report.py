@@ -20,7 +20,7 @@ from training.__main__ import main
 from training.commands import print_messages
 from training.data import digits
 from training.evaluation.attacks import differentiable_flag
-from training.evaluation.evaluate import Wanted, data_of, say_rows
+from training.evaluation.evaluate import EvaluationOptions, load_data, log_rows
 from training.evaluation.evaluate import test_rows as measured_rows
 from training.evaluation.quality import ServedPredictor, measure_set
 from training.publishing.baselines import LOG_LIKELIHOOD
@@ -305,9 +305,9 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     said = []
     for source in ("csv:copy.csv", "csv:new.csv", "csv:people.csv"):
         with print_messages():
-            data, is_fitted = data_of(version, tmp_path, source)
-            test = measured_rows(data, is_fitted, Wanted(rows=55))
-            say_rows(test, data, is_fitted, source)
+            data, is_fitted = load_data(version, tmp_path, source)
+            test = measured_rows(data, is_fitted, EvaluationOptions(rows=55))
+            log_rows(test, data, is_fitted, source)
         said.append((len(test), is_fitted, capsys.readouterr().err))
         if source == "csv:new.csv":
             assert len(data.left_out) == 7
@@ -324,7 +324,7 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
     (people_folder / "part.csv").write_text("\n".join(people(400).split("\n")[:101]))
     for source, is_fitted in (("csv:people.csv", True), ("csv:part.csv", False)):
         with print_messages():
-            assert data_of(version, people_folder, source)[1] == is_fitted
+            assert load_data(version, people_folder, source)[1] == is_fitted
         is_told = re.search(
             r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as rows that people version 1",
             said := capsys.readouterr().err,
