@@ -9,10 +9,8 @@ takes its own, by a second session of one thread: meetings would take most of th
 work keeps a processor. A large encoder has no second session, so its weights are in memory once.
 """
 
-import mmap
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -30,13 +28,10 @@ from model_store.inference.sessions import is_on_gpu, providers, session_options
 from model_store.processes import processors
 
 INPUT, OUTPUT = "x", "encoded"
-COPIES = 1.5  # of its file, that a session takes in memory while it is loaded
+SESSION_COPIES = 1.5  # of its file, that a session takes in memory while it is loaded
+CHECK_COPIES = 2.0  # the same while the graph is checked
 APART_BYTES = 64 << 20  # of a file at most, that has a session for threads apart
 TIMES, TIMES_S = 5, 0.1  # that a row is encoded to see how long it takes, and for how long
-# Fields of ONNX's messages, by number (onnx.proto).
-GRAPH, INITIALIZER = 7, 5  # of a model, of a graph
-NUMBERS = {4, 5, 6, 7, 9, 10, 11}  # of a tensor
-VARINT, FIXED_64, LENGTH, FIXED_32 = 0, 1, 2, 5  # kinds of fields in protobuf's encoding
 
 
 class Encoder:
@@ -50,17 +45,7 @@ class Encoder:
             GraphError: if the graph is not one that an encoder of such rows can be.
         """
         self.spec = spec
-        model = without_weights(path)
-        refused = refusal(model)
-        if refused is not None:
-            raise GraphError(ENCODER, refused)
-        named = (
-            {value.name for value in model.graph.input},
-            {value.name for value in model.graph.output},
-        )
-        if named != ({INPUT}, {OUTPUT}):
-            raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
-        del model
+        _check_graph(path)
         threads = threads or processors()
         self._session = self._apart = _session(path, threads)
         if is_on_gpu(self._session):
@@ -105,10 +90,27 @@ class Encoder:
         return min(taken)
 
 
+def _check_graph(path: Path) -> None:
+    """Raise GraphError unless a file has a graph that an encoder can be."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise GraphError(ENCODER, error.strerror or "cannot be read") from None
+    except Exception:
+        raise GraphError(ENCODER, "is not an ONNX model") from None
+    refused = refusal(model)
+    if refused is not None:
+        raise GraphError(ENCODER, refused)
+    inputs = {value.name for value in model.graph.input}
+    outputs = {value.name for value in model.graph.output}
+    if (inputs, outputs) != ({INPUT}, {OUTPUT}):
+        raise GraphError(ENCODER, f"expected input {INPUT} and output {OUTPUT}")
+
+
 def encoder_bytes(file: FileSpec) -> int:
     """Return about how many bytes an encoder takes in memory."""
     sessions = 2 if file.size <= APART_BYTES else 1
-    return int(sessions * COPIES * file.size)
+    return int(max(CHECK_COPIES, sessions * SESSION_COPIES) * file.size)
 
 
 def _session(path: Path, threads: int) -> ort.InferenceSession:
@@ -137,75 +139,3 @@ def shared_encoder(
         if encoder is None:
             encoder = _shared[key] = Encoder(path, spec, row_size, threads)
         return encoder
-
-
-def without_weights(path: Path) -> onnx.ModelProto:
-    """Return a model as its file has it, but for the numbers of its weights, which are passed over.
-
-    Raises:
-        GraphError: if the file is not such a model.
-    """
-    try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            return onnx.load_model_from_string(_without(memoryview(content), [GRAPH, INITIALIZER]))
-    except OSError as error:
-        raise GraphError(ENCODER, error.strerror or "cannot be read") from None
-    except Exception:
-        raise GraphError(ENCODER, "is not an ONNX model") from None
-
-
-def _without(message: memoryview, way: list[int]) -> bytes:
-    """Return a message without the numbers of the tensors that a way of fields leads to."""
-    kept = bytearray()
-    for field, kind, whole, content in _fields(message):
-        if not way and field in NUMBERS:
-            continue
-        if way and field == way[0] and kind == LENGTH:
-            inner = _without(content, way[1:])
-            kept += _varint(field << 3 | LENGTH) + _varint(len(inner)) + inner
-        else:
-            kept += whole
-    return bytes(kept)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
-    """Yield each field of a message in protobuf's encoding: its number, its kind, all of it, and
-    its content."""
-    place = 0
-    while place < len(message):
-        start = place
-        tag, place = _number(message, place)
-        field, kind = tag >> 3, tag & 7
-        if kind == LENGTH:
-            length, place = _number(message, place)
-        elif kind == VARINT:
-            length = _number(message, place)[1] - place
-        elif kind in (FIXED_64, FIXED_32):
-            length = 8 if kind == FIXED_64 else 4
-        else:
-            raise ValueError(f"a field of kind {kind}")
-        if place + length > len(message):
-            raise ValueError("a field that is longer than its message")
-        yield field, kind, message[start : place + length], message[place : place + length]
-        place += length
-
-
-def _number(message: memoryview, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from model_store.artifacts.manifest import EncoderSpec, FileSpec
-from model_store.inference.encoder import Encoder, encoder_bytes, shared_encoder, without_weights
+from model_store.inference.encoder import Encoder, encoder_bytes, shared_encoder
 from model_store.inference.graphs import GraphError
 from model_store.inference.runtime import run_graph
 
@@ -84,8 +84,8 @@ def test_threads_share_a_row_and_take_blocks_of_rows_apart(
     runs.clear()
     assert np.array_equal(encoder(x), alone)  # bit for bit
     assert {threads for _, threads in runs} == {apart}
-    sessions = 2 if apart == 1 else 1
-    assert encoder_bytes(FileSpec(sha256="a" * 64, size=size)) == int(1.5 * sessions * size)
+    copies = 3 if apart == 1 else 2
+    assert encoder_bytes(FileSpec(sha256="a" * 64, size=size)) == copies * size
 
 
 def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
@@ -95,17 +95,6 @@ def test_a_row_takes_as_long_as_where_nothing_else_runs(tmp_path, monkeypatch):
     least = encoder._least_seconds(np.zeros((1, 4), dtype=np.float32))
     assert least == pytest.approx(0.002)
     assert not list(clock)  # it stopped after a tenth of a second
-
-
-def test_a_model_is_read_without_the_numbers_of_its_weights(tmp_path):
-    model = graph(size=1000)
-    bare = without_weights(written(tmp_path, model))
-    assert bare.ByteSize() < 300
-    assert bare.graph.node == model.graph.node
-    assert [tensor.dims for tensor in bare.graph.initializer] == [
-        tensor.dims for tensor in model.graph.initializer
-    ]
-    assert bare.opset_import == model.opset_import
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x3a\xff\xff\xff\xff\x7f", b"\x0f" * 50])
@@ -171,7 +160,7 @@ print(most() - before)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the most memory that was taken is read from /proc"
 )
-def test_a_large_encoder_takes_half_more_than_its_file_while_it_is_loaded(tmp_path):
+def test_a_large_encoder_takes_twice_its_file_while_it_is_loaded(tmp_path):
     weights = np.random.default_rng(0).normal(size=(25, 2048, 2048)).astype(np.float32) / 45
     names = ["x", *(f"h{i}" for i in range(24)), "encoded"]
     nodes = [
@@ -193,4 +182,4 @@ def test_a_large_encoder_takes_half_more_than_its_file_while_it_is_loaded(tmp_pa
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 1.5 * size
+    assert int(done.stdout) < 2.1 * size
