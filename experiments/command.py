@@ -1,4 +1,4 @@
-"""`python -m training reproduce [TARGET ...]`: the papers' tables and figures, and ours."""
+"""The commands `dubito reproduce`, `certify` and `active`."""
 
 import argparse
 import fnmatch

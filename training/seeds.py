@@ -60,20 +60,6 @@ class EvaluationStream(IntEnum):
     EVEN = 34
 
 
-@unique
-class ActiveStream(IntEnum):
-    """Streams of a seed of `python -m training active`; the rest of a key is the number of the
-    round."""
-
-    INITIAL_LABELS = 0
-    CANDIDATES = 1
-    CHOICE = 2  # ties, and what is random in a choice
-    POOL_NOISE = 3
-    TEST_NOISE = 4
-    FIT = 5  # the recipe's seed of a round's fit
-    STANDARDISING_ROWS = 6  # of the pool, by which networks start
-
-
 def generator(*key: int) -> np.random.Generator:
     return np.random.default_rng(hash_key(*key))
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float32, Int64, Num
 from torch import Tensor
 
+from experiments.active.protocol import ActiveStream
 from training.bayes.likelihoods import Categorical
 from training.bayes.network import BayesianModel
 from training.bayes.posterior import noise
@@ -33,7 +34,7 @@ from training.fitting.steps import (
 )
 from training.model import build, initialise, with_knots
 from training.recipe import Recipe
-from training.seeds import ActiveStream, Stream, generator, hash_key
+from training.seeds import Stream, generator, hash_key
 
 STANDARDISING_ROWS = 1000  # of the pool: they need no labels
 CHUNK_ROWS = 128  # rows x draws of a prediction at a time

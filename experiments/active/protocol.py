@@ -1,6 +1,7 @@
 """The settings of a simulation: acquisitions, arms and when they end."""
 
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Literal
 
 from model_store.acquisition.choice import RANDOM
@@ -8,6 +9,19 @@ from model_store.types import Task
 from training.recipe import Recipe
 
 Start = Literal["warm", "cold"]
+
+
+@unique
+class ActiveStream(IntEnum):
+    """Random streams of a simulation's seed; the round's number is the rest of a key."""
+
+    INITIAL_LABELS = 0
+    CANDIDATES = 1
+    CHOICE = 2  # ties and random acquisitions
+    POOL_NOISE = 3
+    TEST_NOISE = 4
+    FIT = 5  # the seed of a round's recipe
+    STANDARDISING_ROWS = 6  # of the pool
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ DPI = 100
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What one arm needed, and saved against random choice."""
+    """Labels that one arm needed, and saved against random choice."""
 
     curves: Curves
     needed: dict[int, Needed]  # by seed
@@ -48,7 +48,7 @@ class Report:
     protocol: Protocol
     end: End
     target: float
-    unit: str  # the target's name for a regression, else ""
+    unit: str  # the target's name for a regression, or ""
     arms: list[Findings]
     unfinished: dict[str, list[int]]  # seeds by arm
 

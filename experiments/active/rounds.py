@@ -1,7 +1,6 @@
 """The rounds of a simulation, and the labels that were needed and saved.
 
-Of a seed that ends below the target, all that is known is that it needs more labels than it had. A
-mean over such seeds is given as a bound; no seed is left out.
+A seed that ends below the target needs more labels than it had, so a mean over it is a bound.
 """
 
 import json
@@ -95,15 +94,14 @@ class Curves:
 
 @dataclass(frozen=True)
 class Needed:
-    labels: int  # at the first round at the target; else of the last round
-    is_reached: bool  # else more than `labels` are needed
+    labels: int  # in the first round at the target, or in the last round
+    is_reached: bool  # if not, more than `labels` are needed
 
 
 @dataclass(frozen=True)
 class Mean:
     value: float
-    # "" of a mean, "at least", "at most" or "more than" of a bound, "unknown" where neither holds
-    bound: str
+    bound: str  # "" if exact, else "at least", "at most", "more than" or "unknown"
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Saved:
     """Labels saved against random choice with the same seeds: mean difference and interval."""
 
     mean: Mean
-    low: float | None  # of the interval; None: it has no such end, or there is one seed alone
+    low: float | None  # end of the interval; None if it is open, or for a single seed
     high: float | None
     seeds: int
 
@@ -134,21 +132,21 @@ def has_ended(rounds: Sequence[Round], end: End, task: Task, batch: int) -> bool
 
 
 def mean_needed(seeds: Sequence[Needed]) -> Mean:
-    value = float(np.mean([one.labels for one in seeds]))
-    reached = sum(one.is_reached for one in seeds)
+    value = float(np.mean([seed.labels for seed in seeds]))
+    reached = sum(seed.is_reached for seed in seeds)
     return Mean(value, "" if reached == len(seeds) else "at least" if reached else "more than")
 
 
 def measure_saved(arm: Sequence[Needed], control: Sequence[Needed]) -> Saved:
-    """Return the labels that an arm saves against random choice, the same seeds in the same order.
+    """Return the labels that an arm saves against random choice with the same seeds, in order.
 
-    The interval is Student's, of the differences by seed. Where a seed ends below the target its
-    difference is a bound: a lower one if random choice does, an upper one if the arm does; of the
-    interval that end alone is given.
+    The interval is Student's, for the differences by seed. If a seed of random choice ends below
+    the target, the mean is a lower bound; if a seed of the arm does, an upper bound. The interval
+    then has only that end.
     """
-    gains = [its.labels - mine.labels for mine, its in zip(arm, control, strict=True)]
-    differences = np.array(gains, dtype=float)
-    is_least, is_most = (not all(one.is_reached for one in seeds) for seeds in (control, arm))
+    pairs = zip(arm, control, strict=True)
+    differences = np.array([random.labels - seed.labels for seed, random in pairs], dtype=float)
+    is_least, is_most = (not all(seed.is_reached for seed in seeds) for seeds in (control, arm))
     bound = (("", "at most"), ("at least", "unknown"))[is_least][is_most]
     low = high = None
     if len(differences) > 1:

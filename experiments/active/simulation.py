@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 
 from experiments.active.learner import Learner
-from experiments.active.protocol import Arm, End, Protocol
+from experiments.active.protocol import ActiveStream, Arm, End, Protocol
 from experiments.active.rounds import Curves, Record, Round, has_ended
 from model_store.acquisition.choice import Copies, copies_of
 from model_store.acquisition.ranking import Choice, Lap, Pool, Scored, rank_now
@@ -26,7 +26,7 @@ from model_store.scores.tasks import PREDICTIVES, AnyScores
 from training.data import Dataset
 from training.fitting.steps import keep_freed_memory
 from training.progress import Bar
-from training.seeds import ActiveStream, generator, hash_key
+from training.seeds import generator, hash_key
 
 SCORED_AT_ONCE = 1000  # rows
 Index = Int64[np.ndarray, "_"]

@@ -1,1 +1,1 @@
-"""Posteriors held against exact ones and Hamiltonian Monte Carlo, a module for each comparison."""
+"""Comparisons with exact posteriors and with Hamiltonian Monte Carlo."""
