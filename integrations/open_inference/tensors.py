@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InvalidInput, kind_of
-from model_store.sources.npy import DIMENSIONS
+from model_store.sources.npy import MAX_DIMENSIONS
 from service.request_context import RequestContext
 
 BYTES, BOOL, FP16 = "BYTES", "BOOL", "FP16"
@@ -87,8 +87,8 @@ class Tensor:
 def shape_of(given: Any, place: str) -> tuple[int, ...]:
     """Return a tensor's shape; its product may be as large as integers are."""
     is_shape = isinstance(given, list) and all(type(length) is int for length in given)
-    if not is_shape or not 1 <= len(given) <= DIMENSIONS or min(given) < 1:
-        expected = f"an array of 1 to {DIMENSIONS} whole numbers, each at least 1"
+    if not is_shape or not 1 <= len(given) <= MAX_DIMENSIONS or min(given) < 1:
+        expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"
         raise InvalidInput(f"{place}.shape", expected, "another" if is_shape else kind_of(given))
     return tuple(given)
 
