@@ -448,7 +448,7 @@ def test_files_of_one_key_s_jobs_are_bounded_and_a_result_is_all_that_stays(
         too_much = {"inputs": [[0] * 64] * 800}
         answer = client.post("/predict/jobs", json=too_much)
         assert answer.status_code == 507
-        assert "at most 200000 bytes for all jobs of one key" in answer.json()["detail"]
+        assert "up to 200000 bytes of files for all jobs of one key" in answer.json()["detail"]
         long = asked(client, "/predict/jobs", {"inputs": [[0] * 64] * 500, "num_samples": 10})
         assert over(client, long)["state"] == "failed"
         assert "DUBITO_MAX_JOB_BYTES" in over(client, long)["error"]
