@@ -1,19 +1,28 @@
 """Regression on UCI sets over the standard splits: Li and Gal 2017, "Dropout inference in Bayesian
 neural networks with alpha-divergences", and the other methods on the same network."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.cells import Column, Measured, Results, Target
-from experiments.measures import measure_fit, recipe_with
-from experiments.pages import dots, panels
+from experiments.measures import measure_fit, recipe_with, values_of
+from experiments.pages import count, dots, panels
+from training import recipe as recipes
+from training.data import load
+from training.data.findings import findings_of
+from training.data.plan import plan_of
+from training.fit import fit
 from training.folders import data_root
+from training.recipe import DataSection
 
 STEPS = 20_000  # by validation rows no worse than 5,000 on each of four sets, and mostly better
 WIDE, WIDE_UNITS, UNITS = "protein-tertiary-structure", 100, 50
+MOST_EPOCHS = "training.max_epochs"  # named where a fit did not end before
 DROPOUT = {"rate": 0.05, "prior_std": 1.0}
 METHODS: dict[str, dict[str, Any]] = {
     **{
@@ -118,4 +127,64 @@ UCI = Target(
 )
 
 
-TARGETS = (UCI,)
+def _fit_default(name: str, split: int, runs: Path) -> Measured:
+    """Fit what `dubito fit --data` would to a split's training rows, a table in a file."""
+    source = {"source": f"uci:uci/{name}", "split": split}
+    few = {"validation_rows": 10, "reference_rows": 10, "ranking_rows": 19}
+    train = load(recipe_with("uci-concrete", 0, data=source | few), data_root()).train
+    path = runs / f"{name}-{split}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = ",".join([*(f"x{i}" for i in range(train.x.shape[1])), "y"])
+    table = np.column_stack([train.x, train.y])
+    np.savetxt(path, table, "%.9g", ",", header=header, comments="")
+    section = DataSection(source=f"csv:{path.name}", target="y")
+    found = findings_of(section, runs, "regression")
+    plan = plan_of(replace(found, has_test=True), section, f"{name}-default", None)
+    content = plan.recipe.model_dump(exclude_unset=True)
+    content["data"] = {**content["data"], **source, "target": None}
+    fitted = fit(recipes.validate(content, name), runs=runs, quiet=True)
+    ends = float(MOST_EPOCHS in (fitted.provenance.stopped or ""))
+    values = values_of(fitted, fitted.data.test) | {"ends_at_most": ends}
+    return Measured(values, fitted.data.digest()[:16])  # of the default, levelled off or not
+
+
+def _above(results: Results) -> str:
+    known = {name: [cell.measured.values for cell in of] for name, of in results.items() if of}
+    above = [
+        name
+        for name, of in known.items()
+        if np.mean([values["log_likelihood"] for values in of]) > PUBLISHED[name][1]
+    ]
+    return f"In likelihood above the figure in brackets: {len(above)} of {len(known)}."
+
+
+def _draw_defaults(target: Target, results: Results) -> Figure:
+    """Draw log-likelihoods, each on an axis of its own."""
+    figure, axes = panels(len(results), 3, 12, 4 / 3, share=False)
+    for axis, (name, cells) in zip(axes, results.items(), strict=True):
+        dots(axis, target, {name: cells}, "log_likelihood")
+    figure.suptitle(f"{target.title} (× MC dropout, Gal and Ghahramani 2016)")
+    return figure
+
+
+DEFAULTS = Target(
+    name="uci-defaults",
+    title="UCI regression by defaults",
+    protocol=(
+        "What `dubito fit --data` makes of the training rows of a split as a table in a file, "
+        "without a recipe: members that share weights, two hidden layers, encoded columns, noise "
+        "that differs between rows. So it is another network than that of the papers and of "
+        "`uci`. A fit ends where held-out rows have not become likelier for a while, or after "
+        "`training.max_epochs`. A seed is one of the first five standard splits. RMSE in the "
+        "target's units, log-likelihood of a density in those; in brackets MC dropout's, by Gal "
+        "and Ghahramani 2016, over 20 splits."
+    ),
+    rows={name: partial(_fit_default, name) for name in PUBLISHED},
+    columns={**UCI.columns, "ends_at_most": Column("ended by max_epochs", summary=count)},
+    papers={name: UCI.papers[f"{name}-ensemble"] for name in PUBLISHED},
+    draw=_draw_defaults,
+    seeds=5,
+    conclude=_above,
+)
+
+TARGETS = (UCI, DEFAULTS)
