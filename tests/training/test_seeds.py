@@ -3,13 +3,14 @@
 import ast
 from enum import IntEnum
 
+from experiments.active.protocol import ActiveStream
 from tests.support.environment import ROOT
 from training import seeds
 from training.seeds import hash_key
 
 ENUMERATIONS = {
-    name: found for name, found in vars(seeds).items() if name[0].isupper() and found is not IntEnum
-}
+    name: value for name, value in vars(seeds).items() if name[0].isupper() and value is not IntEnum
+} | {"ActiveStream": ActiveStream}
 KEYED = {
     "hash_key": 1,
     "generator": 1,
@@ -37,7 +38,10 @@ def test_no_two_streams_of_a_seed_have_one_value():
 
 def test_every_key_names_its_stream():
     streams = [
-        stream for path in sorted((ROOT / "training").rglob("*.py")) for stream in streams_in(path)
+        stream
+        for folder in ("training", "experiments/active")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for stream in streams_in(path)
     ]
     unnamed = [where for where, enumeration in streams if enumeration not in ENUMERATIONS]
     assert not unnamed
