@@ -1,6 +1,6 @@
 """A client of Dubito, the prediction service that knows when it doubts.
 
-Where the project is installed with its extra `training`, also its estimators for scikit-learn:
+If the project is installed with its extra `training`, it also has estimators for scikit-learn:
 `from dubito import Classifier, Regressor`.
 """
 
@@ -73,7 +73,7 @@ _ESTIMATORS = ("Classifier", "Regressor")  # of the project
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the command's page of help waits for neither httpx nor numpy."""
+    """Import names on first use, so that `dubito --help` imports neither httpx nor numpy."""
     if name in _MODULES:
         return import_module(f"dubito.{name}")
     if name in __all__:

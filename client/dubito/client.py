@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: the same calls, with httpx doing what they ask for."""
+"""`Client` and `AsyncClient`: the same calls, done by httpx."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 Http = TypeVar("Http", bound=httpx.Client | httpx.AsyncClient)
 Result = TypeVar("Result")
 
-TIMEOUT_S = 90.0  # longer than the service's own deadline, which then is the one that is heard of
+TIMEOUT_S = 90.0  # longer than the service's deadline, whose error has more detail
 CONNECT_S = 10.0
 RETRIES = 4
 
@@ -36,7 +36,7 @@ class _Address:
     key: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sent: httpx's error would show a key that holds a line break."""
+        """Check both here: httpx's error would show a key with a line break."""
         try:
             is_url = httpx.URL(self.url).scheme in ("http", "https")
         except httpx.InvalidURL:
@@ -142,15 +142,15 @@ class Client(_Calls[httpx.Client]):
 
     Args:
         url: of the service.
-        key: an API key, where the service wants one.
-        timeout_s: seconds that a request may wait for the service where the call has no
+        key: an API key, if the service requires one.
+        timeout_s: seconds that a request may wait for the service if the call has no
             `deadline_s`.
-        retries: how often a request is sent again where that is safe: after a refusal that says
-            `Retry-After`, and where a connection failed.
+        retries: of each request, if they are safe: after a refusal with `Retry-After` or a failed
+            connection.
         http: an httpx client to use, such as one with a proxy or certificates of your own. You
             close it.
 
-    Every call may raise what `dubito.errors` lists.
+    Every call may raise the errors of `dubito.errors`.
     """
 
     def _open(self) -> httpx.Client:

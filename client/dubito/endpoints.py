@@ -61,20 +61,19 @@ def predict(
     on_progress: Progress | None = None,
     **options: Unpack[PredictOptions],
 ) -> Steps[Predictions]:
-    """Predict rows: how uncertain, why, and whether each is unlike the data.
+    """Predict rows, with their uncertainty and flags for rows unlike the data.
 
-    Many rows go in parts, all under the same draws of one version: the seed and version that the
-    first part was answered with, which the result states. With `fdr` they go in one request, since
-    it decides all flags together; `predict_job` takes more.
+    Many rows are sent in parts under the seed and version of the first answer, so all rows share
+    draws. With `fdr` they are sent in one request, because it decides all flags together;
+    `predict_job` takes more.
 
     Args:
         inputs: an array (N, ...) in the units of the training data; a DataFrame, or a list of
             objects keyed by column; a list of strings, of PIL images, or of files as `bytes` or
             paths.
-        deadline_s: seconds that the whole call may take, all parts, pauses and tries together; the
-            service is told what is left.
-        part_rows: most rows of a part: 1000, or 100 with `explain`.
-        on_progress: called with the share of the rows that are predicted.
+        deadline_s: seconds for the call with all parts, pauses and retries.
+        part_rows: rows of a part, by default 1000, or 100 with `explain`.
+        on_progress: called with the share of rows that are done.
         options: see `PredictOptions`.
     """
     limits, rows, fields = limits.within(deadline_s), rows_of(inputs, "inputs"), _options(options)
@@ -108,7 +107,7 @@ def acquire(
     deadline_s: float | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Ranking]:
-    """Rank a pool in one request: which k rows' labels would teach the model most.
+    """Rank a pool in one request: the k rows with the most useful labels.
 
     `acquire_job` takes more rows. A lost answer is requested again, except with `keep`: a second
     request might set other rows aside.
@@ -117,7 +116,7 @@ def acquire(
         pool: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
             files.
         k: how many rows to return.
-        pool_file: in place of `pool`: the name of a file in the operator's folder.
+        pool_file: instead of `pool`, the name of a file in the operator's folder.
         deadline_s: as for `predict`.
         options: see `AcquireOptions`.
     """
@@ -135,13 +134,13 @@ def predict_job(
     ids: Sequence[str] | None = None,
     **options: Unpack[PredictJobOptions],
 ) -> Steps[Job]:
-    """Have the service predict rows, or a file of them; `predictions` waits for the result.
+    """Start a job that predicts rows or a file; `predictions` waits for its result.
 
     Args:
         inputs: rows, as for `predict`, or the path of a file: npy, npz, Parquet, CSV, or a zip of
             files.
-        inputs_file: in its place: the name of a file in the operator's folder.
-        ids: a different name for each row, which the result repeats.
+        inputs_file: instead, the name of a file in the operator's folder.
+        ids: a unique name for each row, which the result repeats.
         options: see `PredictJobOptions`.
     """
     fields = _options({**options, "inputs_file": inputs_file, "ids": ids})
@@ -156,7 +155,7 @@ def acquire_job(
     pool_file: str | None = None,
     **options: Unpack[AcquireOptions],
 ) -> Steps[Job]:
-    """Have the service rank a pool, with the arguments of `acquire`; `ranking` waits for it."""
+    """Start a job that ranks a pool, with the arguments of `acquire`; `ranking` waits for it."""
     fields = {"k": k, **_options({**options, "pool_file": pool_file})}
     return (yield from _begin(limits, _post("/acquire/jobs", "pool", pool, fields)))
 
@@ -172,7 +171,7 @@ def job(limits: Limits, job: Job | str) -> Steps[Job]:
 
 
 def cancel(limits: Limits, job: Job | str) -> Steps[Job]:
-    """Cancel a job; one that is over stays as it is."""
+    """Cancel a job, unless it is over."""
     return (yield from _send(Job, limits, Request("POST", f"{_path(job)}/cancel")))
 
 
@@ -192,8 +191,8 @@ def wait(
 
     Args:
         job: the job, or its id.
-        deadline_s: seconds to wait at most; the job goes on.
-        on_progress: called now and then with the share that is done, from 0 to 1.
+        deadline_s: how long to wait; the job continues.
+        on_progress: called with the share that is done, from 0 to 1.
 
     Raises:
         JobFailed: if it fails or is cancelled.
@@ -261,16 +260,16 @@ def add_labels(
     replace: bool = False,
     encoded: bool = False,
 ) -> Steps[LabelsKept]:
-    """Send labels, or of a regression targets, all in one request: all are kept, or none.
+    """Send labels, or targets for regression, in one request. The service stores all or none.
 
-    The same again change nothing.
+    Sending the same labels again changes nothing.
 
     Args:
         labels: by the rows' ids: a class as a string, or a target as a number.
-        model: may be left out where the service has one.
-        inputs: by the same ids, the rows that were not kept when they were acquired.
-        replace: whether a label may take the place of another.
-        encoded: of a model of columns: rows are numbers, as its columns are encoded.
+        model: optional if the service has only one.
+        inputs: by the same ids, rows that the service has not stored.
+        replace: whether a label may replace another.
+        encoded: for tables, whether rows are encoded numbers.
     """
     inputs = {} if inputs is None else inputs
     for field, values in (("labels", labels), ("inputs", inputs)):
@@ -299,11 +298,11 @@ def labels(limits: Limits, model: str) -> Steps[LabelFigures]:
 def kept_labels(
     limits: Limits, model: str | None = None, *, annotator: str | None = None
 ) -> Steps[list[KeptLabel]]:
-    """List the labels of a model, in the order in which they first came.
+    """List the labels of a model, the oldest first.
 
     Args:
-        model: may be left out where the service has one.
-        annotator: the name of a key: labels alone that came with it.
+        model: optional if the service has only one.
+        annotator: only labels from the key of this name.
     """
     fields = {"model": model, "annotator": annotator, "limit": LABELS_AT_ONCE, "after": 0}
     labels: list[KeptLabel] = []
@@ -317,8 +316,7 @@ def kept_labels(
 def delete_labels(
     limits: Limits, ids: Sequence[str], *, model: str | None = None
 ) -> Steps[LabelsDeleted]:
-    """Delete the labels of rows, by their ids: all that are there, or none. Rows that were acquired
-    wait for a label again."""
+    """Delete the labels of rows by id. Acquired rows wait for a label again."""
     content = {**({} if model is None else {"model": model}), "ids": _strings(ids, "ids")}
     return (yield from _send(LabelsDeleted, limits, json_request("/labels/delete", content)))
 
@@ -371,7 +369,7 @@ def _post(
 
 
 def _shift_row(first: int, error: InvalidInput) -> InvalidInput:
-    """Return an error of a part of the rows as one of all of them."""
+    """Return an error about a part of the rows with row numbers of the whole."""
 
     def shifted(text: str) -> str:
         return re.sub(r"^inputs\.(\d+)", lambda row: f"inputs.{first + int(row[1])}", text)

@@ -19,11 +19,11 @@ DETAIL = re.compile(r"(?P<field>.{1,200}?): expected (?P<expected>.*), got (?P<g
 
 
 class DubitoError(Exception):
-    """Anything that goes wrong between a program and the service.
+    """The base of all errors of the client.
 
     Attributes:
-        code: the kind of problem by which the service calls it, "" where it did not.
-        errors: of a refusal, each field that was found wrong (`field`, `detail`), at most ten.
+        code: the service's code for the problem, "" without one.
+        errors: each invalid field (`field`, `detail`), up to ten.
     """
 
     code: str = ""
@@ -31,12 +31,12 @@ class DubitoError(Exception):
 
 
 class InvalidInput(DubitoError, ValueError):
-    """A field is not what was expected; also before anything is sent.
+    """A field is invalid. The client may raise this before it sends anything.
 
     Attributes:
-        field: its name, dotted, such as `inputs.3.age`; "" where the service named none.
+        field: its dotted name, such as `inputs.3.age`; "" if the service named none.
         expected: what it should be.
-        got: what came.
+        got: what it is.
     """
 
     def __init__(self, field: str, expected: str, got: str, message: str | None = None) -> None:
@@ -55,12 +55,11 @@ class AnswerError(DubitoError):
     """The service answered with a problem.
 
     Attributes:
-        status: of HTTP.
-        detail: what the service said.
-        field: the field that it named, "" if none.
-        request_id: by which the service's log knows the request; "" if it was not answered by the
-            application.
-        retry_after_s: after how many seconds to try again, where the answer says so.
+        status: the HTTP status.
+        detail: the service's message.
+        field: the invalid field, "" if none is named.
+        request_id: the id in the service's log; "" if the application did not answer.
+        retry_after_s: seconds until a retry, if the answer has them.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class AnswerError(DubitoError):
 
 
 class Unauthorized(AnswerError):
-    """The service wants a key, and none came that is valid."""
+    """The service requires a valid key."""
 
 
 class Forbidden(AnswerError):
@@ -87,46 +86,46 @@ class Forbidden(AnswerError):
 
 
 class NotFound(AnswerError):
-    """A model, version or job that is not there."""
+    """The model, version or job does not exist."""
 
 
 class Conflict(AnswerError):
-    """A label goes against one that is kept, or a job has no result yet."""
+    """A label contradicts an earlier one, or a job has no result yet."""
 
 
 class TooLarge(AnswerError):
-    """More than a limit of the service allows."""
+    """The request exceeds a limit of the service."""
 
 
 class Overloaded(AnswerError):
-    """Too much work is waiting; `retry_after_s` says when to come back."""
+    """Too much work is waiting; try again after `retry_after_s`."""
 
 
 class ServerError(AnswerError):
-    """The service, or what stands before it, failed."""
+    """The service or a proxy failed."""
 
 
 class NotReady(ServerError):
-    """Nothing to predict with, or no room for another connection."""
+    """There is no model to predict with, or there are too many connections."""
 
 
 class NoSpace(AnswerError):
-    """The service's disk is full: nothing was kept."""
+    """The service's disk is full. It stored nothing."""
 
 
 class DeadlineExceeded(DubitoError):
-    """There was no answer in time. What was asked for may still be done."""
+    """There was no answer in time. The service may still do the work."""
 
 
 class NoAnswer(DubitoError):
-    """The connection failed before there was an answer. What was asked for may have been done."""
+    """The connection failed before an answer. The service may have done the work."""
 
 
 class JobFailed(DubitoError):
-    """A job failed or was cancelled; the message says why.
+    """A job failed or was cancelled. The message has the reason.
 
     Attributes:
-        id: the job's.
+        id: of the job.
     """
 
     def __init__(self, id: str, message: str) -> None:
@@ -139,7 +138,7 @@ class JobFailed(DubitoError):
 
 
 class Absent(DubitoError, AttributeError):
-    """An answer does not have a quantity; the message says why."""
+    """The answer lacks a quantity. The message has the reason."""
 
 
 BY_STATUS: Mapping[int, type[AnswerError]] = {
@@ -184,6 +183,6 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
 
 
 def _detail(response: httpx.Response, problem: dict[str, Any]) -> str:
-    """Return what a problem says, or of another answer its status: it may be a proxy's page."""
+    """Return the detail of a problem, or the status of any other answer, such as a proxy's."""
     detail = problem.get("detail")
     return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}"

@@ -1,4 +1,4 @@
-"""Files of rows that the command reads, and files of answers that it writes."""
+"""Read files of rows, and write files of answers."""
 
 import contextlib
 import csv
@@ -24,8 +24,7 @@ OUT = (".csv", ".npz", ".parquet")
 
 @contextlib.contextmanager
 def files_given(files: list[Path]) -> Iterator[list[Path]]:
-    """Give the files; of `-` what comes on standard input, in a file of the kind that its content
-    tells."""
+    """Yield the files; for `-`, a file with the content of standard input and a fitting suffix."""
     if files != STDIN:
         yield files
         return

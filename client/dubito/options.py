@@ -1,5 +1,4 @@
-"""What may be asked for, by name; `docs/api.md` of the service says what each means. What is left
-out, it decides."""
+"""Options of requests. The service chooses those that are left out; see its `docs/api.md`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
@@ -8,10 +7,10 @@ URL = "http://127.0.0.1:8000"  # of the service, by default
 
 
 class _Common(TypedDict, total=False):
-    """What all requests of rows take."""
+    """Options of all requests with rows."""
 
     model: str
-    """A published model; may be left out where the service has one."""
+    """A published model; optional if the service has only one."""
     version: str
     """A version number or an alias; `latest` by default."""
     num_samples: int
@@ -19,18 +18,18 @@ class _Common(TypedDict, total=False):
     seed: int
     """Replays the draws of that seed; fresh draws by default."""
     priors: Mapping[str, float]
-    """Shares of all classes among these rows, where they are not those of the training data."""
+    """Class shares among these rows, if they differ from the training data."""
     encoded: bool
-    """Of a model of columns: rows are numbers, as its columns are encoded."""
+    """For tables: whether rows are encoded numbers instead of objects."""
 
 
 class PredictJobOptions(_Common, total=False):
-    """What `predict_job` takes in addition to the rows."""
+    """Options of `predict_job`."""
 
     fpr: float
     """False-positive rate at which the flag fires; .05 by default."""
     fdr: float
-    """In its place: false discovery rate at which the flags of all rows are decided together."""
+    """Instead: false discovery rate for the flags of all rows together."""
     coverage: float
     """Probability with which a row's prediction set or interval holds the truth; .95 by default."""
     confidence: float
@@ -44,12 +43,12 @@ class PredictJobOptions(_Common, total=False):
 
 
 class PredictOptions(PredictJobOptions, total=False):
-    """What `predict` takes in addition to the rows."""
+    """Options of `predict`."""
 
     return_samples: bool
-    """Also what each draw says: `samples`, or of a regression `samples.mean` and `samples.std`."""
+    """Whether to return each draw: `samples`, for regression `samples.mean` and `samples.std`."""
     explain: bool
-    """Also what made each row strange: the arrays `explanation.*`."""
+    """Whether to explain each row: the arrays `explanation.*`."""
 
 
 Acquisition = Literal[
@@ -68,7 +67,7 @@ Acquisition = Literal[
 
 
 class AcquireOptions(_Common, total=False):
-    """What `acquire` and `acquire_job` take in addition to the pool."""
+    """Options of `acquire` and `acquire_job`."""
 
     ids: Sequence[str]
     """A different name for each row; its index by default. In place of a file's own."""

@@ -39,10 +39,10 @@ WHY_ABSENT = {
 
 @dataclass(frozen=True)
 class Detector:
-    """What a detector says of each row.
+    """Results of a detector.
 
     Attributes:
-        score: (N,), more meaning more unlike the data.
+        score: (N,), larger for rows that are more unlike the data.
         p_value: (N,), conformal.
         fired: (N,) boolean, whether the p-value is at most `fpr`.
     """
@@ -73,14 +73,13 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Tabular):
-    """Predictions of N rows, in their order. Information is in nats, the rest of a regression in
-    the target's units.
+    """Predictions of N rows, in their order, in nats or in the target's units.
 
-    What an answer does not have, such as `abstain` where no risk applies, raises `Absent`, which
-    says why.
+    Quantities that an answer lacks, such as `abstain` without a risk, raise `Absent` with the
+    reason.
 
     Attributes:
-        arrays: all that was answered, by the names that the service gives; read-only.
+        arrays: the whole answer by name, read-only.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -123,8 +122,7 @@ class Predictions(Tabular):
 
     @property
     def seed(self) -> int:
-        """The seed of the draws that all rows share: sent with the same rows, it gives the same
-        answer."""
+        """The seed of the draws that all rows share. It replays the answer for the same rows."""
         return int(self.arrays["seed"])
 
     @property
@@ -134,7 +132,7 @@ class Predictions(Tabular):
 
     @property
     def is_classification(self) -> bool:
-        """Whether there are labels and probabilities; otherwise there are means and intervals."""
+        """Whether the answer has labels and probabilities, not means and intervals."""
         return "probabilities" in self.arrays
 
     # Of each row
@@ -149,8 +147,8 @@ class Predictions(Tabular):
     label = Quantity("(N,) strings: the most probable class.")
     probabilities = Quantity("(N, C): the mean of the draws' probabilities.")
     entropy = Quantity("(N,): the total uncertainty, from 0 to log C.")
-    expected_entropy = Quantity("(N,): the part that every single draw has.")
-    bald = Quantity("(N,): the rest, by which the draws disagree; more labels could reduce it.")
+    expected_entropy = Quantity("(N,): the part that each single draw has.")
+    bald = Quantity("(N,): the disagreement of the draws, which more labels could reduce.")
     bald_corrected = Quantity("(N,): the same without the bias of few draws.")
     mean_std = Quantity(
         "(N,): standard deviation of a class's probability over draws, averaged over classes."
@@ -159,21 +157,21 @@ class Predictions(Tabular):
     prediction_set = Quantity(
         "(N, C) boolean: the classes that the row may have. `sets` has their names."
     )
-    abstain = Quantity("(N,) boolean: whether not to use the label.")
+    abstain = Quantity("(N,) boolean: whether to leave the row unanswered.")
 
     # Of a regression
     mean = Quantity("(N,): of the predictive distribution.")
     median = Quantity("(N,): of the same, if the target was transformed for the fit.")
     std = Quantity("(N,): its standard deviation, the total uncertainty.")
     aleatoric_std = Quantity("(N,): the part that is noise in the data.")
-    epistemic_std = Quantity("(N,): the part by which the draws disagree.")
+    epistemic_std = Quantity("(N,): the part from the disagreement of the draws.")
     interval = Quantity(
         "(N, 2): the lower and the upper end; infinite where there are too few calibration rows."
     )
 
     @property
     def detectors(self) -> Mapping[str, Detector]:
-        """What each detector says, by name."""
+        """Results of each detector by name."""
         names = [name.removesuffix(".score") for name in self.arrays if name.endswith(".score")]
         return {
             name.removeprefix("detectors."): Detector(
@@ -233,10 +231,10 @@ class Predictions(Tabular):
 
 
 def predictions_of(content: bytes) -> Predictions:
-    """Return the predictions of an npz answer.
+    """Read the predictions of an npz answer.
 
     Raises:
-        ServerError: if it is none.
+        ServerError: if it is not an npz file.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -248,8 +246,7 @@ def predictions_of(content: bytes) -> Predictions:
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of parts of the rows as one; all are of one version under the same
-    draws."""
+    """Join predictions of parts of the rows, made by one version under the same draws."""
     if len(parts) == 1:
         return parts[0]
     first, every = parts[0].arrays, [part.arrays for part in parts]

@@ -1,4 +1,4 @@
-"""What else the service answered, as frozen records: rankings, jobs, models and labels."""
+"""Frozen records of rankings, jobs, models and labels."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ Record = TypeVar("Record")
 
 
 class Tabular:
-    """What has a column for each number of a row, and so is a DataFrame."""
+    """A result with a table, which converts to DataFrames."""
 
     def table(self) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
     def to_pandas(self, index: "pandas.Index | Sequence[Any] | None" = None) -> "pandas.DataFrame":
-        """Return the table as a DataFrame of pandas; with the `index` of the frame that was sent it
-        can be joined."""
+        """Return the table as a pandas DataFrame. Pass the `index` of the frame that was sent to
+        join both."""
         import pandas
 
         return pandas.DataFrame(self.table(), index=index)
@@ -35,25 +35,23 @@ class Tabular:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Tabular):
-    """Rows of a pool, those first whose labels would teach the model most.
+    """Rows of a pool; the first ones have the most useful labels.
 
     Attributes:
         model, version: what ranked them.
         acquisition: the score that they are ranked by.
         num_samples, seed: the draws that all rows were scored under.
         pool_size: rows of the pool.
-        excluded: rows that were left out, since they are labelled; None where the service keeps no
-            labels.
+        excluded: labelled rows that were left out; None if the service stores no labels.
         index: (k,) integers, each row's place in the pool.
         id: (k,) strings, each row's name.
         score: (k,); NaN of control rows.
-        control: (k,) boolean, rows that no score chose: set aside at random to judge the model by.
-        race: the `race` that was asked for, if one was.
-        beta: of `power_bald`, the power of BALD that rows were taken by chance with.
-        finalists: of a race, the rows that took all draws.
-        unknown_categories: by column, scored rows whose category the model does not tell apart, or
-            that have none.
-        priors: shares of the classes that the scores are for, if not those of the training data.
+        control: (k,) boolean, rows that were set aside at random to measure the model.
+        race: the request's `race`, if any.
+        beta: of `power_bald`, the power of BALD in the sampling weights.
+        finalists: in a race, how many rows used all draws.
+        unknown_categories: by column, scored rows with a missing or unknown category.
+        priors: class shares that the scores assume, if they differ from the training data.
     """
 
     model: str
@@ -97,10 +95,10 @@ def ranking_of(content: Mapping[str, Any]) -> Ranking:
 
 @dataclass(frozen=True)
 class Job:
-    """How far work on a pool is. Times are in UTC (RFC 3339), `progress` goes from 0 to 1.
+    """The state of a job. Times are in UTC (RFC 3339); `progress` is between 0 and 1.
 
     Attributes:
-        raw: all that the service said.
+        raw: the whole answer.
     """
 
     id: str
@@ -129,19 +127,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model. All but its name and versions are None where none of them can be served.
+    """A published model. If no version can be served, only its name and versions are set.
 
     Attributes:
         name: what requests call it.
         serving: the version behind `latest`.
         versions, aliases: all versions, and version by alias.
-        broken: what cannot be served, and why.
-        method, task: how it was fitted, and whether to `classification` or `regression`.
-        input_shape: of a row.
-        columns: of rows of columns, each with its `name` and `kind`; empty for other rows.
+        broken: versions that cannot be served, with the reason.
+        method, task: the method, and `classification` or `regression`.
+        input_shape: the shape of a row.
+        columns: `name` and `kind` of each column of a table; else empty.
         classes, target: of a classification, and of a regression.
         quality: measured on test rows when it was published.
-        raw: all that the service said; of `model(name)` also the manifest and the drift.
+        raw: the whole answer; for `model(name)` with the manifest and the drift.
     """
 
     name: str
@@ -163,8 +161,7 @@ class Model:
 
 @dataclass(frozen=True)
 class LabelsKept:
-    """What became of labels: how many were new, were known, or took another's place, and how many
-    there are."""
+    """How many labels were new, known or replaced, and how many there are."""
 
     model: str
     accepted: int
@@ -175,14 +172,14 @@ class LabelsKept:
 
 @dataclass(frozen=True)
 class KeptLabel:
-    """A label that is kept.
+    """A stored label.
 
     Attributes:
         id: of the row.
-        label, target: a class, or of a regression a number; the other is None.
-        annotator: the name of the key that it came with; None where the service has no keys.
-        time: in UTC, as RFC 3339 has it.
-        control: whether the row was set aside to judge the model by.
+        label, target: a class, or a number for regression; the other is None.
+        annotator: the name of the key that sent it; None if the service has no keys.
+        time: in UTC (RFC 3339).
+        control: whether the row was set aside to measure the model.
     """
 
     id: str
@@ -204,10 +201,10 @@ class LabelsDeleted:
 
 @dataclass(frozen=True)
 class LabelFigures:
-    """How many rows of a model were acquired and labelled, and what the labels say of it.
+    """How many rows of a model were acquired and labelled, and its quality on them.
 
     Attributes:
-        raw: all that the service said: figures by version as `live`, and `candidates`.
+        raw: the whole answer, with figures by version as `live`, and `candidates`.
     """
 
     model: str
@@ -219,10 +216,10 @@ class LabelFigures:
 
 
 def record(kind: type[Record], content: Mapping[str, Any]) -> Record:
-    """Return a record of the fields that it has, and all of the answer as `raw`, if it has that.
+    """Make a record from an answer, and ignore unknown fields of later services.
 
-    A later service may say more.
+    A field `raw` gets the whole answer.
     """
     names = {item.name for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    said = {**content, "raw": content}
-    return kind(**{name: value for name, value in said.items() if name in names})
+    values = {**content, "raw": content}
+    return kind(**{name: value for name, value in values.items() if name in names})

@@ -1,5 +1,4 @@
-"""Rows as users have them, and how they go over the wire: as an array, as JSON, or as files of a
-form."""
+"""Rows as users have them, encoded for a request: as an array, as JSON, or as files of a form."""
 
 import base64
 import io
@@ -30,17 +29,17 @@ MEDIA_TYPES = {
     ".tsv": "text/csv",  # whatever stands between cells is recognised
     ".zip": "application/zip",
 }
-PART_BYTES = 8 << 20  # of the rows of a request, at most, but for a single one
+PART_BYTES = 8 << 20  # of the rows of a request, unless there is only one
 
 RowsLike = np.ndarray | Iterable[Any]
-"""An array of rows, or what numpy makes one of, such as a tensor; a DataFrame of pandas or polars,
-or a table of pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or
+"""An array of rows, or an object that numpy converts, such as a tensor; a DataFrame of pandas or
+polars, or a table of pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or
 of files as `bytes` or paths."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as they are sent: numbers (N, ...), or each row as the bytes of its JSON or its file."""
+    """Encoded rows: numbers (N, ...), or the bytes of each row's JSON or file."""
 
     content: np.ndarray | Sequence[bytes]
     kind: Literal["numbers", "json", "files"]
@@ -58,7 +57,7 @@ class Rows:
 
 
 def rows_of(rows: RowsLike, field: str) -> Rows:
-    """Return rows as they are sent."""
+    """Encode rows."""
     rows = _as_array(_from_frame(rows, field), field)
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biuf":
         rows = rows.tolist()  # strings, or whatever objects
@@ -81,7 +80,7 @@ def rows_of(rows: RowsLike, field: str) -> Rows:
 
 
 def row_of(row: Any, field: str) -> Any:
-    """Return a single row as JSON has it; a file or an image as base64."""
+    """Return a row as a JSON value; a file or an image as base64."""
     if isinstance(row, bytes | PathLike) or _is_image(row):
         return base64.b64encode(_file(row, field)).decode()
     pandas = sys.modules.get("pandas")
@@ -99,12 +98,12 @@ def name_of(value: Any, field: str) -> str:
     return str(value)
 
 
-def parts_of(rows: Rows, most: int) -> Iterator[slice]:
-    """Yield parts of at most `most` rows and `PART_BYTES`, in order, each of a row at least."""
+def parts_of(rows: Rows, max_rows: int) -> Iterator[slice]:
+    """Yield slices of up to `max_rows` rows and `PART_BYTES`, in order, each of at least a row."""
     first, held = 0, 0
     for n in range(len(rows)):
         size = rows.row_bytes(n)
-        if n > first and (n - first >= most or held + size > PART_BYTES):
+        if n > first and (n - first >= max_rows or held + size > PART_BYTES):
             yield slice(first, n)
             first, held = n, 0
         held += size
@@ -114,10 +113,10 @@ def parts_of(rows: Rows, most: int) -> Iterator[slice]:
 def request_of(
     path: str, field: str, rows: Rows, options: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Callable[[float | None], Request]:
-    """Return a function that makes a request of rows, given the seconds that are left.
+    """Return a function that makes a request of rows from the remaining seconds.
 
-    An array goes as npy, with the options in the query; with ids as npz. Other lists among the
-    options would make the query too long: then all is JSON.
+    Arrays are sent as npy with the options in the query, or as npz with ids. Other lists among the
+    options would make the query too long, so these requests are JSON.
     """
     content, others = rows.content, {n: v for n, v in options.items() if n != "ids"}
     if isinstance(content, np.ndarray) and any(isinstance(v, list) for v in others.values()):
@@ -160,8 +159,7 @@ def json_request(path: str, content: Mapping[str, Any]) -> Request:
 
 
 def plain(value: Any, field: str) -> Any:
-    """Return a value as JSON has it: what is missing is None, dates and times are texts in ISO
-    8601."""
+    """Return a JSON value: None if it is missing, ISO 8601 text for dates and times."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -198,8 +196,9 @@ def with_deadline(options: Mapping[str, Any], left_s: float | None) -> dict[str,
 
 
 def _from_frame(rows: Any, field: str) -> Any:
-    """Return a frame or series of pandas or polars, or a table of pyarrow, as lists; none is
-    imported here."""
+    """Return frames and series of pandas and polars, and tables of pyarrow, as lists.
+
+    None of these packages is imported here."""
     pandas, polars, pyarrow = map(sys.modules.get, ("pandas", "polars", "pyarrow"))
     if pandas is not None:
         if isinstance(rows, pandas.DataFrame):
@@ -219,15 +218,14 @@ def _from_frame(rows: Any, field: str) -> Any:
 
 
 def _refuse_double(names: Sequence[str], field: str) -> None:
-    """Raise InvalidInput where columns have one name: of an object for each row one of them would
-    be left."""
+    """Raise InvalidInput if two columns share a name: an object per row would keep only one."""
     double = [name for n, name in enumerate(names) if name in names[:n]]
     if double:
         raise InvalidInput(field, "columns of different names", f"more than one {double[0]!r}")
 
 
 def _as_array(value: Any, field: str) -> Any:
-    """Return what numpy makes an array of, such as a tensor, as one; all else as it is."""
+    """Convert objects such as tensors to arrays; return others unchanged."""
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array__") or isinstance(value, np.generic) or _is_image(value):
             return value
@@ -247,7 +245,7 @@ def _as_array(value: Any, field: str) -> Any:
 
 
 def _numbers(array: np.ndarray, field: str) -> np.ndarray:
-    """Return an array of rows as the service reads it: of floats or integers of at most 64 bits."""
+    """Return an array of rows with floats or integers of up to 64 bits."""
     if array.ndim < 2 or array.size == 0:
         expected = "rows of numbers, in an array of shape (N, ...)"
         raise InvalidInput(field, expected, f"an array of shape {array.shape}")
@@ -257,8 +255,7 @@ def _numbers(array: np.ndarray, field: str) -> np.ndarray:
 
 
 def _array(rows: list[Any]) -> np.ndarray | None:
-    """Return lists of numbers as an array; None where they are of unequal lengths, or not all
-    numbers."""
+    """Return lists of numbers as an array; None if lengths differ or items are not numbers."""
     try:
         array = np.asarray(rows)
     except ValueError:
@@ -272,7 +269,7 @@ def _is_image(row: object) -> bool:
 
 
 def _file(row: Any, field: str) -> bytes:
-    """Return what is in a file, or an image as a PNG file, which loses nothing."""
+    """Return the content of a file, or an image as a PNG file, which is lossless."""
     if isinstance(row, bytes):
         return row
     if isinstance(row, PathLike):
