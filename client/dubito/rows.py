@@ -33,8 +33,8 @@ PART_BYTES = 8 << 20  # of the rows of a request, unless there is only one
 
 RowsLike = np.ndarray | Iterable[Any]
 """An array of rows, or an object that numpy converts, such as a tensor; a DataFrame of pandas or
-polars, or a table of pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL images, or
-of files as `bytes` or paths."""
+polars, or a table of pyarrow; a list of arrays, of objects keyed by column, of strings, of PIL
+images, or of files as `bytes` or paths."""
 
 
 @dataclass(frozen=True, eq=False)
