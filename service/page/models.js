@@ -17,7 +17,6 @@ const PLOTS = {
   "entropy-cdf.png": "Entropy of test rows and of rows unlike them",
   "std-cdf.png": "Standard deviation of test rows and of rows unlike them",
   "roc.png": "Rows unlike the data, told from test rows: ROC curves",
-  "fgsm.png": "Under attack: accuracy and scores by the size of the change",
 };
 
 /** The order of plots, of entries of a report's files. */

@@ -128,7 +128,7 @@ def evaluate_version(
         outliers=outliers,
         attacks=attacked,
     )
-    files = _plots(predicted, predicted_sets, test, report)
+    files = _plots(predicted, predicted_sets, test, measured)
     files["report.html"] = report_page(report, files).encode()
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
 
@@ -283,15 +283,14 @@ def _summary(
 
 
 def _plots(
-    test: ServedPrediction, sets: dict[str, ServedPrediction], rows: Rows, report: records.Report
+    test: ServedPrediction,
+    sets: dict[str, ServedPrediction],
+    rows: Rows,
+    measured: records.ClassMeasures | records.RegressionMeasures,
 ) -> dict[str, bytes]:
-    measured = report.test
     if isinstance(measured, records.ClassMeasures):
         main, label = "entropy", "error of the rows answered"
         files = {"reliability.png": plots.reliability_plot(measured.reliability)}
-        if report.attacks:
-            means = {name: float(score.mean()) for name, score in test.prediction.detected.items()}
-            files["fgsm.png"] = plots.attacks_plot(measured.accuracy, means, report.attacks)
     else:
         main, label = "std", "mean squared error of the rows answered"
         files = {

@@ -14,7 +14,7 @@ from model_store.scores.regression import MixtureScores
 from training.evaluation.detection import roc_curve
 from training.evaluation.metrics import risk_coverage
 from training.evaluation.quality import ServedPrediction
-from training.evaluation.report import Attack, Bin, Pit, SpreadBin
+from training.evaluation.report import Bin, Pit, SpreadBin
 from training.fitting.plots import png_of
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
@@ -113,49 +113,6 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
         axis.set(xlabel="false-positive rate (test rows)", ylabel="detection rate")
     _legend_outside(axes[-1])
     return _png(figure, "ROC curves")
-
-
-def attacks_plot(
-    clean_accuracy: float, clean_scores: dict[str, float], attacks: dict[str, Attack]
-) -> bytes:
-    fgsm = [entry for entry in attacks.values() if entry.settings.attack == "fgsm"]
-    counts = sorted({entry.settings.draws for entry in fgsm})
-    figure, axes = _panels(4, width=4.6)
-    styles = dict(zip(counts, ("-", "--", ":", "-."), strict=False))
-    for count, style in styles.items():
-        by_step = {e.settings.step or 0.0: e.measures for e in fgsm if e.settings.draws == count}
-        entries = [by_step[step] for step in sorted(by_step)]
-        steps = [0.0, *sorted(by_step)]
-        suffix = f"{count} draw" + ("s" if count > 1 else "")
-        accuracy = [clean_accuracy, *(e.accuracy for e in entries)]
-        axes[0].plot(steps, accuracy, style, marker=".", label=suffix)
-        hits, label = [e.hits for e in entries], f"wrong, unflagged; {suffix}"
-        axes[0].plot(steps[1:], hits, style, marker="x", label=label)
-        for colour, (name, clean) in zip(COLOURS, clean_scores.items(), strict=False):
-            if clean > 0.0:  # as BALD of one network is not
-                values = np.array([clean, *(entry.mean_scores[name] for entry in entries)])
-                axes[1].plot(steps, values / clean, style, color=colour)
-        for colour, name in zip(COLOURS, [*clean_scores, "flag"], strict=False):
-            values = np.array([0.5, *(entry.scores[name].auroc for entry in entries)])
-            first = name if count == counts[0] else None
-            axes[2].plot(steps, values, style, color=colour, label=first)
-            errors = [
-                (step, entry.error_detection.scores[name].auroc)
-                for step, entry in zip(steps[1:], entries, strict=True)
-                if entry.error_detection
-            ]
-            axes[3].plot(*np.array(errors).T, style, color=colour)
-    axes[0].set(ylabel="share of rows", title="accuracy", ylim=(-0.02, 1.02))
-    axes[0].legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    axes[1].set(ylabel="mean score over that of test rows", yscale="log", title="scores")
-    axes[2].set(ylabel="AUROC", title="adversary detection", ylim=(None, 1.02))
-    axes[3].set(ylabel="AUROC", title="error detection", ylim=(None, 1.02), xlim=axes[2].get_xlim())
-    for axis in axes:
-        axis.set(xlabel="FGSM step (of the data's range)")
-    handles, labels = axes[2].get_legend_handles_labels()
-    title = ", ".join(f"{style} {count} draws" for count, style in styles.items())
-    axes[3].legend(handles, labels, title=title, **OUTSIDE)
-    return _png(figure, "FGSM")
 
 
 def _ends(records: Sequence[Any], key: str) -> np.ndarray:
