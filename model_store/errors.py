@@ -1,7 +1,7 @@
 """Errors of the domain. Each class has the HTTP status and the code that the service answers with.
 
 DubitoError
-├── FieldError            a field with a wrong value: the field, what was expected, what came
+├── FieldError            a field with a wrong value
 │   ├── InvalidInput      a value that cannot be used
 │   ├── Conflict          a value that contradicts an earlier one
 │   └── NotFound          no such model, version or alias (also a StoreError)
@@ -38,7 +38,7 @@ class DubitoError(Exception):
 
 
 class FieldError(DubitoError):
-    """A field with a wrong value. The text names the field, what was expected and what came."""
+    """A field with a wrong value. The text names the field and both values."""
 
     field: str
 
@@ -142,26 +142,24 @@ class NoSpace(StateUnusable):
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says, in one line of at most 300 printable characters, a terminal's
-    colours left out."""
+    """Return an error's text as up to 300 printable characters without terminal colours."""
     return plain(error)[:300]
 
 
 def plain(error: Exception) -> str:
-    """Return all that an error says in one line of printable characters, a terminal's colours left
-    out."""
+    """Return an error's text as one line of printable characters without terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def all_of(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Return the first of some errors, which knows the others."""
+    """Return the first error, with the next ones as its `others`."""
     errors[0].others = errors[1:MOST_ERRORS]
     return errors[0]
 
 
 def kind_of(value: Any) -> str:
-    """Say what a value is, in JSON's words; short numbers are shown, nothing else is echoed."""
+    """Describe a value in JSON terms; only numbers are echoed."""
     match value:
         case None:
             return "null"

@@ -48,7 +48,7 @@ def pool_candidates(
     priors: Priors | None = None,
 ) -> Candidates:
     predictive = model.predictive
-    return predictive.joint_scores[acquisition].of(
+    return predictive.joint_scores[acquisition].from_samples(
         predictive.samples(_outputs(model, x, draws, priors))
     )
 

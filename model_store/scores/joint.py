@@ -48,8 +48,8 @@ Gains = Float64[np.ndarray, "n"]
 @dataclass(frozen=True, eq=False)
 class Candidates:
     gain: Float64[np.ndarray, "N"]  # of each row alone
-    own: Float64[np.ndarray, "N"]  # the expected entropy, or the noise variance
-    said: Float32[np.ndarray, "N D"]  # the draws' probabilities or centred means
+    noise: Float64[np.ndarray, "N"]  # the expected entropy, or the noise variance
+    outputs: Float32[np.ndarray, "N D"]  # probabilities or centred means under each draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class JointScore(ABC):
 
     @staticmethod
     @abstractmethod
-    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
+    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates: ...
 
     @staticmethod
     @abstractmethod
@@ -119,13 +119,13 @@ class BatchBald(JointScore):
         self._set(np.full((1, num_draws), 1.0 / num_draws), np.ones(1))
 
     @staticmethod
-    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
-        said_N_C_K = samples.transpose(1, 2, 0).astype(np.float32, order="C")
-        said_N_C_K[said_N_C_K < LEAST_KEPT] = 0.0
-        probs_N_C_K = said_N_C_K.astype(np.float64)
-        own = _entropies(probs_N_C_K).mean(axis=-1)
-        gain = np.maximum(_entropies(probs_N_C_K.mean(axis=-1)) - own, 0.0)
-        return Candidates(gain, own, said_N_C_K.reshape(len(said_N_C_K), -1))
+    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
+        outputs_N_C_K = samples.transpose(1, 2, 0).astype(np.float32, order="C")
+        outputs_N_C_K[outputs_N_C_K < LEAST_KEPT] = 0.0
+        probs_N_C_K = outputs_N_C_K.astype(np.float64)
+        noise = _entropies(probs_N_C_K).mean(axis=-1)
+        gain = np.maximum(_entropies(probs_N_C_K.mean(axis=-1)) - noise, 0.0)
+        return Candidates(gain, noise, outputs_N_C_K.reshape(len(outputs_N_C_K), -1))
 
     @staticmethod
     def numbers(num_draws: int, outputs: int) -> int:
@@ -143,7 +143,7 @@ class BatchBald(JointScore):
 
     @property
     def _classes(self) -> int:
-        return self.candidates.said.shape[1] // self.num_draws
+        return self.candidates.outputs.shape[1] // self.num_draws
 
     def gains(self, rows: Rows) -> Gains:
         return np.maximum(self._gains(rows, self._weights_S_K, self._mass_S), 0.0)
@@ -169,19 +169,19 @@ class BatchBald(JointScore):
     def _gains(
         self, rows: Rows, weights_S_K: Float[np.ndarray, "S K"], mass_S: Float[np.ndarray, "S"]
     ) -> Gains:
-        said_nC_K = self.candidates.said[rows].reshape(-1, self.num_draws)
+        outputs_nC_K = self.candidates.outputs[rows].reshape(-1, self.num_draws)
         if weights_S_K.dtype == np.float64:
-            probs_nC_S = _products(said_nC_K.astype(np.float64), weights_S_K)
+            probs_nC_S = _products(outputs_nC_K.astype(np.float64), weights_S_K)
         else:
-            probs_nC_S = said_nC_K @ weights_S_K.T
+            probs_nC_S = outputs_nC_K @ weights_S_K.T
         terms_nC_S = np.log(np.maximum(probs_nC_S, weights_S_K.dtype.type(LEAST_LABEL)))
         terms_nC_S *= probs_nC_S
         terms_nC_S *= mass_S
         entropy_n = -terms_nC_S.sum(axis=1).reshape(len(rows), -1).sum(axis=1, dtype=np.float64)
-        return entropy_n - self.candidates.own[rows]
+        return entropy_n - self.candidates.noise[rows]
 
     def choose(self, row: int) -> None:
-        probs_C_K = self.candidates.said[row].reshape(-1, self.num_draws).astype(np.float64)
+        probs_C_K = self.candidates.outputs[row].reshape(-1, self.num_draws).astype(np.float64)
         if self._draw_S is None:
             mass_S_C = _products(self._weights_S_K, probs_C_K) * self._mass_S[:, None]
             s, c = np.nonzero(mass_S_C > MIN_MASS)
@@ -235,33 +235,33 @@ class MaxDet(JointScore):
 
     def __init__(self, candidates: Candidates, num_draws: int, seed: int) -> None:
         super().__init__(candidates, num_draws, seed)
-        self._directions = np.zeros((0, candidates.said.shape[1]))  # V
+        self._directions = np.zeros((0, candidates.outputs.shape[1]))  # V
 
     @classmethod
     def work_bytes(cls, num_draws: int, outputs: int, k: int) -> int:
         return 2 * 8 * k * cls.numbers(num_draws, outputs) + 4 * 8 * NUMBERS_AT_ONCE
 
     def gains(self, rows: Rows) -> Gains:
-        vectors = self.candidates.said[rows].astype(np.float64)
+        vectors = self.candidates.outputs[rows].astype(np.float64)
         left = _left(vectors, _products(vectors, self._directions))
-        return _information(left, self.candidates.own[rows])
+        return _information(left, self.candidates.noise[rows])
 
     @property
     def bounds(self) -> Sequence[Bound]:
         def compute(rows: Rows) -> Gains:
-            vectors = self.candidates.said[rows].astype(np.float64)
+            vectors = self.candidates.outputs[rows].astype(np.float64)
             left = _left(vectors, vectors @ self._directions.T)
-            return _information(left, self.candidates.own[rows]) + ROUNDING
+            return _information(left, self.candidates.noise[rows]) + ROUNDING
 
-        numbers = self.candidates.said.shape[1] + len(self._directions)
+        numbers = self.candidates.outputs.shape[1] + len(self._directions)
         return [Bound(compute, max(1, NUMBERS_AT_ONCE // numbers))]
 
     def choose(self, row: int) -> None:
-        vector = self.candidates.said[row].astype(np.float64)
+        vector = self.candidates.outputs[row].astype(np.float64)
         products = _products(vector[None], self._directions)
         (left,) = _left(vector[None], products)
         vector -= _products(products, self._directions.T)[0]
-        vector /= np.sqrt(left + self.candidates.own[row])
+        vector /= np.sqrt(left + self.candidates.noise[row])
         self._directions = np.vstack([self._directions, vector])
 
 
@@ -269,7 +269,7 @@ class ClassMaxDet(MaxDet):
     """For class probabilities: covariances are summed over classes, and the noise is a label's."""
 
     @staticmethod
-    def of(samples: Float[np.ndarray, "K N C"]) -> Candidates:
+    def from_samples(samples: Float[np.ndarray, "K N C"]) -> Candidates:
         probs_N_C_K = samples.transpose(1, 2, 0).astype(np.float64, order="C")
         variance = 1.0 - np.square(probs_N_C_K).sum(axis=1).mean(axis=-1)
         return _centre(probs_N_C_K, np.maximum(variance, 0.0) + LEAST_NOISE)
@@ -283,7 +283,7 @@ class TargetMaxDet(MaxDet):
     """For regression means: 1/2 log det(I + Cov / noise), their information from noisy labels."""
 
     @staticmethod
-    def of(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
+    def from_samples(samples: Float[np.ndarray, "K N 2"]) -> Candidates:
         """Centre the draws' means and scale them by the row's noise, so that no unit overflows."""
         mean_N_K, std_N_K = samples.transpose(2, 1, 0).astype(np.float64, order="C")
         noise_std_N = np.sqrt(np.square(std_N_K).mean(axis=-1))
@@ -334,9 +334,9 @@ def _centre(
     num_draws = values_N_C_K.shape[-1]
     vectors = values_N_C_K - values_N_C_K.mean(axis=-1, keepdims=True)
     vectors /= np.sqrt(num_draws)
-    said = vectors.reshape(len(vectors), -1).astype(np.float32)
-    variance = np.square(said, dtype=np.float64).sum(axis=1)
-    return Candidates(_information(variance, noise), noise, said)
+    outputs = vectors.reshape(len(vectors), -1).astype(np.float32)
+    variance = np.square(outputs, dtype=np.float64).sum(axis=1)
+    return Candidates(_information(variance, noise), noise, outputs)
 
 
 def _information(

@@ -190,5 +190,5 @@ class Computation:
             for x in parts
         ]
         place = np.argsort(np.argsort(rows))
-        columns = ([part.gain, part.own, part.said] for part in found)
+        columns = ([part.gain, part.noise, part.outputs] for part in found)
         return Candidates(*(np.concatenate(parts)[place] for parts in zip(*columns, strict=True)))

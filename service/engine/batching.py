@@ -104,17 +104,17 @@ class Best:
 
     def take(self, part: Candidates, first: int) -> None:
         if self._outputs is None:
-            self._outputs = np.empty((self._most, part.said.shape[1]), dtype=np.float32)
+            self._outputs = np.empty((self._most, part.outputs.shape[1]), dtype=np.float32)
         held, n = len(self.rows), len(part.gain)
         rows = np.concatenate([self.rows, first + np.arange(n)])
         gain = np.concatenate([self._gain, part.gain])
-        own, place = np.concatenate([self._own, part.own]), np.arange(held + n)  # in `_outputs`
+        own, place = np.concatenate([self._own, part.noise]), np.arange(held + n)  # in `_outputs`
         is_best = np.zeros(held + n, dtype=bool)
         is_best[np.lexsort((rows, -gain))[: self._most]] = True
         (new,) = np.nonzero(is_best[held:])
         free = np.concatenate([np.flatnonzero(~is_best[:held]), np.arange(held, self._most)])
         free = free[: len(new)]
-        self._outputs[free] = part.said[new]
+        self._outputs[free] = part.outputs[new]
         place[held + new] = free
         kept = np.flatnonzero(is_best)
         kept = kept[np.argsort(place[kept])]

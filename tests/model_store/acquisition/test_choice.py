@@ -106,20 +106,20 @@ def best_of(probs, most, part):
     """The best candidates, of parts of some rows."""
     best = Best(most)
     for first in range(0, ROWS, part):
-        best.take(BatchBald.of(probs[:, first : first + part]), first)
+        best.take(BatchBald.from_samples(probs[:, first : first + part]), first)
     return best
 
 
 @pytest.mark.parametrize("most", [60, 20])
 def test_what_is_kept_of_parts_are_the_rows_that_gain_most_alone(most):
     probs = said(0)
-    whole = BatchBald.of(probs)
+    whole = BatchBald.from_samples(probs)
     for part in (1, 7, 25, 60):
         best = best_of(probs, most, part)
         assert set(best.rows) == set(np.argsort(-whole.gain)[:most])
         assert best.candidates.gain.tolist() == whole.gain[best.rows].tolist()
-        assert best.candidates.own.tolist() == whole.own[best.rows].tolist()
-        assert best.candidates.said.tolist() == whole.said[best.rows].tolist()
+        assert best.candidates.noise.tolist() == whole.noise[best.rows].tolist()
+        assert best.candidates.outputs.tolist() == whole.outputs[best.rows].tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -134,7 +134,7 @@ def test_a_choice_from_the_rows_that_gain_most_alone_is_that_from_all(seed):
         return rows.tolist(), gains
 
     rows, gains = chosen(ROWS)
-    enough = int((BatchBald.of(probs).gain >= gains[-1]).sum())
+    enough = int((BatchBald.from_samples(probs).gain >= gains[-1]).sum())
     assert enough < ROWS
     assert chosen(enough)[0] == rows
 

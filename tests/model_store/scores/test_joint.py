@@ -66,7 +66,7 @@ def worth(name, samples, chosen):
 
 
 def joint_of(name, samples, seed=0):
-    return JOINT[name](JOINT[name].of(samples), len(samples), seed)
+    return JOINT[name](JOINT[name].from_samples(samples), len(samples), seed)
 
 
 def choice(joint, k, copies=None, order=None):
@@ -159,7 +159,10 @@ def test_sampled_configurations_come_near_all_of_them(monkeypatch):
 @pytest.mark.parametrize("name", JOINT)
 def test_what_is_kept_has_the_size_that_is_stated(name):
     samples = samples_of(name, 0, draws=5, rows=4)
-    assert JOINT[name].of(samples).said.shape == (4, JOINT[name].numbers(5, samples.shape[2]))
+    assert JOINT[name].from_samples(samples).outputs.shape == (
+        4,
+        JOINT[name].numbers(5, samples.shape[2]),
+    )
 
 
 @pytest.mark.parametrize("name", JOINT)
