@@ -354,7 +354,7 @@ class Models:
         encoder.
 
         A session holds a graph's weights, nearly all of its file, as they are and packed for its
-        kernels. docs/results/startup.md compares the estimate with what is measured.
+        kernels. docs/results/serving.md compares the estimate with what is measured.
         """
         sizes = {name: file.size for name, file in manifest.files.items()}
         sampler, network = (sizes[file] for file in GRAPHS)
