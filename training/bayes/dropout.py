@@ -12,11 +12,11 @@ from training.bayes.posterior import Posterior
 
 
 class MaskPosterior(Posterior):
-    """theta_i = 1 / keep_i where eps_i is below the keep_i-quantile of N(0, 1), else 0.
+    """theta_i = 1 / keep_i if eps_i is below the keep_i-quantile of N(0, 1), else 0.
 
-    Monte Carlo dropout (Gal and Ghahramani 2016); its KL is the network's weight decay. Served
-    without masks (`is_served = False`) theta is 1, its mean: dropout in training alone, and a
-    single draw.
+    (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation".) The KL is the network's weight
+    decay. If masks are not served (`is_served = False`), theta is 1, its mean, and there is one
+    draw.
     """
 
     keep: Tensor

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from training.bayes.layers import product_and_norm
 
-LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by e^2 at most
+LOG_SCALE_BOUND = 2.0  # of a coupling: one step stretches a coordinate by up to e^2
 NEAR_IDENTITY = 0.01  # initial weight-norm scale of a conditioner's output layer
 
 

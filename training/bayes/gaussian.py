@@ -43,16 +43,14 @@ class ScaleMixturePrior:
     has_analytic_kl = False
 
     def log_density(self, theta: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the log density of each weight: that of the wider part, and how much the narrower
-        adds to it."""
+        """Return the log density of each weight, log(wide) + softplus(log(narrow / wide))."""
         parts = sorted(((self.std_1, self.pi), (self.std_2, 1.0 - self.pi)), reverse=True)
-        (wide, of_wide), (narrow, of_narrow) = parts
-        first = math.log(of_wide / (wide * math.sqrt(2 * math.pi)))
-        offset = math.log(of_narrow * wide / (of_wide * narrow))
+        (wide, wide_share), (narrow, narrow_share) = parts
+        first = math.log(wide_share / (wide * math.sqrt(2 * math.pi)))
+        offset = math.log(narrow_share * wide / (wide_share * narrow))
         square = theta.square()
         exponent = offset - 0.5 * (narrow**-2 - wide**-2) * square
-        # Less than this adds nothing; its exponential is a denormal number, which takes ten times
-        # as long.
+        # Below this nothing is added, and the exponential is a denormal number: ten times slower.
         added = functional.softplus(exponent.clamp(min=LEAST_EXPONENT))
         return first - 0.5 * wide**-2 * square + added
 
@@ -61,8 +59,8 @@ class ScaleMixturePrior:
     ) -> Float[Tensor, "K"]:
         """Return log q(theta) - log p(theta) of each draw.
 
-        Of theta = mu + sigma eps, log q is that of eps less log sigma: no gradient passes through
-        the quotient.
+        With theta = mu + sigma eps, log q(theta) = log N(eps; 0, I) - sum log sigma. So no gradient
+        passes through eps = (theta - mu) / sigma.
         """
         eps = ((theta - mu) / sigma).detach()
         log_q = -0.5 * eps.square().sum(-1) - (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()

@@ -1,5 +1,4 @@
-"""Hypernetworks: an invertible flow from noise to theta, and layers that make their own posterior
-of their input."""
+"""Hypernetworks: an invertible flow from noise to theta."""
 
 import torch
 from jaxtyping import Float
@@ -59,7 +58,7 @@ class HypernetworkPosterior(Posterior):
         return [self.output.log_scale]
 
     def location(self) -> Float[Tensor, "D"] | None:
-        """Return the last layer's shift: none on a subspace, whose coordinates are no theta."""
+        """Return the last layer's shift; None on a subspace, whose coordinates are not theta."""
         return self.output.shift if self.lift is None else None
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:

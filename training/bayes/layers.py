@@ -1,11 +1,9 @@
-"""Layers that read their part of theta: what takes the place of a module's Linear, Conv1d and
-Conv2d layers.
+"""Layers that read their part of theta; they replace a module's Linear, Conv1d and Conv2d layers.
 
-Axes: K draws, N rows, P is 1 where all rows share a draw and N where each row has its own (a paired
-theta). Draws are folded into the batch: behind the first layer that reads theta, a module sees K N
-rows, those of the first draw first, so that its own forward needs to know nothing of draws. A layer
-whose input does not depend on the draw yet (`shared`) sees N rows, and computes what it can once
-for all draws.
+Axes: K draws and N rows. P is 1 if all rows share a draw, and N if each row has a different one (a
+paired theta). Draws are folded into the batch. After the first layer that reads theta, a module
+sees K N rows, the first draw's rows first, so its forward needs no axis for draws. A layer whose
+input does not depend on the draw yet (`shared`) sees N rows.
 """
 
 import itertools
@@ -26,13 +24,12 @@ DRAWABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Stochastic:
-    """What of a module is drawn: which layers take the place of its own."""
+    """Which layers of a module are drawn, and how."""
 
     drawn: Literal["scales", "weights", "masks", "hypernet"]
-    layers: Sequence[str] | None = None  # patterns of the layers' names; None of all that can be
-    # of masks before every layer but the first, where a module has no Dropout, and before the first
-    rate: float = 0.5
-    input_rate: float = 0.0
+    layers: Sequence[str] | None = None  # patterns of the layers' names; None for all
+    rate: float = 0.5  # of masks before layers, if the module has no Dropout before them
+    input_rate: float = 0.0  # of masks before the first layer
     hidden: int = 50  # units of a hypernet's inference network
     vector_scaling: bool = True
     initial_log_std: float = -4.0  # of a hypernet's weights
@@ -40,12 +37,12 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Slot:
-    """A layer's part of theta: (units,) of scales or masks, (inputs, outputs) of weights, a bias
-    the last input."""
+    """A layer's part of theta: (units,) for scales and masks, (inputs, outputs) for weights, with a
+    bias as the last input."""
 
     name: str
     shape: tuple[int, ...]
-    keep: float = 1.0  # of a mask: the probability of 1
+    keep: float = 1.0  # probability that a mask is 1
 
     @property
     def size(self) -> int:
@@ -54,15 +51,15 @@ class Slot:
 
 @dataclass
 class Pass:
-    """What the layers of one network share while it runs."""
+    """The state that the layers of a network share while it runs."""
 
     theta: dict[str, Tensor] = field(default_factory=dict)  # by layer, (K, P, numbers of the slot)
-    # by layer, (numbers): theta is then the weights' mean, and values are drawn
+    # by layer, (numbers): if set, theta is the weights' mean, and values are drawn
     std: dict[str, Tensor] | None = None
     num_draws: int = 1
     features: Tensor | None = None  # the first layer's product
     kl: Tensor | None = None  # of layers whose posterior depends on their input
-    start: dict[str, Tensor] | None = None  # scales, while they are being found from a batch
+    start: dict[str, Tensor] | None = None  # scales, while a batch sets them
     trial_rows: int = 0  # N, while layers find out whether their input is shared
 
     def clear(self) -> None:
@@ -70,12 +67,12 @@ class Pass:
 
 
 class Position:
-    """Where in a network a layer stands: its slot, and how draws are laid out around it."""
+    """A layer's slot in theta, and the layout of draws around the layer."""
 
     def __init__(self, slot: Slot, current: Pass, folded: bool, first: bool) -> None:
         self.slot = slot
         self.current = current
-        self.folded = folded  # else draws are an axis: the layer's input is (K, N, units)
+        self.folded = folded  # otherwise draws are an axis: the layer's input is (K, N, units)
         self.first = first
         self.shared = False
 
@@ -90,14 +87,13 @@ class Position:
             self.shared = len(h) == self.current.trial_rows
 
     def by_draw(self, h: Tensor) -> Tensor:
-        """Return a batch with draws as an axis of its own, (K, N, ...); one that all draws share as
-        it is."""
+        """Return a batch with an axis for draws, (K, N, ...); a batch that all draws share
+        unchanged."""
         is_batch = self.folded and not self.shared
         return h.unflatten(0, (self.current.num_draws, -1)) if is_batch else h
 
     def repeated(self, value: Tensor) -> Tensor:
-        """Return a layer's value of rows that all draws share once for each draw; any other as it
-        is."""
+        """Repeat the values of rows that all draws share for each draw; return others unchanged."""
         if not self.shared:
             return value
         num_draws = self.current.num_draws
@@ -107,16 +103,14 @@ class Position:
         return h.flatten(0, 1) if self.folded else h
 
     def note(self, product: Tensor) -> None:
-        """Keep the first layer's product as features: what the network knows of a row before any
-        draw."""
+        """Store the first layer's product, which no draw has changed, as the row's features."""
         if self.first:
             rows = product if self.shared or not self.folded else self.by_draw(product)[0]
             self.current.features = rows.flatten(1)
 
 
 class ScaledLayer(nn.Module):
-    """A weight-normalised layer whose scales g are drawn: unit u computes g_u (x . V_u / |V_u|) +
-    b_u.
+    """Unit u computes g_u (x . V_u / |V_u|) + b_u, and the scales g are drawn.
 
     Directions V and biases b are parameters (Krueger et al. 2017, equation 7 and appendix B). A
     scale multiplies a product that does not depend on it, so rows with different draws share one
@@ -133,7 +127,7 @@ class ScaledLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(layer.weight)))
         if is_trained and layer.bias is not None:
             self.bias.data.copy_(layer.bias.detach())
-        self.convolution = _convolution_of(layer)
+        self.convolution = _weightless_convolution(layer)
         self.place = place
 
     def forward(self, h: Tensor) -> Tensor:
@@ -165,20 +159,17 @@ class ScaledLayer(nn.Module):
         return (product / std + self.bias).movedim(-1, axis)
 
     def lengths(self) -> Float[Tensor, "U"]:
-        """Return the directions' lengths: scales under which the layer computes what its directions
-        do as weights."""
+        """Return |V_u|: under these scales, the directions are the layer's weights."""
         return torch.linalg.vector_norm(self.direction.flatten(1), dim=1)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Divide every direction by its length: the same function, with directions of one size to
-        store."""
+        """Divide every direction by its length, which leaves the function unchanged."""
         self.direction.div_(self.lengths().view(-1, *[1] * (self.direction.ndim - 1)))
 
 
 def pairs(half: Tensor, count: int) -> Tensor:
-    """Return noise of `count` draws of which the later half is the earlier one's, negated: what is
-    odd in it cancels (antithetic variates)."""
+    """Return noise whose later half is the negated earlier one (antithetic variates)."""
     return torch.cat([half, -half])[:count]
 
 
@@ -198,12 +189,12 @@ def seed_layers(seed: int, device: torch.device) -> None:
 
 
 def product_and_norm(x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x . V and |V| of each unit, (*batch, out) and (out,), of x (*batch, in) and V (out,
-    in), with a gradient that makes few passes over V.
+    """Compute x . V_u and |V_u| of each unit, with a gradient that makes few passes over V.
 
-    A weight-normalised unit computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the
-    product x . V by g / |V| spares the division of V itself; and since the gradient of |V| is
-    V / |V|, that of V is one matrix product on top of a multiple of V.
+    Shapes: x (*batch, in) and V (out, in) give (*batch, out) and (out,). A weight-normalised unit
+    computes g x . V / |V| + b (Salimans and Kingma 2016). Scaling the product by g / |V| avoids the
+    division of V. Since the gradient of |V| is V / |V|, the gradient of V is a matrix product plus
+    a multiple of V.
     """
     if torch.compiler.is_exporting():
         return functional.linear(x, direction), torch.linalg.vector_norm(direction, dim=1)
@@ -226,39 +217,38 @@ class _ProductAndNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, of_product: Tensor, of_norm: Tensor
+        ctx: Any, product_grad: Tensor, norm_grad: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         x, direction, norm = ctx.saved_tensors
-        of_x = of_direction = None
+        x_grad = direction_grad = None
         if ctx.needs_input_grad[0]:
-            of_x = of_product @ direction
+            x_grad = product_grad @ direction
         if ctx.needs_input_grad[1]:
-            multiple = direction * (of_norm / norm.clamp(min=1e-12))[:, None]
-            of_direction = multiple.addmm_(
-                of_product.reshape(-1, len(norm)).T, x.reshape(-1, x.shape[-1])
+            multiple = direction * (norm_grad / norm.clamp(min=1e-12))[:, None]
+            direction_grad = multiple.addmm_(
+                product_grad.reshape(-1, len(norm)).T, x.reshape(-1, x.shape[-1])
             )
-        return of_x, of_direction
+        return x_grad, direction_grad
 
 
 class WeightLayer(nn.Module):
-    """A layer whose weights and biases are drawn: a matrix (inputs, outputs) a draw, the biases its
-    last row.
+    """h W + b, where a draw of theta is the matrix (inputs, outputs) of W, with b as its last row.
 
-    A convolution is a product of patches with that matrix, or of each of its groups' patches and
-    their part of it: ONNX has no convolution with as many groups as draws. Pruned, a draw holds the
-    weights that are left, then the biases; the others are 0.
+    A convolution multiplies patches with that matrix, or each group's patches with its part of the
+    matrix, since ONNX has no convolution with K groups. After pruning, a draw has the remaining
+    weights, then the biases; the other weights are 0.
 
-    In training of a factorial Gaussian the value itself is drawn, from N(h M, h^2 S^2), rather than
-    the weights from N(M, S^2): the same distribution of each row's value, but independent between
-    rows, so that the mean over a minibatch of the gradient varies far less (Kingma et al. 2015,
-    "Variational dropout and the local reparameterization trick", section 2.2).
+    Training under independent Gaussians W ~ N(M, S^2) draws the value from N(h M, h^2 S^2) instead.
+    Each row's value has the same distribution but is independent of other rows, so a minibatch's
+    gradient varies far less (Kingma et al. 2015, "Variational dropout and the local
+    reparameterization trick", section 2.2).
     """
 
     index: Tensor | None
 
     def __init__(self, layer: Drawable, place: Position) -> None:
         super().__init__()
-        self.convolution = _convolution_of(layer)
+        self.convolution = _weightless_convolution(layer)
         self.has_bias = layer.bias is not None
         self.place = place
         inputs, outputs = place.slot.shape
@@ -270,8 +260,7 @@ class WeightLayer(nn.Module):
         return 1 if self.convolution is None else self.convolution.groups
 
     def keep(self, kept: Tensor) -> None:
-        """Draw those weights alone that `kept`, a matrix (inputs, outputs) of booleans, says; and
-        all biases."""
+        """Draw only the weights where `kept`, (inputs, outputs), is true, and all biases."""
         self.shape = (kept.shape[0], kept.shape[1])
         self.index = kept.flatten().nonzero()[:, 0].int()
         numbers = len(self.index) + self.has_bias * self.shape[1]
@@ -307,8 +296,7 @@ class WeightLayer(nn.Module):
         return mean + self.place.repeated(std) * randn_in_pairs(mean)
 
     def _value(self, h: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the layer's value of a batch under weights (K, inputs, outputs) and biases (K, 1,
-        outputs)."""
+        """Compute the layer under weights (K, inputs, outputs) and biases (K, 1, outputs)."""
         if self.convolution is not None and not torch.compiler.is_exporting() and len(matrix) == 1:
             return self._convolve(h, matrix[0], None if bias is None else bias[0, 0])
         shape: tuple[int, ...] = ()
@@ -338,10 +326,9 @@ class WeightLayer(nn.Module):
 
 
 def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return rows times a matrix, in a form that onnxruntime sums in the same order for any number
-    of rows.
+    """Multiply rows with a matrix so that onnxruntime sums in the same order for any row count.
 
-    A lone column would be multiplied by another kernel, which has another order for a lone row.
+    For a lone column it has another kernel, whose order differs for a lone row.
     """
     if matrix.shape[-1] > 1:
         return torch.matmul(rows, matrix)
@@ -349,11 +336,10 @@ def matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def grouped_matmul(rows: Tensor, matrix: Tensor, groups: int, offsets: int) -> Tensor:
-    """Return rows (..., N, offsets x channels) times a matrix (K, offsets x channels of a group,
+    """Multiply rows (..., N, offsets x channels) with a matrix (K, offsets x channels of a group,
     outputs).
 
-    The channels of a group go into its outputs alone; rows, and each group of the matrix, are
-    offset by offset.
+    The outputs of a group depend on its channels alone. Rows and matrix are ordered by offset.
     """
     # (..., G, N, inputs) and (K, G, inputs, outputs of a group)
     by_group = rows.unflatten(-1, (offsets, groups, -1)).movedim(-2, -4).flatten(-2)
@@ -393,27 +379,26 @@ def patches(h: Tensor, convolution: Convolution) -> tuple[Tensor, tuple[int, ...
 
 
 class MaskLayer(nn.Module):
-    """Multiplies units, or channels, by a mask that is drawn: one mask a draw, shared by all rows.
+    """Multiplies units or channels by a drawn mask, the same for all rows of a draw.
 
-    They are along a row's first axis or, before a Linear layer (`of_last`), along its last.
+    They are on a row's first axis, or on its last before a Linear layer (`on_last_axis`).
     """
 
-    def __init__(self, place: Position, of_last: bool = False) -> None:
+    def __init__(self, place: Position, on_last_axis: bool = False) -> None:
         super().__init__()
         self.place = place
-        self.of_last = of_last
+        self.on_last_axis = on_last_axis
 
     def forward(self, h: Tensor) -> Tensor:
         self.place.arrive(h)
         mask, h = self.place.theta(), self.place.by_draw(h)
         others = [None] * (h.ndim - (2 if self.place.shared else 3))
-        along = (..., *others, slice(None)) if self.of_last else (..., *others)
+        along = (..., *others, slice(None)) if self.on_last_axis else (..., *others)
         return self.place.batch(h * mask[along])
 
 
 class FeatureLayer(nn.Module):
-    """The first layer of a network whose own weights are not drawn: its value is the row's
-    features."""
+    """A first layer whose weights are not drawn; its value is the row's features."""
 
     def __init__(self, layer: nn.Module, place: Position) -> None:
         super().__init__()
@@ -427,7 +412,7 @@ class FeatureLayer(nn.Module):
         return value
 
 
-def _convolution_of(layer: Drawable) -> Convolution | None:
+def _weightless_convolution(layer: Drawable) -> Convolution | None:
     """Return a copy of a convolution without its weights."""
     if isinstance(layer, nn.Linear):
         return None

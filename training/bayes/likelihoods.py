@@ -1,8 +1,7 @@
-"""Likelihoods: what a network's outputs say of a target. A class a task; their fields are in the
-same order.
+"""Likelihoods p(y | outputs), a class for each task.
 
-`served` is what the network's graph gives for each draw and row, made of the network's outputs by
-`forward`.
+`forward` turns the network's outputs into `served`, the values of the served graph for each draw
+and row: log-probabilities, or mean and log variance.
 """
 
 import math
@@ -18,19 +17,19 @@ from model_store.types import Task
 Noise = Literal["homoscedastic", "heteroscedastic"]
 # of a standardised target: standard deviations of 3e-4 to 3e3 times the target's
 LOG_VARIANCE_LIMIT = 16.0
-SPEED = 10.0  # a lone parameter has to go as far as the outputs of many
+SPEED = 10.0  # of the noise's lone parameter, which has to go as far as outputs of many
 
 
 class Likelihood(nn.Module):
     task: Task
-    metric: str  # the name of what `errors` comes to
-    score: str  # the name of the proper score that chooses a checkpoint
+    metric: str  # name of the mean of `errors`
+    score: str  # name of the proper score that selects a checkpoint
     outputs: int  # of the network
     meaning: str  # of these outputs
-    temperature: Tensor  # T, a buffer: what is served is p(y | x, theta)^(1/T), normalised
+    temperature: Tensor  # T, a buffer: served is p(y | x, theta)^(1/T), normalised
 
     def __call__(self, outputs: Float[Tensor, "K N O"]) -> Float[Tensor, "K N C"]:
-        """Return what is served: see `model_store.inference.runtime.OUTPUTS`."""
+        """Return the served values (see `model_store.inference.runtime.OUTPUTS`)."""
         served: Tensor = super().__call__(outputs)
         return served
 
@@ -41,8 +40,8 @@ class Likelihood(nn.Module):
     def weighted_log_likelihood(
         self, served: Float[Tensor, "K N C"], y: Tensor
     ) -> Float[Tensor, "K N"]:
-        """Return what training maximises of each draw and row: the same, or where rows are weighted
-        w log p_w(y)."""
+        """Return the term of each draw and row that training maximises: w log p_w(y | x, theta) if
+        rows are weighted, else log p."""
         return self.log_likelihood(served, y)
 
     def mixture_log_likelihood(
@@ -55,11 +54,11 @@ class Likelihood(nn.Module):
     def tempered(
         self, served: Float[Tensor, "K N C"], temperature: float
     ) -> Float[Tensor, "K N C"]:
-        """Return what would be served at T = `temperature`, given what is at T = 1."""
+        """Convert values served at T = 1 to T = `temperature`."""
         raise NotImplementedError
 
     def errors(self, served: Float[Tensor, "N C"], y: Tensor) -> Float[Tensor, "N"]:
-        """Return what a row adds to the metric, given what one draw or all say of it."""
+        """Return each row's term of the metric, from one draw or the mean of all."""
         raise NotImplementedError
 
     def to_metric(self, mean_error: float) -> float:
@@ -67,26 +66,26 @@ class Likelihood(nn.Module):
         return mean_error
 
     def validation(self, served: Float[Tensor, "K N C"], y: Tensor) -> Float[Tensor, "N S"]:
-        """Return of each row a proper score to choose a checkpoint by (less is better),
-        log-likelihood and error; of classes also the log of the probability of all labels but y,
-        and the mean of their log-likelihoods, weighted by their probabilities."""
+        """Return a proper score (less is better), the log-likelihood and the error of each row.
+
+        For classes, also the log-probability of all labels but y, and the mean of their
+        log-likelihoods, weighted by their probabilities.
+        """
         raise NotImplementedError
 
     def start(self, y: Tensor) -> None:
-        """Start from the training targets."""
+        """Set the scale of the targets from the training targets."""
 
     def guess(self, train: Tensor, y: Tensor) -> float:
-        """Return the metric of the best answer to `y` that is the same for all rows, given the
-        training targets."""
+        """Return the metric of the best constant answer of the training targets, on targets y."""
         raise NotImplementedError
 
 
 class Categorical(Likelihood):
-    """Classes by softmax: outputs are logits, one a class.
+    """p(y | logits) = softmax(logits)_y.
 
-    Where rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is
-    proportional to w_y p(y | x). What is served is p(y | x), of classes with the shares that they
-    have in the data.
+    If rows of class c count as w_c rows in training, the outputs fit p_w(y | x), which is
+    proportional to w_y p(y | x). Served is p(y | x), for the classes' shares in the data.
     """
 
     task: Task = "classification"
@@ -139,8 +138,8 @@ class Categorical(Likelihood):
         classes = torch.arange(self.outputs - 1, device=y.device)
         mixed = torch.logsumexp(log_probs.double(), dim=0) - math.log(len(log_probs))
         wrong = mixed.gather(1, classes + (classes >= y[:, None]).long())  # all but y
-        of_wrong = (wrong.softmax(1) * wrong).sum(1)
-        columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), of_wrong]
+        wrong_mean = (wrong.softmax(1) * wrong).sum(1)
+        columns = [brier, log_likelihood, self.errors(probs, y), wrong.logsumexp(1), wrong_mean]
         return torch.stack(columns, dim=1)
 
     def guess(self, train: Int64[Tensor, "M"], y: Int64[Tensor, "N"]) -> float:
@@ -148,12 +147,11 @@ class Categorical(Likelihood):
 
 
 class Gaussian(Likelihood):
-    """A real target with Gaussian noise that is learned.
+    """p(y | m, s^2) = N(y; m, T s^2), with learned noise s and temperature T.
 
-    Outputs are of the target standardised by mean and standard deviation of the training rows, or
-    of the target itself (`is_in_units`), as of a network that was trained elsewhere: its mean and,
-    where the noise is heteroscedastic (differs by row), its log variance. Homoscedastic noise is
-    one parameter. At temperature T the variance is T times what was learned.
+    The outputs are m and, if the noise is heteroscedastic (differs by row), log s^2. Homoscedastic
+    noise is one parameter. Outputs are for the target standardised by the training rows, or for the
+    target itself (`is_in_units`) if the network was trained elsewhere.
     """
 
     task: Task = "regression"
@@ -226,12 +224,13 @@ class Gaussian(Likelihood):
 
 
 def crps(moments: Float[Tensor, "K N 2"], y: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Return the continuous ranked probability score of a mixture of Gaussians, in units of y; less
-    is better.
+    """Compute the continuous ranked probability score of a mixture of Gaussians, in units of y.
 
-    It is mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2, where A(m, s) is
-    the mean size of a Gaussian number (Grimit et al., "The continuous ranked probability score for
-    circular variables and its application to mesoscale forecast ensemble verification", 2006).
+        mean_k A(y - m_k, s_k) - mean_kj A(m_k - m_j, sqrt(s_k^2 + s_j^2)) / 2
+
+    A(m, s) is E|z| of z ~ N(m, s^2), and less is better (Grimit et al. 2006, "The
+    continuous ranked probability score for circular variables and its application to mesoscale
+    forecast ensemble verification").
     """
     mean, variance = moments[..., 0], moments[..., 1].exp()
     to_target = _mean_size(y - mean, variance).mean(0)

@@ -31,12 +31,11 @@ class MemberPosterior(Posterior):
 
 
 class MemberLinear(nn.Module):
-    """A linear layer with an adapter for each of M members: member m computes ((x * r_m) W) * s_m +
-    b_m (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5).
+    """Member m of M computes ((x * r_m) W) * s_m + b_m.
 
-    W is shared by all members, but each has its own in the layer of the outputs. The members are
-    told apart by the first layer's r_m, random signs; all other r_m and s_m start at 1 (Gorishniy,
-    Kotelnikov and Babenko 2024, "TabM", section 3.3).
+    (Wen, Tran and Ba 2020, "BatchEnsemble", equation 5.) The members share W, except in the output
+    layer. They start to differ by the first layer's r_m, random signs; all other r_m and s_m start
+    at 1 (Gorishniy, Kotelnikov and Babenko 2024, "TabM", section 3.3).
     """
 
     def __init__(self, layer: nn.Linear, members: int, is_first: bool, is_last: bool) -> None:
@@ -45,9 +44,9 @@ class MemberLinear(nn.Module):
         shape = (members, 1, inputs)
         signs = 2.0 * torch.randint(0, 2, shape) - 1.0 if is_first else torch.ones(shape)
         bound = inputs**-0.5
-        own = (members,) if is_last else ()
+        copies = (members,) if is_last else ()
         self.copies = members if is_last else 1  # of the weight
-        self.weight = nn.Parameter(torch.empty(*own, inputs, outputs).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(*copies, inputs, outputs).uniform_(-bound, bound))
         self.before = nn.Parameter(signs)
         self.after = nn.Parameter(torch.ones(members, 1, outputs))
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
@@ -56,7 +55,7 @@ class MemberLinear(nn.Module):
         self, h: Float[Tensor, "*K N I"], draws: Int64[Tensor, "K"]
     ) -> Float[Tensor, "K N O"]:
         before, after, bias = (
-            of.index_select(0, draws) for of in (self.before, self.after, self.bias)
+            part.index_select(0, draws) for part in (self.before, self.after, self.bias)
         )
         weight = self.weight if self.weight.ndim == 2 else self.weight.index_select(0, draws)
         return matmul(h * before, weight) * after + bias

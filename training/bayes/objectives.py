@@ -1,4 +1,4 @@
-"""Objectives: what a step of training minimises."""
+"""Objectives of a training step."""
 
 import math
 
@@ -13,13 +13,13 @@ def alpha_objective(
     kl_weight: float | Tensor,
     alpha: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return the loss per row, in nats, and its likelihood term alone.
+    """Compute the loss per row, in nats, and its likelihood term alone.
 
-    The likelihood term is the mean over rows of -1/alpha log mean_k p(y | x, theta_k)^alpha (Li and
-    Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", the
-    reparametrised objective). At alpha 0, its limit, it is the mean over draws of -log p, and the
-    loss is the negative evidence lower bound. `kl_weight` is 1 / (rows of the training set), or
-    less while a ramp lasts, or what a recipe says.
+        mean_n -1/alpha log mean_k p(y_n | x_n, theta_k)^alpha + kl_weight mean_k KL_k
+
+    (Li and Gal 2017, "Dropout inference in Bayesian neural networks with alpha-divergences", the
+    reparametrised objective.) In the limit alpha = 0 the likelihood term is the mean of -log p over
+    draws, and with `kl_weight` = 1 / (training rows) the loss is the negative evidence lower bound.
     """
     if alpha == 0:
         nll = -log_likelihood.mean()

@@ -19,8 +19,8 @@ class Posterior(nn.Module):
 
     noise_dimension: int
     theta_dimension: int
-    algorithm = NOISE_ALGORITHM  # of the noise, by its name in the manifest
-    max_draws: int | None = None  # how many different draws there are; None: without end
+    algorithm = NOISE_ALGORITHM  # of the noise; the manifest has its name
+    max_draws: int | None = None  # number of different draws; None if unlimited
     trains_without_noise = False
 
     def __call__(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K D"]:
@@ -29,18 +29,17 @@ class Posterior(nn.Module):
         return theta
 
     def sample(self, eps: Float[Tensor, "K E"]) -> tuple[Float[Tensor, "K D"], Float[Tensor, "K"]]:
-        """Return draws of theta for training, and of each an estimate of KL(q || p), in nats,
-        unbiased on average."""
+        """Return draws of theta for training, each with an unbiased estimate of KL(q || p) in
+        nats."""
         raise NotImplementedError
 
     def spread_parameters(self) -> list[nn.Parameter]:
-        """Return how wide draws are, on a log scale: parameters with a learning rate of their
-        own."""
+        """Return the parameters for the draws' width on a log scale, which have another learning
+        rate."""
         return []
 
     def centre(self) -> Float[Tensor, "D"]:
-        """Return one theta that stands for all draws: their mean, or the first where they have
-        none."""
+        """Return the mean of all draws, or the first draw if there is no mean."""
         raise NotImplementedError
 
     def start_at(self, theta: Float[Tensor, "D"]) -> None:
@@ -49,13 +48,12 @@ class Posterior(nn.Module):
 
 @runtime_checkable
 class FactorialGaussian(Protocol):
-    """A posterior under which weights are independent and normal: a layer's value can be drawn in
-    place of them."""
+    """Independent normal weights, so that a layer can draw its value instead of its weights."""
 
     def moments(self) -> tuple[Float[Tensor, "D"], Float[Tensor, "D"]]: ...
 
     def divergence(self, eps: Float[Tensor, "K E"]) -> Float[Tensor, "K"]:
-        """Return what `sample` says of KL(q || p); an analytic one does not look at the noise."""
+        """Return the KL(q || p) of `sample`; an analytic one ignores the noise."""
 
 
 @runtime_checkable
@@ -63,7 +61,7 @@ class LocationScale(Protocol):
     """A posterior with a density whose draws are a location plus a scale times something."""
 
     def location(self) -> Float[Tensor, "D"] | None:
-        """Return what draws deviate from; none where theta is not all that is random."""
+        """Return the location of theta; None if theta is not all that is random."""
 
     def log_prior(self, theta: Float[Tensor, "K D"]) -> Float[Tensor, "K"]:
         """Return log p(theta), up to a constant."""
@@ -76,8 +74,8 @@ def step_noise(
     in_pairs: bool = False,
     device: torch.device = CPU,
 ) -> Float[Tensor, "K E"]:
-    """Return the noise of a training step: 0 numbers a draw where it needs none, the numbers of
-    members, and of others if wanted antithetic pairs."""
+    """Return the noise of a training step: no numbers if it needs none, the indices of members, or
+    normal noise, in antithetic pairs on request."""
     if posterior.trains_without_noise:
         return torch.empty(num_draws, 0, device=device)
     if posterior.algorithm == DRAW_INDEX:
@@ -90,8 +88,7 @@ def step_noise(
 def noise(
     posterior: Posterior, num_draws: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K E"]:
-    """Return a posterior's noise for training, of as many draws as it has at most: of the integers
-    in `key` alone, or the numbers of its draws."""
+    """Return noise for up to `max_draws` draws: indices, or a function of the integers in `key`."""
     num_draws = min(num_draws, posterior.max_draws or num_draws)
     if posterior.algorithm == DRAW_INDEX:
         return torch.arange(num_draws, dtype=torch.float32, device=device)[:, None]
@@ -102,8 +99,7 @@ def noise(
 def standard_noise(
     num_draws: int, dimension: int, *key: int, device: torch.device = CPU
 ) -> Float[Tensor, "K D"]:
-    """Return N(0, I) noise for training, a function of the integers in `key` and the kind of device
-    alone."""
+    """Return N(0, I) noise, a function of the integers in `key` and the kind of device."""
     generator = torch.Generator(device).manual_seed(hash_key(*key))
     return torch.randn(num_draws, dimension, generator=generator, device=device)
 

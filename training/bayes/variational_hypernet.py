@@ -1,4 +1,4 @@
-"""Variational hypernetworks: layers that make their own posterior of their input."""
+"""Variational hypernetworks: layers that infer the posterior of their weights from their input."""
 
 import math
 
@@ -12,15 +12,14 @@ from training.bayes.posterior import Posterior
 
 
 class HyperLayer(nn.Module):
-    """A variational hypernetwork's layer: q(W | h) = MVN(M, diag(a), diag(b)), all from an
-    inference network of h.
+    """h W + c with W = M + A^1/2 E B^1/2, where q(W | h) = MVN(M, A = diag(a), B = diag(b)).
 
-    Kristiadi, "Variational hypernetworks", section 2: the value of a row is h W + c with W = M +
-    A^1/2 E B^1/2, where E is the layer's part of theta, standard normal, and the same for all rows.
-    M is diag(d) V, with d from the inference network and V a parameter (vector scaling, equation
-    4), or comes from it whole (naive). No row's W is ever made for the noise: h A^1/2 E B^1/2 = ((h
-    sqrt(a)) E) sqrt(b). In training the value is drawn itself (local reparametrisation), from N(h
-    M, (sum_i h_i^2 a_i) b). The prior is MVN(0, I, I).
+    (Kristiadi, "Variational hypernetworks", section 2.) An inference network computes M, a and b
+    from h. E is the layer's part of theta, standard normal and the same for all rows. M is diag(d)
+    V, with d from the inference network and V a parameter (vector scaling, equation 4), or all of
+    it is inferred (naive). The noise needs no W: h A^1/2 E B^1/2 = ((h sqrt(a)) E) sqrt(b).
+    Training draws the value (local reparametrisation) from N(h M, (sum_i h_i^2 a_i) b). The prior
+    is MVN(0, I, I).
     """
 
     def __init__(
@@ -50,18 +49,18 @@ class HyperLayer(nn.Module):
             if is_trained:  # the mean of the weights is the layer's own for every row
                 self.head.weight[: self.sizes[0]] = 0.0
 
-    def of_rows(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what M is made of, log a and log b of each row."""
+    def infer(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Infer d or M, log a and log b for each row."""
         mean, *raw = self.head(torch.relu(self.trunk(h))).split(self.sizes, dim=-1)
-        # at most 1, the prior's: without a bound they grow with h, and overflow far from the data
-        log_a, log_b = (-functional.softplus(-of) for of in raw)
+        # up to 1, the prior's: without a bound they grow with h, and overflow far from the data
+        log_a, log_b = (-functional.softplus(-value) for value in raw)
         return mean, log_a, log_b
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the layer's value of a batch; in training, also add the rows' mean KL to the
         pass."""
         self.place.arrive(h)
-        mean, log_a, log_b = self.of_rows(h)
+        mean, log_a, log_b = self.infer(h)
         a, b = log_a.exp(), log_b.exp()
         if self.base is None:
             matrix = mean.unflatten(-1, (self.sizes[1], self.sizes[2]))
@@ -86,8 +85,10 @@ class HyperLayer(nn.Module):
 
 
 class NoisePosterior(Posterior):
-    """theta = eps, the E of every layer's M + A^1/2 E B^1/2: M, A, B and the KL come from the
-    network's layers, which in training draw values in its place."""
+    """theta = eps, the E of every layer's M + A^1/2 E B^1/2.
+
+    The layers compute M, A, B and the KL. In training they draw values instead.
+    """
 
     trains_without_noise = True
 

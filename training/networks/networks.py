@@ -302,8 +302,8 @@ class DrawnNetwork(Network):
         self.masked_weights.append((f"{path}.weight", buffer))
         return inner
 
-    def _mask(self, name: str, units: int, keep: float, of_last: bool = False) -> MaskLayer:
-        return MaskLayer(self._place(Slot(name, (units,), keep), False), of_last)
+    def _mask(self, name: str, units: int, keep: float, on_last_axis: bool = False) -> MaskLayer:
+        return MaskLayer(self._place(Slot(name, (units,), keep), False), on_last_axis)
 
     def _place(self, slot: Slot, first: bool) -> Position:
         self.places.append(Position(slot, self.current, self.folded, first))

@@ -124,7 +124,7 @@ def test_a_hypernets_kl_and_training_draws_are_those_of_its_matrix_normal_row_by
     with torch.no_grad():
         layer.head.weight.mul_(5)
     x = standard_noise(4, 3, 1).double()
-    m, log_a, log_b = layer.of_rows(x)
+    m, log_a, log_b = layer.infer(x)
     kls, means, variances = [], [], []
     for n in range(4):
         mean = m[n][:, None] * layer.base if vector_scaling else m[n].view(3, 2)
@@ -152,10 +152,10 @@ def test_a_hypernets_weights_begin_at_their_deviation_and_get_no_wider_than_the_
     layer, x = network.module[0], standard_noise(50, 3, 1)
     with torch.no_grad():
         served, _ = network.eval()(1e15 * x, standard_noise(10, 6, 2)[:, None])
-        _, *far = layer.of_rows(1e30 * x)
+        _, *far = layer.infer(1e30 * x)
         layer.trunk.weight.zero_()
         layer.trunk.bias.zero_()
-        _, *start = layer.of_rows(x)
+        _, *start = layer.infer(x)
     assert served.isfinite().all()
     for log_variance in far:
         assert log_variance.max() == 0.0
