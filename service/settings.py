@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.artifacts.place import CACHE, CACHE_BYTES, is_url, whole_path
@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     log: Literal["text", "json"] = "text"
     """log format: `text`, or `json` with one line per request"""
 
-    otlp_endpoint: str | None = None
+    otlp_endpoint: HttpUrl | None = None
     """base URL of an OpenTelemetry collector for request spans (OTLP over HTTP);
     `OTEL_TRACES_SAMPLER` sets the sampling"""
 

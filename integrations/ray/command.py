@@ -157,15 +157,15 @@ def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
 
     On this machine they have the same environment, secrets among it; on others nothing but what
     they are given."""
-    given: dict[str, Any] = {}
+    plain, given = settings.model_dump(mode="json"), dict[str, Any]()
     for name in {*settings.model_fields_set, "store", "cache"}:
         value = getattr(settings, name)
         if name in SECRETS:
             if not is_here:
-                expected = "a file of it on each node, ..._FILE"
+                expected = "DUBITO_KEYS_FILE on each node"
                 raise InvalidInput(f"{PREFIX}{name.upper()}", expected, "the secret itself")
         else:
-            given[name] = str(value.absolute()) if isinstance(value, Path) else value
+            given[name] = str(value.absolute()) if isinstance(value, Path) else plain[name]
     if is_here and settings.state is not None:
         given["state"] = str(settings.state.absolute())
     elif not is_here and settings.state is not None:

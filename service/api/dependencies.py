@@ -27,7 +27,7 @@ async def _link_prefix(request: Request) -> str:
 
 
 CurrentContext = Annotated[Context, Depends(_context)]
-BegunCall = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
+BegunRequest = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
 Owner = Annotated[str, Depends(_owner)]  # of jobs: the digest of the request's key
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 

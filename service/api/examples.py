@@ -15,7 +15,7 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.dependencies import BegunCall, CurrentContext
+from service.api.dependencies import BegunRequest, CurrentContext
 from service.api.openapi import ROW_ERRORS
 from service.api.responses import json_response
 from service.api.schemas import ExamplesAnswer, ModelQuery
@@ -36,7 +36,7 @@ router = APIRouter(tags=["Predict"])
     dependencies=[needs("predict")],
 )
 async def get_examples(
-    context: CurrentContext, call: BegunCall, query: Annotated[ModelQuery, Query()]
+    context: CurrentContext, call: BegunRequest, query: Annotated[ModelQuery, Query()]
 ) -> Response:
     """Return some rows that were published with a version, as `/predict` takes them."""
     served = await context.find_model(call, query)

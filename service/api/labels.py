@@ -27,7 +27,7 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service import limits
-from service.api.dependencies import BegunCall, CurrentContext
+from service.api.dependencies import BegunRequest, CurrentContext
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
@@ -65,7 +65,7 @@ router = APIRouter(tags=["Labels"])
     openapi_extra=json_body(LabelsRequest),
     dependencies=[needs("label")],
 )
-async def post_labels(context: CurrentContext, call: BegunCall) -> Response:
+async def post_labels(context: CurrentContext, call: BegunRequest) -> Response:
     """Keep labels of rows, all or none. They are on disk before the answer; repeating the request
     changes nothing."""
     refuse_but_json(call.request)
@@ -131,7 +131,7 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     openapi_extra=json_body(LabelsDeletion),
     dependencies=[needs("label")],
 )
-async def post_labels_delete(context: CurrentContext, call: BegunCall) -> dict[str, Any]:
+async def post_labels_delete(context: CurrentContext, call: BegunRequest) -> dict[str, Any]:
     """Delete labels by their rows' ids; ids without a label are skipped."""
     refuse_but_json(call.request)
     body = await _body(call)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
-from service.api.dependencies import BegunCall, CurrentContext
+from service.api.dependencies import BegunRequest, CurrentContext
 from service.api.openapi import ROW_ERRORS, file_body
 from service.api.requests import (
     ENDINGS,
@@ -46,7 +46,7 @@ router = APIRouter(tags=["Acquire"])
     openapi_extra=file_body(PreviewRequest, ENDINGS),
     dependencies=[needs("acquire")],
 )
-async def post_preview(request: Request, context: CurrentContext, call: BegunCall) -> Response:
+async def post_preview(request: Request, context: CurrentContext, call: BegunRequest) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
