@@ -102,30 +102,32 @@ def measure(name: str, method: str, seed: int, runs: Path) -> Measured:
     if method == hmc.EXACT:
         return Measured(compare(exact.moments, exact) | exact.mixed, exact.data)
     fitted = fit(recipe_of(name, method, seed), runs=runs, quiet=True)
-    own = fitted.outputs(rows_to_judge(fitted, seed)).astype(np.float64)
+    moments = fitted.outputs(rows_to_judge(fitted, seed)).astype(np.float64)
     fitted.discard_checkpoint()
-    return measured_of(fitted, compare(own, exact))
+    return measured_of(fitted, compare(moments, exact))
 
 
-def compare(own: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
-    """Return epistemic deviations over the exact ones, of test rows and of the same off the data;
-    of test rows also their rank correlation, the total variation between predictive distributions,
-    and the mean log-likelihood."""
+def compare(moments: Float64[np.ndarray, "K M 2"], exact: Exact) -> dict[str, Any]:
+    """Compare epistemic deviations with the exact ones, for test rows and for rows off the data.
+
+    For test rows, also return their rank correlation, the total variation between predictive
+    distributions, and the mean log-likelihood.
+    """
     tests, y = len(exact.y), exact.y
-    of_own, of_exact = own[..., 0].std(axis=0), exact.moments[..., 0].std(axis=0)
+    spread, exact_spread = (part[..., 0].std(axis=0) for part in (moments, exact.moments))
     edge = MARGIN * exact.train_y.std()
     grid = np.linspace(exact.train_y.min() - edge, exact.train_y.max() + edge, GRID_POINTS)
-    ours, theirs = (hmc.densities(of[:, :tests], grid) for of in (own, exact.moments))
+    ours, theirs = (hmc.densities(part[:, :tests], grid) for part in (moments, exact.moments))
     step = grid[1] - grid[0]
-    mean, log_variance = own[:, :tests, 0], own[:, :tests, 1]
+    mean, log_variance = moments[:, :tests, 0], moments[:, :tests, 1]
     each = -0.5 * (np.square(y - mean) / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
     return {
-        "ratio": float(of_own[:tests].mean() / of_exact[:tests].mean()),
-        "ratio_off": float(of_own[tests:].mean() / of_exact[tests:].mean()),
-        "rank_correlation": float(spearmanr(of_own[:tests], of_exact[:tests])[0]),
+        "ratio": float(spread[:tests].mean() / exact_spread[:tests].mean()),
+        "ratio_off": float(spread[tests:].mean() / exact_spread[tests:].mean()),
+        "rank_correlation": float(spearmanr(spread[:tests], exact_spread[:tests])[0]),
         "variation": float(0.5 * step * np.abs(ours - theirs).sum(axis=1).mean()),
         "log_likelihood": float(np.logaddexp.reduce(each, axis=0).mean() - np.log(len(each))),
-        "std": of_own[:tests].round(4).tolist(),
+        "std": spread[:tests].round(4).tolist(),
     }
 
 
@@ -161,13 +163,13 @@ def _draw(_: Target, results: Results) -> Figure:
 
 
 def _conclude(results: Results) -> str:
-    said = []
+    lines = []
     for name in SETS:
         of = [cell.measured.values for cell in results[f"{name}-{hmc.EXACT}"]]
         if of:
             median, most = (max(values[key] for values in of) for key in ("r_hat", "r_hat_most"))
-            said.append(f"{name} {median:.2f} at the median row and {most:.2f} at most")
-    return f"Split R-hat of the exact means of test rows, largest of seeds: {', '.join(said)}."
+            lines.append(f"{name} {median:.2f} at the median row and {most:.2f} at most")
+    return f"Split R-hat of the exact means of test rows, largest of seeds: {', '.join(lines)}."
 
 
 CHAINS_OF_UCI = Target(

@@ -99,15 +99,15 @@ def compare(
     """Return, near the rows and far from them, the total variation between predictive distributions
     and BALD over the exact one's, and the rank correlation of BALD over the grid."""
     distance = cKDTree(rows).query(GRID)[0]
-    of_own, of_exact = bald(own), bald(exact)
+    scores, exact_scores = bald(own), bald(exact)
     variation = np.abs(own.mean(axis=0) - exact.mean(axis=0))
     values: dict[str, Any] = {
         "probability": own.mean(axis=0).round(4).tolist(),
-        "rank_correlation": float(spearmanr(of_own, of_exact)[0]),
+        "rank_correlation": float(spearmanr(scores, exact_scores)[0]),
     }
     for place, at in {"near": distance <= NEAR, "far": distance >= FAR}.items():
-        values[f"bald_{place}"] = float(of_own[at].mean())
-        values[f"ratio_{place}"] = float(of_own[at].mean() / of_exact[at].mean())
+        values[f"bald_{place}"] = float(scores[at].mean())
+        values[f"ratio_{place}"] = float(scores[at].mean() / exact_scores[at].mean())
         values[f"variation_{place}"] = float(variation[at].mean())
     return values
 

@@ -104,18 +104,18 @@ def request_ms(model: Model, row: np.ndarray, draws: int) -> float:
 def values_of_report(report: dict[str, Any]) -> dict[str, float]:
     test, is_classified = report["test"], report["task"] == "classification"
     score = "entropy" if is_classified else "epistemic_std"
-    found = [of["scores"] for of in report["outliers"].values()]
+    sets = [outliers["scores"] for outliers in report["outliers"].values()]
     values = {
         "log_likelihood": test["log_likelihood"],
-        "flag": 100 * statistics.mean(scores["flag"]["auroc"] for scores in found),
+        "flag": 100 * statistics.mean(scores["flag"]["auroc"] for scores in sets),
     }
     if is_classified:
         values["error"] = 100 * (1 - test["accuracy"])
         values["calibration"] = test["expected_calibration_error"]
     else:
         values |= {"error": test["rmse"], "calibration": test["pit"]["distance"]}
-    if all(score in scores for scores in found):  # no epistemic deviation of one draw
-        values["posterior"] = 100 * statistics.mean(scores[score]["auroc"] for scores in found)
+    if all(score in scores for scores in sets):  # no epistemic deviation of one draw
+        values["posterior"] = 100 * statistics.mean(scores[score]["auroc"] for scores in sets)
     return values
 
 

@@ -75,22 +75,23 @@ def _measure_left_out(recipe: str, changes: dict[str, Any], digit: int, runs: Pa
 
 
 def values_of_report(report: dict[str, Any]) -> dict[str, float]:
-    """Return figures of the test rows; AUROCs in % of every score and detector, by set, and of
-    errors; of attacked rows in % also the accuracy, and how many are flagged, and wrong and not."""
+    """Return figures of the test rows, and AUROCs in % of every score and detector by set.
+
+    For attacked rows, also return in % the accuracy, the flagged rows, and wrong unflagged rows.
+    """
     test = report["test"]
     values = {"accuracy": 100 * test["accuracy"], "flagged": 100 * test["flagged"]["0.05"]}
     values |= {key: test[key] for key in ("log_likelihood", "brier", "expected_calibration_error")}
-    found = {"errors": test["error_detection"], **report["outliers"]}
+    detections = {"errors": test["error_detection"], **report["outliers"]}
     for name, attack in report["attacks"].items():
         values[f"{name}_accuracy"] = 100 * attack["accuracy"]
         values[f"{name}_flagged"] = 100 * attack["flagged"]["0.05"]
         values[f"{name}_hits"] = 100 * attack["hits"]
-        found |= {name: attack, f"{name}_errors": attack["error_detection"]}
-    for name, of in found.items():
-        if of is not None:  # no errors, or nothing else
-            values |= {
-                f"{name}_{score}": 100 * of["scores"][score]["auroc"] for score in of["scores"]
-            }
+        detections |= {name: attack, f"{name}_errors": attack["error_detection"]}
+    for name, detection in detections.items():
+        if detection is not None:  # None without errors, or without correct rows
+            scores = detection["scores"].items()
+            values |= {f"{name}_{score}": 100 * figures["auroc"] for score, figures in scores}
     return values
 
 
@@ -98,9 +99,9 @@ def values_of_fgsm(report: dict[str, Any]) -> dict[str, float]:
     """Return the accuracy in % and the mean entropy under FGSM by one draw, of every step."""
     values = {}
     for step in STEPS:
-        found = report["attacks"][f"fgsm-{step:g}-of-1-draws"]
-        values[f"attacked_accuracy_{step:g}"] = 100 * found["accuracy"]
-        values[f"attacked_entropy_{step:g}"] = found["mean_scores"]["entropy"]
+        attack = report["attacks"][f"fgsm-{step:g}-of-1-draws"]
+        values[f"attacked_accuracy_{step:g}"] = 100 * attack["accuracy"]
+        values[f"attacked_entropy_{step:g}"] = attack["mean_scores"]["entropy"]
     return values
 
 
@@ -110,7 +111,7 @@ def draw_attacked(accuracy: Axes, entropy: Axes, results: Results) -> None:
         for i, (row, cells) in enumerate(results.items()):
             if cells:
                 values = [values_of(cells, f"attacked_{key}_{step:g}") for step in STEPS]
-                means = [mean_and_spread(of)[0] for of in values]
+                means = [mean_and_spread(seeds)[0] for seeds in values]
                 axis.plot(STEPS, means, "o-", color=f"C{i}", markersize=3, label=row)
         axis.set_xlabel("step of FGSM")
         axis.grid(alpha=0.3)
@@ -126,11 +127,9 @@ def _draw(target: Target, results: Results) -> Figure:
     for draws, of_draws in zip(DRAWS, axes, strict=True):
         for axis, (key, title) in zip(of_draws, CURVES.items(), strict=True):
             for row, cells in results.items():
-                found = {
-                    step: values_of(cells, f"fgsm-{step:g}-of-{draws}-draws_{key}")
-                    for step in STEPS
-                }
-                means = {step: mean_and_spread(of)[0] for step, of in found.items() if of}
+                name = "fgsm-{:g}-of-{}-draws_{}"
+                values = {step: values_of(cells, name.format(step, draws, key)) for step in STEPS}
+                means = {step: mean_and_spread(seeds)[0] for step, seeds in values.items() if seeds}
                 if means:
                     axis.plot([*means], [*means.values()], "o-", label=row, markersize=3)
             axis.set(title=f"{title}, gradient of {draws}", xlabel="step")
@@ -146,8 +145,8 @@ def _conclude(results: Results) -> str:
     if not counts(cells):
         return ""
     names = list(cells[0].measured.values)
-    found = [name.removesuffix("_residual") for name in names if name.endswith("_residual")]
-    sets = [name for name in found if not name.endswith("errors")]
+    residual = [name.removesuffix("_residual") for name in names if name.endswith("_residual")]
+    sets = [name for name in residual if not name.endswith("errors")]
     detectors = [name.removeprefix("uniform_") for name in names if name.startswith("uniform_")]
     attacks = [name.removesuffix("_hits") for name in names if name.endswith("_hits")]
 

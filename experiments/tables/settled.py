@@ -76,8 +76,8 @@ def values_of_fit(fitted: Fitted) -> dict[str, Any]:
     x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
     weight = full_kl_weight(fitted.recipe.training, len(train))
     model = fitted.model.cpu()
-    found = [bound(model, x, y, len(train), seed) for seed in range(EVALUATIONS)]
-    bounds = [of["nll"] + weight * of["kl"] for of in found]
+    parts = [bound(model, x, y, len(train), seed) for seed in range(EVALUATIONS)]
+    bounds = [part["nll"] + weight * part["kl"] for part in parts]
     lines = (fitted.folder / "metrics.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     return {
@@ -105,15 +105,15 @@ def compare(first: dict[str, Any], longer: dict[str, Any]) -> dict[str, Any]:
 
 
 def conclude(results: Results) -> str:
-    cells = [cell for of in results.values() for cell in of]
+    cells = [cell for row in results.values() for cell in row]
     near = values_of(cells, "near")
-    said = f"{len(near)} of {len(cells)} fits were called settled"
+    called = f"{len(near)} of {len(cells)} fits were called settled"
     if not near:
-        return f"{said}: none could be held against a longer one."
+        return f"{called}: none could be held against a longer one."
     share = sum(near) / len(near)
     low, high = (100 * end for end in wilson_interval(share, len(near)))
     held = f"{sum(near):.0f}, {100 * share:.0f} % (Wilson's interval {low:.0f} to {high:.0f} %)"
-    return f"{said}; of these {held}, lay at most {100 * NEAR:g} % above the bound of the longer."
+    return f"{called}; of these {held}, lay at most {100 * NEAR:g} % above the bound of the longer."
 
 
 def worst(values: list[float]) -> str:
