@@ -26,8 +26,8 @@ class LabelStudioError(DubitoError):
 class LabelStudio:
     """A client of Label Studio's API at the one origin that the operator names.
 
-    It follows no redirects, and asks none of the proxies that the environment names: they could
-    reach what we cannot. The token is a personal access token, or a legacy one.
+    It follows no redirects and uses no proxies of the environment, which could reach other hosts.
+    The token is a personal access token, or a legacy one.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -50,8 +50,7 @@ class LabelStudio:
         )
 
     def fetch(self, url: str) -> bytes:
-        """Return a file of this origin, such as one that was uploaded to a project; `url` may be
-        relative to it."""
+        """Return a file of this origin, such as an upload to a project; `url` may be relative."""
         expected = "images as data URIs, or files of DUBITO_LABEL_STUDIO_URL below /data/"
         try:
             whole = urljoin(self._base, url)
@@ -64,7 +63,7 @@ class LabelStudio:
             raise InvalidInput("tasks", expected, "another URL")
         try:
             return self._ask("GET", whole, None, MAX_FILE_BYTES)
-        except LabelStudioError:  # which repeats what Label Studio says
+        except LabelStudioError:  # its text would repeat Label Studio's answer
             expected = "images that Label Studio has"
             raise InvalidInput("tasks", expected, "none, or no answer") from None
 
@@ -93,9 +92,9 @@ class LabelStudio:
             self._access = None
             status, answer = self._send(method, url, content, limit, self._authorization())
         if not 200 <= status < 300:
-            said = answer[:500].decode("utf-8", "replace")
+            text = answer[:500].decode("utf-8", "replace")
             path = urlsplit(url).path
-            raise LabelStudioError(f"Label Studio: {method} {path} was answered {status}: {said}")
+            raise LabelStudioError(f"Label Studio: {method} {path} was answered {status}: {text}")
         if len(answer) > limit:
             raise LabelStudioError(f"Label Studio: expected at most {limit} bytes, got more")
         return answer
@@ -103,7 +102,7 @@ class LabelStudio:
     def _send(
         self, method: str, url: str, content: Any, limit: int, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Return the status and the body of an answer, which ends beyond the limit."""
+        """Return the status and body of an answer, cut off beyond the limit."""
         import httpx
 
         answer = b""
@@ -120,8 +119,7 @@ class LabelStudio:
             raise LabelStudioError(f"Label Studio: {type(error).__name__}: {error}") from None
 
     def _authorization(self) -> dict[str, str]:
-        """Return the header that the token needs; a personal access token is exchanged for one of
-        some minutes."""
+        """Return the header for the token; a personal access token is exchanged for a short one."""
         if self._token is None:
             return {}
         if self._token.count(".") != 2:

@@ -1,8 +1,7 @@
-"""What a project's labelling configuration and its tasks mean to a model: rows in, choices or
-numbers out.
+"""Convert Label Studio's tasks to rows, and answers to choices or numbers.
 
-A configuration is XML. Of a classification it has `Choices`, of a regression `Number`; its `toName`
-names the object that is shown, whose `value="$field"` names the field of a task's data that holds
+A labelling configuration is XML, with `Choices` for classification and `Number` for regression. Its
+`toName` names the displayed object, whose `value="$field"` names the field of a task's data with
 the row.
 """
 
@@ -24,8 +23,7 @@ Fetch = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class LabelConfig:
-    """What of a configuration a model needs: the control that it answers, the object that it looks
-    at."""
+    """The control that a model answers, and the object that it reads."""
 
     control: str
     to: str
@@ -114,8 +112,7 @@ def result_of(config: LabelConfig, value: str | float) -> list[dict[str, Any]]:
 
 
 def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
-    """Return the label or target that an annotation gives; None of one that was skipped, or says
-    nothing of it."""
+    """Return an annotation's label or target; None if it was skipped or has none."""
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         return None
     result = annotation.get("result")
@@ -137,15 +134,15 @@ def value_of(config: LabelConfig, annotation: Any) -> str | float | None:
 
 
 def label_id(project: Any, task: Any) -> str:
-    """Return the id of a task's row: the one that it was acquired under, or one of its own."""
+    """Return the id of a task's row: its id when it was acquired, or a new one."""
     task = task if isinstance(task, dict) else {}
     data = task.get("data")
-    given = data.get(ID) if isinstance(data, dict) else None
-    if isinstance(given, str):
-        return given
+    acquired = data.get(ID) if isinstance(data, dict) else None
+    if isinstance(acquired, str):
+        return acquired
     number = task.get("id")
-    of_project = project.get("id") if isinstance(project, dict) else None
-    of_project = task.get("project") if of_project is None else of_project
-    if not isinstance(number, int) or not isinstance(of_project, int):
+    project_id = project.get("id") if isinstance(project, dict) else None
+    project_id = task.get("project") if project_id is None else project_id
+    if not isinstance(number, int) or not isinstance(project_id, int):
         raise InvalidInput("task.id", "a task's number, and its project's", "something else")
-    return f"label-studio-{of_project}-{number}"
+    return f"label-studio-{project_id}-{number}"

@@ -22,7 +22,7 @@ from integrations.label_studio.client import (
 from model_store.errors import DubitoError
 from service.auth.keys import read_key_file
 
-DOUBT = "dubito_doubt"  # of a task's data: 0 to 1
+UNCERTAINTY = "dubito_doubt"  # of a task's data: 0 to 1
 PREDICTING_TIMEOUT_S = 120.0
 
 
@@ -55,7 +55,7 @@ class Backend:
         headers = {} if key is None else {"X-API-Key": key}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=PREDICTING_TIMEOUT_S)
 
-    def ask(self, path: str, content: dict[str, Any]) -> Any:
+    def post(self, path: str, content: dict[str, Any]) -> Any:
         """Send JSON to a path below the model's."""
         import httpx
 
@@ -71,9 +71,9 @@ class Backend:
 def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
     project = studio.json("GET", f"api/projects/{number}/")
     config = {"label_config": project["label_config"]}
-    version = service.ask("setup", {"schema": project["label_config"]})["model_version"]
+    version = service.post("setup", {"schema": project["label_config"]})["model_version"]
     seen = labels = predicted = refused = pages = 0
-    why = ""
+    reason = ""
     for tasks in studio.tasks(number):
         for task in tasks:
             annotation = _newest(task.get("annotations") or [])
@@ -81,27 +81,27 @@ def synchronise(studio: LabelStudio, service: Backend, number: int) -> str:
                 continue
             content = {"action": "ANNOTATION_UPDATED", "annotation": annotation, "task": task}
             try:
-                of_project = {"project": {"id": number, **config}}
-                labels += service.ask("webhook", {**content, **of_project})["kept"]
+                content["project"] = {"id": number, **config}
+                labels += service.post("webhook", content)["kept"]
             except LabelStudioError as error:
-                refused, why = refused + 1, f" (last: {error})"
+                refused, reason = refused + 1, f" (last: {error})"
         try:
             predicted += _predict(studio, service, config, version, tasks)
-        except LabelStudioError as error:  # of a task that cannot be read: later pages go on
-            pages, why = pages + 1, f" (last: {error})"
+        except LabelStudioError as error:  # an unreadable task does not stop later pages
+            pages, reason = pages + 1, f" (last: {error})"
         seen += len(tasks)
-    # It refuses a version before there are predictions of it.
+    # Label Studio refuses a version without predictions.
     if seen and project.get("model_version") != version:
         studio.json("PATCH", f"api/projects/{number}/", {"model_version": version})
-    told = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
-    told += f", {refused} labels refused" if refused else ""
-    return told + (f", {pages} pages of tasks not predicted" if pages else "") + why
+    summary = f"project {number}, {version}: {labels} labels there, {predicted} tasks predicted"
+    summary += f", {refused} labels refused" if refused else ""
+    return summary + (f", {pages} pages of tasks not predicted" if pages else "") + reason
 
 
 def _newest(annotations: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the annotation that was changed last, of those that were not skipped."""
-    made = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
-    return max(made, key=lambda one: (str(one.get("updated_at")), one["id"]), default=None)
+    """Return the latest annotation that was not skipped."""
+    finished = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
+    return max(finished, key=lambda a: (str(a.get("updated_at")), a["id"]), default=None)
 
 
 def _predict(
@@ -111,26 +111,27 @@ def _predict(
     version: str,
     tasks: list[dict[str, Any]],
 ) -> int:
-    """Give tasks a prediction of the version that have none, and have each task's data say the
-    doubt of its own; return how many there were.
+    """Predict the tasks that have no prediction of the version, and return their number.
+
+    Write the uncertainty of each task into its data.
     """
     scores: dict[int, float] = {}
     missing = []
     for task in tasks:
-        made = [p for p in task.get("predictions") or [] if p.get("model_version") == version]
-        if made and made[0]["score"] is not None:
-            scores[task["id"]] = made[0]["score"]
+        existing = [p for p in task.get("predictions") or [] if p.get("model_version") == version]
+        if existing and existing[0]["score"] is not None:
+            scores[task["id"]] = existing[0]["score"]
         else:
             missing.append(task)
     if missing:
-        asked = [{"id": task["id"], "data": task["data"]} for task in missing]
-        results = service.ask("predict", {"tasks": asked, **config})["results"]
+        inputs = [{"id": task["id"], "data": task["data"]} for task in missing]
+        results = service.post("predict", {"tasks": inputs, **config})["results"]
         for task, result in zip(missing, results, strict=True):
             studio.json("POST", "api/predictions/", {"task": task["id"], **result})
             scores[task["id"]] = result["score"]
     for task in tasks:
-        doubt = round(1.0 - scores[task["id"]], 6)
-        if task["data"].get(DOUBT) != doubt:
-            content = {"data": {**task["data"], DOUBT: doubt}}
+        uncertainty = round(1.0 - scores[task["id"]], 6)
+        if task["data"].get(UNCERTAINTY) != uncertainty:
+            content = {"data": {**task["data"], UNCERTAINTY: uncertainty}}
             studio.json("PATCH", f"api/tasks/{task['id']}/", content)
     return len(missing)

@@ -6,8 +6,8 @@
     FOLDER/code/                   `model_store` and this module
     FOLDER/store/NAME/VERSION/     the version, as it was published
 
-Nothing in it is pickled, and neither torch nor the service is needed. Each file of the version is
-checked against its manifest whenever the model is loaded.
+It has no pickles, and needs neither torch nor the service. Loading checks each file of the version
+against its manifest.
 """
 
 import json
@@ -50,8 +50,7 @@ PARAMS = {
 
 
 def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
-    """Write a version (a number) as a model of MLflow's: the folder is there whole, or not at
-    all."""
+    """Write a version (a number) as an MLflow model. The folder appears complete or not at all."""
     if folder.exists():
         raise InvalidInput("folder", "one that is not there yet", str(folder))
     artifact = store.open(name, version, wanted=())
@@ -81,8 +80,7 @@ def _copy_code(folder: Path) -> None:
 
 
 def requirements(with_text: bool = True) -> list[str]:
-    """Return what an exported model needs; what computes its answers is as it is here, so that
-    they are the same."""
+    """Return an exported model's requirements; those that compute answers have this version."""
     exact = [f"numpy=={np.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
     return [*exact, *NEEDS, *(["tokenizers"] if with_text else [])]
 
@@ -122,7 +120,7 @@ def _descriptions(manifest: Manifest) -> dict[str, str]:
     }
 
 
-# What MLflow calls
+# MLflow calls these
 
 
 def _load_pyfunc(place: str) -> "Served":
@@ -142,13 +140,13 @@ class Served:
         """Return a row for each, with the fields of `POST /predict` by column, and the seed."""
         import pandas
 
-        told = {name: default for name, (_, default) in PARAMS.items()} | (params or {})
-        seed = secrets.randbelow(MAX_SEED + 1) if told["seed"] is None else told["seed"]
+        values = {name: default for name, (_, default) in PARAMS.items()} | (params or {})
+        seed = secrets.randbelow(MAX_SEED + 1) if values["seed"] is None else values["seed"]
         X: Any = rows if is_frame(rows) else np.asarray(rows)
         names = [str(name) for name in X.columns] if is_frame(X) else None
-        prediction = predict(self.model, X, names, told["num_samples"], seed)
+        prediction = predict(self.model, X, names, values["num_samples"], seed)
         prediction, decision = decide_as_served(
-            self.model, prediction, told["fpr"], told["coverage"]
+            self.model, prediction, values["fpr"], values["coverage"]
         )
         manifest, labels = self.model.manifest, None
         if isinstance(prediction.scores, Scores):

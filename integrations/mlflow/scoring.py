@@ -1,8 +1,8 @@
 """MLflow's scoring protocol: `POST /invocations`, `GET /ping` and `GET /version`.
 
-Rows come as a data frame or as TensorFlow Serving has them, with `params`. It answers for the model
-that requests without a name mean, or the one that `params.model` names. As with `/v2`, its
-description is others' and not in our OpenAPI document.
+Rows are sent as a data frame or in the form of TensorFlow Serving, with `params`. The default model
+answers, or the one in `params.model`. As for `/v2`, others have specified these routes, so they are
+not in our OpenAPI document.
 """
 
 import re
@@ -48,7 +48,7 @@ SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
 PARAMS = "params"
 ITEM_BYTES = dict.fromkeys(",[{:", 60)  # of an item of JSON, in memory
 NANS_AT_ONCE = 4096
-# Up to the next NaN that is not in a string: Python's writers of JSON have it for a missing value.
+# Up to the next NaN outside a string. Python writes missing values so.
 _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
 
 CODES = {
@@ -88,8 +88,7 @@ async def get_version() -> Response:
 
 @router.post("/invocations", dependencies=[needs("predict")])
 async def post_invocations(request: Request) -> Response:
-    """Predict rows; `predictions` are those of `POST /predict`, and so is what stands with
-    them."""
+    """Predict rows. The answer is that of `POST /predict`."""
     context = context_of(request)
     call = context.begin(request, has_rows=True)
     if request.query_params:
@@ -132,7 +131,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
-    """Return the envelope of a request, which form its rows have, and these as they came."""
+    """Return a request's options, the form of its rows, and the rows."""
     if b"NaN" in body:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
@@ -155,16 +154,14 @@ def read_invocation(
 
 
 def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
-    """Return the envelope that `params` give; they also say which model, where several are
-    served."""
+    """Return the options in `params`, which can also name the model."""
     named: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
     others = {name: value for name, value in params.items() if name not in named}
     return envelope_of({**fields_of(others, PARAMS, also=("model", "version")), **named}, PARAMS)
 
 
 def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
-    """Return the rows of a request as `/predict` takes them. Columns that the model does not take
-    are passed over."""
+    """Return the rows of a request in a form that `/predict` takes, without extra columns."""
     rows: Rows
     if form == SPLIT:
         rows = _split(given, spec)
@@ -222,8 +219,7 @@ def _records(given: Any, spec: InputSpec, form: str) -> Rows:
 
 
 def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
-    """Return rows that came as an array for each column, or of a model without columns as one array
-    of rows."""
+    """Return rows from arrays by column, or from one array of rows if the model has no columns."""
     columns = list(given.values())
     if not columns or not all(
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
@@ -246,8 +242,7 @@ def _take_columns(
     spec: InputSpec,
     place: str,
 ) -> Rows | None:
-    """Return the columns that a model takes; None where it takes whole rows: numbers, images, or
-    texts that came alone."""
+    """Return the columns that a model takes; None if it takes rows: numbers, images or texts."""
     wanted = [column.name for column in spec.columns]
     if spec.text is not None and len(names) > 1:
         wanted = [spec.text.column]
@@ -260,13 +255,13 @@ def _take_columns(
 
 
 def _whole_rows(data: list[list[Any]]) -> list[Any]:
-    """Return rows; the only cell of each may be the row itself: a text, a file, or an array."""
+    """Return rows. A single cell can be the row itself: a text, a file or an array."""
     is_row = bool(data) and len(data[0]) == 1 and isinstance(data[0][0], str | list)
     return [row[0] for row in data] if is_row else data
 
 
 def _without_nan(body: bytes | bytearray, call: RequestContext) -> bytearray:
-    """Return JSON with null for NaN; pauses after each of many steps."""
+    """Replace NaN in JSON by null; pause between steps."""
     changed = bytearray()
     at = count = 0
     while (found := _NAN.match(body, at)) is not None:

@@ -1,4 +1,4 @@
-"""Answers of the Open Inference Protocol, and what they will hold: models' descriptions.
+"""Answers of the Open Inference Protocol, and descriptions of models.
 
 An answer has a tensor for each array, in JSON or after it as bytes.
 """
@@ -29,13 +29,13 @@ from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
 
 PLATFORM = "dubito"
-CLASSES = "classes"  # of `probabilities`: the same for all rows, so on request alone
-# What people look at first comes first.
+CLASSES = "classes"  # of `probabilities`, only on request
+# The first outputs of an answer
 FIRST = (
     *("label", "probabilities", "mean", "std", "interval", "flag", "p_value", "prediction_set"),
     "abstain",
 )
-# The order of a model's description; what is not named here comes last.
+# The first outputs of a model's description
 DESCRIBED = (
     *("label", "probabilities", "prediction_set", "mean", *Scores.error_names, "expected_entropy"),
     *("bald_corrected", *MIXTURE_SCORE_NAMES, "interval", "median", "flag", "p_value"),
@@ -63,8 +63,7 @@ Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any le
 
 
 class TensorEncoder:
-    """Writes the answer to one request. `header_length` is known once it is written, where tensors
-    are bytes."""
+    """Writes the answer to one request. It sets `header_length` if tensors are bytes."""
 
     def __init__(self, asked: InferRequest, request_id: str) -> None:
         self.asked = asked
@@ -113,8 +112,7 @@ class TensorEncoder:
 
 
 def parameters_of(answer: Answer) -> dict[str, Any]:
-    """Return what an answer says of all rows: numbers, or JSON as strings. What does not apply is
-    left out."""
+    """Return the fields for all rows: numbers, or JSON as strings, without nulls."""
     options, unknown = answer.options, answer.unknown
     said = {
         "seed": answer.seed,
@@ -127,7 +125,7 @@ def parameters_of(answer: Answer) -> dict[str, Any]:
 
 
 def _json_parts(flat: np.ndarray, pause: Pause) -> Iterator[bytes]:
-    """Yield elements as JSON, with commas between; what is infinite is null."""
+    """Yield elements as JSON with commas between; infinite numbers are null."""
     for first in range(0, len(flat), NUMBERS_AT_ONCE):
         part: Any = flat[first : first + NUMBERS_AT_ONCE]
         part = part.tolist() if flat.dtype.kind == "U" else np.ascontiguousarray(part)
@@ -142,8 +140,7 @@ def tensor(name: str, datatype: str, *shape: int) -> Described:
 
 
 def model_inputs(manifest: Manifest) -> list[Described]:
-    """Return the tensors that a model takes. A model of images also takes files, and one of text
-    also ids."""
+    """Describe a model's input tensors. Image models also take files, and text models ids."""
     spec = manifest.input
     if spec.columns:
         inputs = [
@@ -207,7 +204,7 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Return a model's description in the words of Triton, which has no axis of rows."""
+    """Return a model's description in Triton's form, which has no axis of rows."""
 
     def triton(described: Described) -> Described:
         datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]

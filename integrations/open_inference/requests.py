@@ -1,7 +1,7 @@
-"""Requests of the Open Inference Protocol: a JSON object, and the tensors that follow it as bytes.
+"""Requests of the Open Inference Protocol: a JSON object, and tensors after it as bytes.
 
-What follows is announced by the header `Inference-Header-Content-Length`, the length of the JSON,
-and by that alone: clients send any Content-Type, or none.
+The header `Inference-Header-Content-Length` has the length of the JSON if bytes follow. The
+Content-Type is ignored, because clients send any or none.
 """
 
 import re
@@ -49,17 +49,17 @@ MAX_TENSORS = 10_000
 MAX_OUTPUTS = 1000
 MAX_ID, MAX_NAME = 1024, 1000  # characters
 ITEM_BYTES = {",": 40, "[": 40, "{": 40, '"': 20}  # of an item of JSON, in memory
-TENSOR_BYTES = 1000  # of what is known of a tensor
+TENSOR_BYTES = 1000  # of a tensor's description in memory
 FIELDS = {"id", "parameters", "inputs", "outputs", "model_name", "model_version"}
 TENSOR_FIELDS = {"name", "shape", "datatype", "data", "parameters"}
-# Of requests, that clients and proxies send of their own accord: they mean nothing here.
+# Parameters that clients and proxies add; they are ignored.
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type"}
 RESERVED_PREFIX = "triton_"
 TIMEOUT, BINARY_OUTPUT = "timeout", "binary_data_output"
 SAMPLES = "samples"
-INPUT = "inputs"  # the one tensor of a model that takes one; any other name will do
-GROUPS = "groups"  # of a model that is calibrated by group: the group of each row
-CELL_BYTES = 40  # of a cell of a table, without its tensor
+INPUT = "inputs"  # the tensor of a model with one; other names work too
+GROUPS = "groups"  # the group of each row, if the model is calibrated by group
+CELL_BYTES = 40  # of a table's cell, without its tensor
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
@@ -68,14 +68,14 @@ class InferRequest:
     id: str | None
     fields: dict[str, Any]  # of the envelope of /predict
     tensors: list[Tensor]
-    # Those that are wanted, and whether as bytes; None: all but those on request
+    # Requested outputs, and whether as bytes; None: all but the optional ones
     outputs: dict[str, bool | None] | None
-    binary_output: bool  # of those that do not say
-    is_passed_on: bool = False  # an answer of a step before
+    binary_output: bool  # by default
+    is_passed_on: bool = False  # whether the tensors are another model's answer
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Return how many bytes of a body are JSON; None without the header: all."""
+    """Return how many bytes of a body are JSON; None, without the header, for all."""
     given = headers.get(HEADER_LENGTH)
     if given is None:
         return None
@@ -87,7 +87,7 @@ def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
 def read_infer(
     body: bytes | bytearray, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
-    """Return a request as it was read, given how many bytes of it are JSON, None if all."""
+    """Read a request; `length` bytes of it are JSON, or all if it is None."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
         raise TooLarge(
@@ -111,7 +111,7 @@ def read_infer(
 
 
 def _large(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
-    """Return what long JSON holds, taken apart tensor by tensor."""
+    """Parse long JSON, tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
     call.pause()
@@ -148,7 +148,7 @@ def _tensors(given: Any, where: str, after: memoryview, call: RequestContext) ->
     for n, item in enumerate(given):
         tensor, after = _tensor(item, f"{where}.{n}", after, call)
         tensors.append(tensor)
-        given[n] = None  # its data in JSON are let go of
+        given[n] = None  # frees its JSON
         if tensor.size > SMALL_JSON_BYTES:
             call.pause()
     if len(after):
@@ -207,8 +207,7 @@ def _name(name: Any, place: str) -> str:
 
 
 def _outputs(given: Any) -> dict[str, bool | None] | None:
-    """Return which outputs are wanted, in their order, and whether as bytes, None of those that do
-    not say."""
+    """Return the requested outputs in order, and whether each is sent as bytes; None by default."""
     if given is None or given == []:
         return None
     if not isinstance(given, list) or len(given) > MAX_OUTPUTS:
@@ -236,8 +235,7 @@ def _flag(given: Any, place: str) -> bool | None:
 
 
 def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the fields of the envelope that parameters give, and whether outputs are wanted as
-    bytes."""
+    """Return the request's options from its parameters, and whether outputs are sent as bytes."""
     binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
     ours = {
         name: value
@@ -259,7 +257,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _whole(given: Any) -> int | None:
-    """Return a whole number that is not negative, also of a string."""
+    """Return a non-negative integer, also from a string; None for others."""
     if type(given) is str and _LENGTH.fullmatch(given):
         given = int(given)
     return given if type(given) is int and given >= 0 else None
@@ -273,9 +271,9 @@ def rows_of(
     call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
-    """Return the rows of a request as `/predict` takes them, and the groups of rows, if they came.
+    """Return the rows of a request in a form that `/predict` takes, and their groups, if any.
 
-    Of an answer that is passed on, tensors that the model does not take are passed over.
+    Extra tensors of another model's answer are ignored.
     """
     groups = None
     given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
@@ -295,7 +293,7 @@ def rows_of(
 
 
 def is_by_group(manifest: Manifest) -> bool:
-    """Whether a tensor of groups is that of the rows' groups, and not of a column."""
+    """Whether a tensor `groups` has the rows' groups, and is no column."""
     categories = manifest.categories
     is_column = any(column.name == GROUPS for column in manifest.input.columns)
     return categories is not None and categories.kind == "group" and not is_column
@@ -319,7 +317,7 @@ def _check_one_each(tensor: Tensor) -> None:
 
 
 def _refuse_base64(tensor: Tensor) -> None:
-    if tensor.is_base64:  # texts that would be predicted as they are packed
+    if tensor.is_base64:  # else the encoded text would be predicted
         field = f"{tensor.place}.parameters.content_type"
         raise InvalidInput(field, "text as it is (str), or none", "base64")
 
@@ -369,7 +367,7 @@ def _cells(
 def _column(
     tensor: Tensor, column: AnyColumn, spec: InputSpec, call: RequestContext
 ) -> list[Any] | np.ndarray:
-    """Return the cells of a column; NaN is a missing value."""
+    """Return the cells of a column. NaN is a missing value."""
     if tensor.datatype == BYTES:
         _refuse_base64(tensor)
         read = cell_reader(column, spec.missing_values)

@@ -1,5 +1,4 @@
-"""`/v2`: the Open Inference Protocol over REST, as Triton's, KServe's and MLServer's clients speak
-it.
+"""The routes `/v2` of the Open Inference Protocol over REST.
 
 It has a published specification, so these routes are not in our OpenAPI document;
 `docs/open-inference.md` describes them.
@@ -129,7 +128,7 @@ async def read_inflated(call: RequestContext, limit: int) -> bytes | bytearray:
     """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
     (zlib).
 
-    What is inflated counts as it comes, a step of `INFLATED_AT_ONCE` before it is there.
+    Memory for each step of `INFLATED_AT_ONCE` is reserved before it is inflated.
 
     Raises:
         TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
@@ -147,7 +146,7 @@ async def read_inflated(call: RequestContext, limit: int) -> bytes | bytearray:
     inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
     async for part in body_parts(call.request):
         left, inflated = part, None
-        # of a full step more may be to come
+        # after a full step there may be more
         while left or inflated is None or len(inflated) == INFLATED_AT_ONCE:
             call.reservation.acquire(INFLATED_AT_ONCE)
             try:
@@ -161,7 +160,7 @@ async def read_inflated(call: RequestContext, limit: int) -> bytes | bytearray:
             if inflater.unused_data:
                 raise wrong
             left = inflater.unconsumed_tail
-            await asyncio.sleep(0)  # others' turn: a small part may become much
+            await asyncio.sleep(0)  # other requests' turn: a small part may inflate to much
     if not inflater.eof:
         raise wrong
     return body
@@ -171,7 +170,7 @@ async def _read(
     context: Context, call: RequestContext, name: str, version: str
 ) -> tuple[PredictWork, InferRequest]:
     settings, request = context.settings, call.request
-    if request.query_params:  # else a parameter put there would be passed over in silence
+    if request.query_params:  # which would be ignored silently
         raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
     is_json = HEADER_LENGTH not in request.headers
     body = await read_inflated(call, limits.MAX_JSON_BYTES if is_json else settings.max_body_bytes)
@@ -195,7 +194,7 @@ async def _read(
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
-    """Return the manifest of a version, of `latest` that which is served. Reads files."""
+    """Return the manifest of a version; `latest` is the served version. Reads files."""
     name = models.name(name)
     latest = models.latest(name)
     if version == LATEST and latest is not None:
@@ -204,7 +203,7 @@ def _manifest(models: Models, name: str, version: str) -> Manifest:
 
 
 def _refuse_unready_version(models: Models, name: str, version: str) -> None:
-    """Raise unless a version is in memory, or could be loaded for a request. Reads files."""
+    """Raise unless a version is in memory or can be loaded. Reads files."""
     if models.peek(name, version) is not None:
         return
     manifest = _manifest(models, name, version)
@@ -214,8 +213,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models) -> list[dict[str, Any]]:
-    """Return all versions of all models. Those that are not in memory are ready too: a request
-    loads them."""
+    """List all versions of all models. Unloaded versions are ready: a request loads them."""
     index = []
     for name in models.names():
         broken = models.broken(name)
