@@ -88,9 +88,6 @@ class DrawSums:
         padded = (np.pad(of, [*[(0, 0)] * (of.ndim - 1), (0, more)]) for of in self._by_row)
         return DrawSums(np.pad(self.num_draws, (0, more)), *padded)
 
-    def take(self, rows: np.ndarray) -> "DrawSums":
-        return DrawSums(self.num_draws, *(values[rows] for values in self._by_row))
-
     @property
     def _by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.prediction, self.squared_deviations, self.uncertainty

@@ -60,7 +60,7 @@ def score(options: argparse.Namespace) -> int:
 
 
 def rank(options: argparse.Namespace) -> int:
-    return run("acquire", options, read_settings())
+    return run("rank", options, read_settings())
 
 
 def run(kind: Kind, options: argparse.Namespace, settings: Settings) -> int:
@@ -102,7 +102,7 @@ def _run(kind: Kind, options: argparse.Namespace, settings: Settings) -> None:
             whole_path(options.source), whole_path(place), settings.store_options(), tuple(excluded)
         )
         progress = _work(plan, out, to_workers, options)
-        if kind == "acquire":
+        if kind == "rank":
             parts = RankedParts(plan, out, source, loaded.model)
             ranked = parts.ranking()
             if options.out is None:
@@ -162,7 +162,7 @@ def _request(
             raise InvalidInput("fdr", f"{expected} (p_value is in the parts)", "one")
         return DataSetRequest(kind="score", **fields)
     exclude = hashlib.sha256("\n".join(excluded).encode()).hexdigest() if excluded else ""
-    return DataSetRequest(kind="acquire", **fields, exclude=exclude)
+    return DataSetRequest(kind="rank", **fields, exclude=exclude)
 
 
 def _json(text: str) -> Any:

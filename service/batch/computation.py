@@ -29,7 +29,7 @@ from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
 from service.request_context import RequestContext
 
-Kind = Literal["score", "acquire"]
+Kind = Literal["score", "rank"]
 UNKNOWN_CATEGORIES = "unknown_categories"
 MOST_PIXELS = 1 << 62  # of a part's images: each has its own bound
 

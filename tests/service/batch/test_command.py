@@ -64,8 +64,7 @@ def run_command(store, kind, *arguments):
     """Run `score` or `rank` in this process."""
     parser = argparse.ArgumentParser()
     add_commands(parser.add_subparsers())
-    name = "rank" if kind == "acquire" else kind
-    options = parser.parse_args([name, *map(str, arguments)])
+    options = parser.parse_args([kind, *map(str, arguments)])
     return command.run(kind, options, Settings(store=store))
 
 
@@ -182,7 +181,7 @@ def test_a_data_set_is_ranked_as_acquire_does(run, data, capsys, client, digits_
     given = {
         name: json.dumps(value) if name == "priors" else value for name, value in options.items()
     }
-    run("acquire", data, None, "-k", 20, **given)
+    run("rank", data, None, "-k", 20, **given)
     assert json.loads(capsys.readouterr().out) == client.post("/acquire", json=asked).json()
 
 
@@ -197,7 +196,7 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
     (tmp_path / "data").mkdir()
     for i in range(3):
         write(tmp_path / "data" / f"{i}.parquet", rows[30 * i : 30 * i + 30])
-    run("acquire", tmp_path / "data", tmp_path / "out", "-k", 50, acquisition=acquisition)
+    run("rank", tmp_path / "data", tmp_path / "out", "-k", 50, acquisition=acquisition)
     asked = {
         "pool": rows.tolist(),
         "k": 50,
@@ -214,7 +213,7 @@ def test_copies_in_other_files_and_rows_without_ids_are_ranked_as_acquire_does(
 
 def test_excluded_rows_are_not_ranked(run, data, tmp_path, capsys, client, digits_rows):
     (tmp_path / "labelled").write_text("\n".join(IDS[::2]))
-    run("acquire", data, None, "-k", 5, exclude=tmp_path / "labelled")
+    run("rank", data, None, "-k", 5, exclude=tmp_path / "labelled")
     found = json.loads(capsys.readouterr().out)
     asked = {
         "pool": digits_rows[1::2].tolist(),
@@ -335,7 +334,7 @@ def test_rows_that_cannot_be_read_are_counted_and_written_with_the_reason(
         "not",
         "id: expected a name for each row, got none of row 99",
     ]
-    run("acquire", tmp_path / "data", None, "-k", 10, max_rejects=0.04)
+    run("rank", tmp_path / "data", None, "-k", 10, max_rejects=0.04)
     found = json.loads(capsys.readouterr().out)["ranking"]
     asked = {
         "pool": digits_rows[good].tolist(),
@@ -395,7 +394,7 @@ def test_rows_whose_result_is_not_finite_are_rejected(
     assert json.loads(line)["row"] == 7
     assert "not finite" in json.loads(line)["reason"]
     assert table_of(tmp_path / "out")["id"].to_pylist() == [str(i) for i in range(20) if i != 7]
-    run("acquire", tmp_path / "huge.parquet", None, "-k", 20, max_rejects=0.05)
+    run("rank", tmp_path / "huge.parquet", None, "-k", 20, max_rejects=0.05)
     ranking = json.loads(capsys.readouterr().out)["ranking"]
     assert sorted(row["index"] for row in ranking) == [i for i in range(20) if i != 7]
 
@@ -458,17 +457,17 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     refused("^out: expected a place outside the data set", out=data / "out")
     refused("^fdr: expected none of a data set", fdr=0.1)
     refused("^priors: expected a JSON object", priors="{")
-    refused("^num_samples: expected at most 1000", kind="acquire", num_samples=5000)
-    refused("^acquisition: expected one of", kind="acquire", acquisition="variance")
+    refused("^num_samples: expected at most 1000", kind="rank", num_samples=5000)
+    refused("^acquisition: expected one of", kind="rank", acquisition="variance")
     refused(
         "^k: expected at most 1000 rows",
-        kind="acquire",
+        kind="rank",
         acquisition="batchbald",
         k=2000,
         source=many(tmp_path),
     )
     refused("^max-rejects: expected a share", max_rejects=2)
-    refused("^exclude: expected a file of ids", kind="acquire", exclude=tmp_path / "absent")
+    refused("^exclude: expected a file of ids", kind="rank", exclude=tmp_path / "absent")
     refused("^ray: expected Ray, of the extra `scale`, got none of it", ray="local")
 
 
@@ -484,7 +483,7 @@ def test_ids_that_are_the_same_cannot_be_ranked(run, tmp_path, digits_rows):
         Stopped,
         match=r"^ids: expected different names, got some that are the same, 'a' among them$",
     ):
-        run("acquire", tmp_path / "same.parquet")
+        run("rank", tmp_path / "same.parquet")
 
 
 def test_the_command_ends_with_one_line(digits_store, data, tmp_path):
