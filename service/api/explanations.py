@@ -13,18 +13,23 @@ from model_store.sources.columns import OddCells
 from service.api.fields import Field, answer_model
 
 MAX_SHOWN = 100  # characters of a category in a request
+# Texts of answers, which replayed seeds repeat exactly
 NO_COLUMNS = "the model does not take rows of columns"
-NO_USUAL = "this version has no usual values of its columns: fit the model again"
+NO_USUAL = "this version was published before columns had usual values: fit the model again"
 NOT_OBJECTS = "rows did not come as objects keyed by column"
-BY_COLUMN = "the model takes rows of columns: see `columns` instead"
+BY_COLUMN = "the model takes rows of columns, which have `columns` in its place"
 NO_TERMS = (
-    "no detector of this version's flag can be divided among the numbers of a row: the flag "
-    "combines no detector of the input, its rows are too long, or the model has an encoder"
+    "no detector of this version's flag is divided among the numbers of a row: it was published "
+    "before that was possible, its flag combines no detector of the input, its rows are too long, "
+    "or an encoder comes before it"
 )
 OF_IDS = (
-    "the model takes rows of ids, which have no magnitude: they have no shares and no distances"
+    "the model takes rows of ids, which have no size: none has a share, and no training row is near"
 )
-NO_ROWS = "this version was published without training rows (serving.nearest_rows of its recipe)"
+NO_ROWS = (
+    "this version was published without training rows (serving.nearest_rows of its recipe), or "
+    "before there were"
+)
 
 
 @dataclass(frozen=True, eq=False)
