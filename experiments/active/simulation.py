@@ -193,7 +193,7 @@ class LearnerPool(Pool):
     async def candidates(self, copies: Copies) -> tuple[Index, Candidates]:
         outputs = self._predict(copies.first, slice(0, self._choice.num_samples))
         score = self._predictive.joint_scores[self._choice.acquisition]
-        return np.arange(len(copies.first)), score.of(self._predictive.samples(outputs))
+        return np.arange(len(copies.first)), score.from_samples(self._predictive.samples(outputs))
 
     def _scored(self, rows: Index, num_draws: int, with_errors: bool) -> list[AnyScores]:
         outputs = self._predict(rows, slice(0, num_draws))
