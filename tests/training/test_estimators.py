@@ -251,6 +251,7 @@ def test_odd_rows_are_named(classifier):
         clone(classifier).fit(X.head(12), Y.head(12))
 
 
+@pytest.mark.slow
 def test_pipelines_are_scored():
     numbers = X[["height", "weight"]].to_numpy()
     steps = make_pipeline(StandardScaler(), Regressor(**QUICK, **OF_ONE_DRAW))
