@@ -129,7 +129,7 @@ def test_it_is_served_like_any_other(published, serve, digits_rows):
         ]
         why = explained["explanation"]
         assert why["map"] is None
-        assert "an encoder comes before it" in why["null_because"]["map"]
+        assert "the model has an encoder" in why["null_because"]["map"]
         assert len(why["nearest"]) == 5
         ranked = client.post("/acquire", json={"pool": rows, "k": 2, "seed": 3}).json()["ranking"]
         assert len(ranked) == 2
