@@ -76,7 +76,7 @@ class Context:
 
     def metrics_page(self) -> bytes:
         self.metrics.queued_row_draws.set(self.admission.row_draws)
-        self.metrics.queued_requests.set(self.admission.in_work)
+        self.metrics.queued_requests.set(self.admission.active_requests)
         self.metrics.ready.set(float(bool(self.served_versions())))
         return generate_latest(self.metrics.registry)
 

@@ -25,13 +25,13 @@ from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
 from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, kept_bytes
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, work_bytes
 from service.engine.pool_ranking import (
     EnginePool,
     acquired_rows,
-    check_keeping,
-    control_said,
-    set_aside,
+    check_keep,
+    control_predictions,
+    control_rows,
 )
 from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext
@@ -60,7 +60,7 @@ async def post_acquire(request: Request) -> Response:
     fields = ranking_fields(envelope, served)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
     num_samples = num_samples_of(envelope, served, settings)
-    with context.admission.admitted(
+    with context.admission.admit(
         pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
     ):
         reservation, pool, work.rows = call.reservation, work.rows, []
@@ -99,10 +99,10 @@ async def post_acquire(request: Request) -> Response:
         said: list[dict[str, Any]] = []
         if len(chosen.control):
             control = EngineWork(served, whole[chosen.control], num_samples, to_rank.seed, call)
-            reservation.reserve(kept_bytes(control), "pool")
+            reservation.reserve(work_bytes(control), "pool")
             await context.engine.compute(control)
-            said = control_said(manifest, control.predicted.prediction)
-            answered += set_aside(chosen.control.tolist(), ids, len(answered))
+            said = control_predictions(manifest, control.predicted.prediction)
+            answered += control_rows(chosen.control.tolist(), ids, len(answered))
         if envelope.keep:
             numbers, seed = row_format(manifest), to_rank.seed
             how = Acquisition(*served.key, numbers, acquisition, seed, num_samples)
@@ -159,7 +159,7 @@ def select_rows(
     seed: int,
 ) -> Selection:
     """Return what becomes of the pool's rows: which are ranked, and which set aside."""
-    check_keeping(envelope.keep, envelope.control, ids, are_named)
+    check_keep(envelope.keep, envelope.control, ids, are_named)
     is_excluding = are_named and envelope.exclude_labelled
     known = context.find_labelled(model, ids) if is_excluding else set[str]()
     return select(ids, known, envelope.control, envelope.k, seed)

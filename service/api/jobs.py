@@ -37,11 +37,11 @@ async def get_jobs(
         content = {"jobs": [job_json(context, job, prefix) for job in jobs]}
         return content if query.limit is None else {**content, "next": more}
 
-    return json_response(await context.threads.ask(listed))
+    return json_response(await context.threads.jobs(listed))
 
 
 async def _find_job(context: CurrentContext, owner: Owner, job: str) -> Job:
-    return await context.threads.ask(lambda: Jobs(context.state).get(job, owner))
+    return await context.threads.jobs(lambda: Jobs(context.state).get(job, owner))
 
 
 OwnJob = Annotated[Job, Depends(_find_job)]  # that the path names
@@ -94,7 +94,7 @@ async def post_job_cancel(
     context: CurrentContext, prefix: LinkPrefix, job: OwnJob
 ) -> dict[str, Any]:
     """Cancel a job: at once if it is queued, soon if it runs. One that is over stays as it is."""
-    cancelled = await context.threads.ask(lambda: Jobs(context.state).cancel(job.id))
+    cancelled = await context.threads.jobs(lambda: Jobs(context.state).cancel(job.id))
     context.runner.wake()
     return job_json(context, cancelled, prefix)
 
@@ -110,7 +110,7 @@ async def delete_job(context: CurrentContext, prefix: LinkPrefix, job: OwnJob) -
     if not job.is_over:
         expected = "one that is over (POST /jobs/{job}/cancel ends it)"
         raise NotDone("job", expected, f"one {job.state}")
-    await context.threads.ask(lambda: Jobs(context.state).forget(job.id))
+    await context.threads.jobs(lambda: Jobs(context.state).forget(job.id))
     return job_json(context, job, prefix)
 
 

@@ -37,7 +37,7 @@ from service.auth.scopes import needs, owner_of
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.context import Context
-from service.engine.pool_ranking import check_keeping
+from service.engine.pool_ranking import check_keep
 from service.errors import Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
@@ -217,7 +217,7 @@ class NewJob:
         """Select the pool's rows to rank and to set aside; return the fields of the work."""
         is_part, excluded = False, 0
         if self.names is None:
-            check_keeping(envelope.keep, envelope.control, [], are_named=False)
+            check_keep(envelope.keep, envelope.control, [], has_ids=False)
         else:
             selection = select_rows(
                 self.context, envelope, self.served.name, self.names, True, seed

@@ -54,7 +54,7 @@ from service.api.rows import Rows
 from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import needs
 from service.context import Context, context_of
-from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, kept_bytes
+from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, work_bytes
 from service.models.models import Served
 from service.request_context import RequestContext
 
@@ -141,7 +141,7 @@ async def predict(
     refuse_large_answers(envelope, num_rows, num_samples, served)
     extra = rows_to_explain(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
-    with context.admission.admitted(
+    with context.admission.admit(
         all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
     ):
         counts = work.is_live and not is_test(call.request)
@@ -153,12 +153,12 @@ async def predict(
         keep, priors = envelope.return_samples, options.priors
         computed = EngineWork(served, x, num_samples, envelope.seed, call, keep, priors=priors)
         size = answer_bytes(manifest, num_rows, num_samples if keep else 0, as_arrays)
-        size += kept_bytes(computed)
+        size += work_bytes(computed)
         reservation.shrink(x.nbytes)
         reservation.reserve(size, "answer")
         if envelope.explain:
             size = explanation_bytes(manifest, num_rows, as_arrays) + extra * x.nbytes
-            reservation.reserve(size + kept_bytes(computed, extra * num_rows), "explain")
+            reservation.reserve(size + work_bytes(computed, extra * num_rows), "explain")
         await context.engine.compute(computed)
         to_explain = None
         if envelope.explain:
@@ -181,7 +181,7 @@ async def predict(
 
 def _answer_numbers(work: EngineWork) -> int:
     """Return about how many numbers the answer has, without samples and explanations."""
-    return len(work.x) * (20 + 2 * work.served.model.manifest.output_size)
+    return len(work.x) * (20 + 2 * work.model.manifest.output_size)
 
 
 def rows_to_explain(spec: InputSpec) -> int:
@@ -191,11 +191,11 @@ def rows_to_explain(spec: InputSpec) -> int:
 
 
 async def _predict_as_usual(context: Context, work: EngineWork) -> Prediction:
-    columns = work.served.model.manifest.input.columns
-    make = partial(rows_as_usual, columns, work.x, work.call.pause)
-    x = await context.threads.requests.run(work.call, work.x.nbytes, make)
+    columns = work.model.manifest.input.columns
+    make = partial(rows_as_usual, columns, work.x, work.context.pause)
+    x = await context.threads.requests.run(work.context, work.x.nbytes, make)
     again = EngineWork(
-        work.served, x, work.num_samples, work.draw_seed, work.call, priors=work.priors
+        work.served_model, x, work.num_samples, work.draw_seed, work.context, priors=work.priors
     )
     await context.engine.compute(again)
     return again.predicted.prediction
@@ -213,7 +213,7 @@ def _write(
 ) -> tuple[list[bytes], int]:
     """Return the answer in parts and how many rows are flagged; if the request `counts`, also add
     it to the metrics, and unless it is a replay to the drift test."""
-    served, predicted, seed = work.served, work.predicted, work.draw_seed
+    served, predicted, seed = work.served_model, work.predicted, work.draw_seed
     scores = predicted.batch.prediction.scores
     overall: Float64[np.ndarray, "N"] = getattr(scores, scores.overall)[predicted.rows]
     check_computed(overall, field)
@@ -222,7 +222,7 @@ def _write(
     unknown = unknown_categories(work.x, columns) if columns else {}
     answer = Answer(results, rows, seed, options, unknown)
     num_flags = int(np.count_nonzero(answer.flags))
-    parts = encode(answer, work.call.pause)
+    parts = encode(answer, work.context.pause)
     if counts and work.seed is None:
         served.watch(predicted.batch.prediction, predicted.rows, work.x)
     if counts:
@@ -244,7 +244,7 @@ def _decide(
     Without `fdr`, rows are decided one by one. So results of a few rows may be those of their whole
     micro-batch, made once for all of its requests with the same options.
     """
-    model = work.served.model
+    model = work.model
 
     def results(prediction: Prediction, explained: Explained | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
@@ -253,13 +253,13 @@ def _decide(
     is_small = _answer_numbers(work) <= NUMBERS_AT_ONCE
     is_plain = predicted.samples is None and groups is None and to_explain is None
     if is_small and is_plain and options.fdr is None:
-        whole = predicted.batch.shared(options, results)
+        whole = predicted.batch.share(options, results)
         if whole is not None:
             return whole, predicted.rows
     prediction, explained = predicted.prediction, None
     if groups is not None:
         prediction = prediction.of_groups(groups)
     if to_explain is not None:
-        why = explain(model, prediction, work.x, to_explain.as_usual, work.call.pause)
+        why = explain(model, prediction, work.x, to_explain.as_usual, work.context.pause)
         explained = Explained(model.manifest, why, to_explain.cells)
     return results(prediction, explained), slice(None)

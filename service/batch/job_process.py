@@ -63,7 +63,7 @@ from service.batch.output import (
     write_npz,
     write_parquet,
 )
-from service.engine.pool_ranking import acquired_rows, control_said, set_aside
+from service.engine.pool_ranking import acquired_rows, control_predictions, control_rows
 
 OVER = 0  # exit code: the job has ended, or is to end
 PUT_BACK = 3  # exit code: the job is to be taken up again later
@@ -279,7 +279,7 @@ def acquire(job: JobRows, database: Database) -> str:
     rows = [
         {**row, "index": int(ranked_rows[row["index"]]), "control": False} for row in ranked.rows
     ]
-    rows += set_aside(control.tolist(), ids, len(rows))
+    rows += control_rows(control.tolist(), ids, len(rows))
     if request.keep:
         _keep_rows(job, rows, database)
     found = request.rows, request.excluded, pool.unknown, request.race, ranked.finalists
@@ -312,7 +312,7 @@ def _keep_rows(job: JobRows, ranked: list[dict[str, Any]], database: Database) -
     aside = np.array([pool[row["index"]] for row in ranked if row["control"]])
     draws, predictions = job.computation.draws(), list[dict[str, Any]]()
     for part in job.computation.runs([aside]):
-        predictions += control_said(
+        predictions += control_predictions(
             model.manifest, model.prediction(*model.runtime.run_set(part, draws), None)
         )
     of_model = request.model, request.version, row_format(model.manifest)

@@ -1,9 +1,7 @@
-"""Admission: how much work may wait, in rows x draws, and whose. Health and metrics are never asked
-for it.
+"""Admission: limit the queued work, measured in rows x draws. Health and metrics bypass it.
 
-What is too much is refused; but a client, or a request, is not refused for what others have brought
-beyond their share: it is let in if there would be room for it, had all others brought at most as
-much.
+A request is not refused because others exceed their shares. It is admitted if it would fit after
+every other client, or every other request, is reduced to the size of this one.
 """
 
 import asyncio
@@ -19,141 +17,145 @@ from service import limits
 from service.errors import Overloaded, TooLarge
 from service.server.shares import is_within_share
 
-REST_S = 0.002  # after an answer, so that idle work does not begin before the answer is sent
-LASTING_S = 1.0  # since the last refusal: so long an overload is taken to last
-# After the first refusal, or the last try: more is let in, to see if it is over.
-FIRST_TRY_S, LAST_TRY_S = 8.0, 256.0
-TRIED_S = 0.25  # without a refusal: that much more is not too much
-LATEST = 0.1  # weight of the latest micro-batch in the rate
+IDLE_DELAY_S = 0.002  # so that answers are sent before idle work begins
+OVERLOAD_HOLD_S = 1.0  # from the last refusal to the end of an overload
+MIN_PROBE_INTERVAL_S, MAX_PROBE_INTERVAL_S = 8.0, 256.0  # between raises of the limit
+PROBE_S = 0.25  # without a refusal before the limit rises again
+RATE_WEIGHT = 0.1  # of the latest micro-batch in the rate
 
 
 class Admission:
-    """Counts the work that waits or runs, and refuses too much of it. For the event loop alone."""
+    """Count queued and running work, and refuse the excess. Only the event loop may use it."""
 
     def __init__(self, idle: threading.Event) -> None:
-        self.row_draws = 0  # waiting or in work
-        self.in_work = 0  # requests
-        self._of_clients: Counter[Hashable] = Counter()  # rows x draws
-        # Requests in work, by their rows x draws and the bytes of their bodies
-        self._sizes: Counter[tuple[int, int]] = Counter()
-        self.idle = idle  # set while no request is waiting or in work
+        self.row_draws = 0  # waiting or running
+        self.active_requests = 0
+        self._row_draws_by_client: Counter[Hashable] = Counter()
+        # Active requests by rows x draws and body bytes
+        self._request_sizes: Counter[tuple[int, int]] = Counter()
+        self.idle = idle  # set while no request is active
         self.idle.set()
         self._limit = limits.MAX_QUEUED_ROW_DRAWS
-        self._overloaded_until = -math.inf
-        self._next_try = self._patience = math.inf
-        self._tried = 0  # the limit of the next try
-        self._rate = 0.0  # rows x draws a second, of late
+        self._overload_end = -math.inf
+        self._next_probe = self._probe_interval_s = math.inf
+        self._probe_limit = 0  # limit during the next probe
+        self._rate = 0.0  # recent rows x draws per second
 
     @contextmanager
-    def admitted(
+    def admit(
         self,
         rows: int,
         draws: int,
-        at_once: int,
+        max_row_draws: int,
         client: Hashable = None,
-        encoding: int = 0,
-        length: int = 0,
+        encoding_draws: int = 0,
+        body_bytes: int = 0,
     ) -> Iterator[None]:
-        """Hold a place for a client's request, of which `at_once` rows x draws count at a time.
+        """Admit a request for the duration of the context.
 
-        Before its draws a row takes as long as `encoding` more draws. Its body has `length` bytes.
+        A burst may fill the queue up to `MAX_QUEUED_ROW_DRAWS`. When it is full, the limit falls to
+        `OVERLOAD_ROW_DRAWS`, so that admitted requests get quick answers. The limit recovers
+        `OVERLOAD_HOLD_S` after the last refusal. Clients that retry immediately would prolong the
+        overload indefinitely, so the limit is probed at growing intervals: it doubles until the
+        first refusal.
 
-        A burst may fill the queue up to `MAX_QUEUED_ROW_DRAWS`. From when it is full until nobody
-        has been refused for `LASTING_S`, work beyond `OVERLOAD_ROW_DRAWS` is refused, so that those
-        who are let in are answered soon. Clients who come again at once would keep that up for
-        ever, so now and then, ever more rarely, ever more is let in: if that is too much as well,
-        the try ends with the first refusal.
+        Args:
+            max_row_draws: the part of the request that counts towards the limit.
+            encoding_draws: cost of the encoder per row, in draws.
 
         Raises:
-            TooLarge: if the request alone is more than one may be.
-            Overloaded: if too much is waiting already, and the client and the request have their
-                share; a lone request is always let in.
+            TooLarge: if the request alone exceeds the limit of a request.
+            Overloaded: if the queue is full, and the client and the request exceed their shares.
+                A lone request is always admitted.
         """
         if rows * draws > limits.MAX_ROW_DRAWS:
             raise TooLarge(
                 "rows x num_samples", f"at most {limits.MAX_ROW_DRAWS}", str(rows * draws)
             )
-        a_row = draws + encoding
-        work = min(rows * a_row, max(at_once, a_row))
+        draws_per_row = draws + encoding_draws
+        work = min(rows * draws_per_row, max(max_row_draws, draws_per_row))
         self.refuse_overload(work, client)
         self.row_draws += work
-        self.in_work += 1
-        self._of_clients[client] += work
-        self._sizes[work, length] += 1
+        self.active_requests += 1
+        self._row_draws_by_client[client] += work
+        self._request_sizes[work, body_bytes] += 1
         self.idle.clear()
         try:
             yield
         finally:
             self.row_draws -= work
-            self.in_work -= 1
-            _take_from(self._of_clients, client, work)
-            _take_from(self._sizes, (work, length), 1)
-            asyncio.get_running_loop().call_later(REST_S, self._rest)
+            self.active_requests -= 1
+            _subtract(self._row_draws_by_client, client, work)
+            _subtract(self._request_sizes, (work, body_bytes), 1)
+            asyncio.get_running_loop().call_later(IDLE_DELAY_S, self._set_idle)
 
-    def refuse_unread(self, length: int, client: Hashable = None) -> None:
-        """Raise Overloaded before a body of rows is read, if it is too much for now.
+    def refuse_unread(self, body_bytes: int, client: Hashable = None) -> None:
+        """Raise Overloaded before reading a body if even an optimistic estimate exceeds the limit.
 
-        For its bytes it is expected to bring as many rows x draws as that in work does which brings
-        fewest, and no more than the largest.
+        The estimate uses the fewest rows x draws per byte of all active requests, limited to
+        the largest active request.
         """
-        of_a_byte = min((work / size for work, size in self._sizes if size), default=0.0)
-        largest = max((work for work, _ in self._sizes), default=1)
-        self.refuse_overload(max(1, min(round(length * of_a_byte), largest)), client)
+        row_draws_per_byte = min(
+            (work / size for work, size in self._request_sizes if size), default=0.0
+        )
+        largest = max((work for work, _ in self._request_sizes), default=1)
+        estimate = max(1, min(round(body_bytes * row_draws_per_byte), largest))
+        self.refuse_overload(estimate, client)
 
     def refuse_overload(self, work: int, client: Hashable = None) -> None:
-        """Raise Overloaded if `work` more rows x draws of a client are too much for now."""
-        now = time.monotonic()
-        most = self._most(now)
+        """Raise Overloaded if a client's additional rows x draws exceed the current limit."""
+        time_s = time.monotonic()
+        limit = self._current_limit(time_s)
         if (
             self.row_draws > 0
-            and self.row_draws + work > most
-            and not self._is_within_share(work, client, most)
+            and self.row_draws + work > limit
+            and not self._is_within_share(work, client, limit)
         ):
-            self._overload(now)
+            self._lower_limit(time_s)
             raise Overloaded(
                 retry_after_s=max(1, math.ceil(self.row_draws / self._rate)) if self._rate else 1
             )
 
-    def _is_within_share(self, work: int, client: Hashable, most: int) -> bool:
-        """Whether there were room, had no other client, or no other request, brought more."""
-        if is_within_share(self._of_clients, client, work, most):
+    def _is_within_share(self, work: int, client: Hashable, limit: int) -> bool:
+        if is_within_share(self._row_draws_by_client, client, work, limit):
             return True
-        return (
-            work + sum(count * min(other, work) for (other, _), count in self._sizes.items())
-            <= most
-        )
+        sizes = self._request_sizes.items()
+        return work + sum(count * min(size, work) for (size, _), count in sizes) <= limit
 
-    def _most(self, now: float) -> int:
+    def _current_limit(self, time_s: float) -> int:
         burst = limits.MAX_QUEUED_ROW_DRAWS
-        if now >= self._overloaded_until:
+        if time_s >= self._overload_end:
             self._limit = burst
-        elif now >= self._next_try:
-            self._limit = min(burst, max(self._tried, 2 * self._limit))
-            self._next_try = now + TRIED_S
+        elif time_s >= self._next_probe:
+            self._limit = min(burst, max(self._probe_limit, 2 * self._limit))
+            self._next_probe = time_s + PROBE_S
         return self._limit
 
-    def _overload(self, now: float) -> None:
-        """Note a refusal: an overload begins or goes on, or a try was one too many."""
-        least = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
-        if now >= self._overloaded_until:
-            self._patience, self._tried = FIRST_TRY_S, 2 * least
-        elif self._limit > least:
-            self._patience, self._tried = min(2.0 * self._patience, LAST_TRY_S), 2 * self._tried
-        if self._limit > least or now >= self._overloaded_until:
-            self._limit, self._next_try = least, now + self._patience
-        self._overloaded_until = now + LASTING_S
+    def _lower_limit(self, time_s: float) -> None:
+        """Start or extend an overload after a refusal, and end the current probe."""
+        min_limit = min(limits.OVERLOAD_ROW_DRAWS, limits.MAX_QUEUED_ROW_DRAWS)
+        if time_s >= self._overload_end:
+            self._probe_interval_s, self._probe_limit = MIN_PROBE_INTERVAL_S, 2 * min_limit
+        elif self._limit > min_limit:
+            self._probe_interval_s = min(2.0 * self._probe_interval_s, MAX_PROBE_INTERVAL_S)
+            self._probe_limit *= 2
+        if self._limit > min_limit or time_s >= self._overload_end:
+            self._limit, self._next_probe = min_limit, time_s + self._probe_interval_s
+        self._overload_end = time_s + OVERLOAD_HOLD_S
 
-    def note(self, row_draws: int, seconds: float) -> None:
-        """Note how long work took: the time to wait that clients are told follows. Thread-safe."""
+    def record_rate(self, row_draws: int, seconds: float) -> None:
+        """Update the rate from which `Retry-After` is estimated. Thread-safe."""
         rate = row_draws / seconds
-        self._rate = rate if self._rate == 0.0 else (1.0 - LATEST) * self._rate + LATEST * rate
+        self._rate = (
+            rate if self._rate == 0.0 else (1.0 - RATE_WEIGHT) * self._rate + RATE_WEIGHT * rate
+        )
 
-    def _rest(self) -> None:
-        if self.in_work == 0:
+    def _set_idle(self) -> None:
+        if self.active_requests == 0:
             self.idle.set()
 
 
-def _take_from(counter: Counter[Any], key: Hashable, count: int) -> None:
+def _subtract(counter: Counter[Any], key: Hashable, count: int) -> None:
     counter[key] -= count
     if counter[key] == 0:
         del counter[key]

@@ -1,9 +1,9 @@
-"""Threads for what would keep the event loop busy: each kind of work has its own.
+"""Threads for work that would block the event loop, with a pool for each kind of work.
 
-Reading requests and writing answers may take a second. Each piece of work has a thread, but few run
-at a time: at a pause, after a slice of some milliseconds, a piece lets the next one run, by the
-fair shares of clients (`service.server.shares`). So no large body keeps another client waiting for
-more than a slice.
+Reading requests and writing answers can take a second. Each piece of work has a thread, but few run
+at a time. After a slice of a few milliseconds a piece pauses, and the next piece runs by the fair
+shares of clients (`service.server.shares`). A large body therefore delays other clients by
+one slice only.
 """
 
 import asyncio
@@ -19,62 +19,61 @@ from service.server.shares import Shares
 
 T = TypeVar("T")
 
-READERS = 2  # pieces of reading that run at a time: a slow step does not keep the others waiting
-SLICE_S = 0.004  # that a piece runs before it lets others run
-SLICE_BYTES = 64 << 10  # that are about read in it
-MOST_THREADS = 1 << 12  # more than there are connections: work never waits for a thread
+MAX_READERS = 2  # running at a time, so that a slow step does not block all reading
+SLICE_S = 0.004  # time that a piece runs before it pauses
+SLICE_BYTES = 64 << 10  # typically read in a slice
+MAX_THREADS = 1 << 12  # more than connections, so that work never waits for a thread
 
 
 class FairThreads:
-    """Threads of which `at_once` run at a time, by fair shares of clients."""
+    """Threads that run `max_running` at a time, by fair shares of clients."""
 
-    def __init__(self, name: str, at_once: int) -> None:
-        self._pool = ThreadPoolExecutor(MOST_THREADS, name)
-        self._lock = threading.Lock()  # of what follows
+    def __init__(self, name: str, max_running: int) -> None:
+        self._pool = ThreadPoolExecutor(MAX_THREADS, name)
+        self._lock = threading.Lock()  # protects the fields below
         self._waiting: Shares[_Piece] = Shares()
-        self._free = at_once
+        self._free = max_running
         self.is_closed = False
 
-    async def run(self, call: RequestContext, size: int, work: Callable[[], T]) -> T:
-        """Return the result of work that calls `call.pause` every few milliseconds.
+    async def run(self, context: RequestContext, size: int, work: Callable[[], T]) -> T:
+        """Run work that calls `context.pause` every few milliseconds, and return its result.
 
         Args:
-            call: whose work it is; it has one piece of work at a time.
-            size: of what is read or written, in bytes: little goes before much.
-            work: what to run.
+            context: the request; it has one piece of work at a time.
+            size: of the input or output, in bytes. Small work runs first.
 
         Raises:
             PastDeadline: at a pause after the deadline.
-            ClientDisconnect: if the client hangs up before.
+            ClientDisconnect: if the client disconnects.
         """
-        piece = _Piece(self, call)
+        piece = _Piece(self, context)
         self.put(piece, min(SLICE_BYTES, max(1, size)))
         running = asyncio.get_running_loop().run_in_executor(self._pool, piece.run, work)
         try:
-            return await call.wait(running)
+            return await context.wait(running)
         finally:
-            piece.is_wanted = False
+            piece.is_active = False
 
     def close(self) -> None:
-        """Cancel all work at its next pause, and wait for it."""
+        """Cancel all work at its next pause, and wait until it has ended."""
         with self._lock:
             self.is_closed = True
-            self._let_run()
+            self._run_next()
         self._pool.shutdown(cancel_futures=True)
 
     def put(self, piece: "_Piece", size: int) -> None:
-        """Have a piece wait for its turn."""
+        """Queue a piece."""
         with self._lock:
-            self._waiting.put(piece, piece.call.client, size)
-            self._let_run()
+            self._waiting.put(piece, piece.context.client, size)
+            self._run_next()
 
     def free(self) -> None:
-        """Have the next piece run in place of one that did."""
+        """Release the slot of a running piece, and start the next piece."""
         with self._lock:
             self._free += 1
-            self._let_run()
+            self._run_next()
 
-    def _let_run(self) -> None:
+    def _run_next(self) -> None:
         if self.is_closed:
             for waiting in self._waiting.turns():
                 waiting.work.is_next.set()
@@ -86,27 +85,27 @@ class FairThreads:
 
 
 class _Piece:
-    def __init__(self, threads: FairThreads, call: RequestContext) -> None:
+    def __init__(self, threads: FairThreads, context: RequestContext) -> None:
         self.threads = threads
-        self.call = call
-        self.is_wanted = True
+        self.context = context
+        self.is_active = True
         self.is_next = threading.Event()
         self._slice_end = 0.0
 
     def run(self, work: Callable[[], T]) -> T:
         self._await_turn()
-        self.call.on_pause = self._pause
+        self.context.on_pause = self._pause
         try:
             self._pause()
             return work()
         finally:
-            self.call.on_pause = None
+            self.context.on_pause = None
             self.threads.free()
 
     def _pause(self) -> None:
-        if not self.is_wanted or self.threads.is_closed:
+        if not self.is_active or self.threads.is_closed:
             raise CancelledError
-        if time.monotonic() > self.call.deadline:
+        if time.monotonic() > self.context.deadline:
             raise PastDeadline
         if time.perf_counter() > self._slice_end:
             self.threads.put(self, SLICE_BYTES)
@@ -120,34 +119,33 @@ class _Piece:
 
 
 class Threads:
-    """The service's threads, without the event loop's and the engine's."""
+    """All threads of the service except the event loop and the engine."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._questions = ThreadPoolExecutor(2, "questions")
+        self._jobs = ThreadPoolExecutor(2, "jobs")
         self._files = ThreadPoolExecutor(1, "files")
         self._loads = ThreadPoolExecutor(1, "loads")
         self._state = ThreadPoolExecutor(2, "state")
-        self.requests = FairThreads("requests", READERS)  # parse large requests, decode images
-        self.answers = FairThreads("answers", 1)  # write large answers
-        self.preflights = FairThreads("preflights", 1)  # of files
-        self._own = (self._questions, self._files, self._loads, self._state)
-        for pool in self._own:
-            pool.submit(int).result()  # its thread is there from the beginning
+        self.requests = FairThreads("requests", MAX_READERS)  # parse bodies, decode images
+        self.answers = FairThreads("answers", 1)  # encode large answers
+        self.preflights = FairThreads("preflights", 1)  # check uploaded files
+        self._pools = (self._jobs, self._files, self._loads, self._state)
+        for pool in self._pools:
+            pool.submit(int).result()  # start a thread now, so that the first request does not wait
 
-    async def ask(self, question: Callable[[], T]) -> T:
-        """Return the answer to a quick question about jobs, which waits for none of what is read
-        and written at length.
+    async def jobs(self, query: Callable[[], T]) -> T:
+        """Run a quick query about jobs, independent of longer reads and writes.
 
         Raises:
-            PastDeadline: if it takes longer than a request may.
+            PastDeadline: if it exceeds the deadline of a request.
         """
-        asked = asyncio.get_running_loop().run_in_executor(self._questions, question)
-        await asyncio.wait([asked], timeout=self._deadline_s)
-        if not asked.done():
-            asked.cancel()
+        future = asyncio.get_running_loop().run_in_executor(self._jobs, query)
+        await asyncio.wait([future], timeout=self._deadline_s)
+        if not future.done():
+            future.cancel()
             raise PastDeadline
-        return asked.result()
+        return future.result()
 
     async def files(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
@@ -159,8 +157,8 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._state, work)
 
     def close(self) -> None:
-        """End, after what is being done; what has not begun is dropped."""
-        for pool in self._own:
+        """Wait for running work, and drop queued work."""
+        for pool in self._pools:
             pool.shutdown(cancel_futures=True)
         self.requests.close()
         self.answers.close()

@@ -29,7 +29,7 @@ from model_store.acquisition.ranking import (
 from model_store.errors import InvalidInput
 from model_store.scores.joint import BatchBald
 from model_store.scores.tasks import PREDICTIVES
-from service.engine.batching import Best
+from service.engine.batching import TopCandidates
 
 DRAWS, ROWS = 8, 60
 IDS = [f"row {i}" for i in range(40)]
@@ -104,9 +104,9 @@ def said(seed):
 
 def best_of(probs, most, part):
     """The best candidates, of parts of some rows."""
-    best = Best(most)
+    best = TopCandidates(most)
     for first in range(0, ROWS, part):
-        best.take(BatchBald.from_samples(probs[:, first : first + part]), first)
+        best.add(BatchBald.from_samples(probs[:, first : first + part]), first)
     return best
 
 

@@ -18,17 +18,17 @@ from model_store.artifacts.store import ModelStore
 from model_store.inference.model import NEEDED, Model
 from model_store.scores.sums import GROUPS
 from service import limits
-from service.engine.admission import LASTING_S, Admission
+from service.engine.admission import OVERLOAD_HOLD_S, Admission
 from service.engine.batching import (
     BATCH_ROW_DRAWS,
-    LEAST_AT_ONCE,
-    MAX_RESOLVED_AT_ONCE,
-    SUMMED_NUMBERS,
+    MAX_SUMMED_NUMBERS,
+    MIN_BATCH_REQUESTS,
+    RESOLVE_BATCH,
     Engine,
     EngineWork,
     finish,
-    kept_bytes,
     part_rows,
+    work_bytes,
 )
 from service.errors import Overloaded, PastDeadline
 from service.models.drift import Drift, Watched
@@ -100,7 +100,7 @@ def together(engine, jobs, order=None):
 
     `order` takes in the jobs in the order in which they end.
     """
-    served = jobs[0].served
+    served = jobs[0].served_model
 
     async def asked(job):
         predicted = await compute(engine, job)
@@ -119,7 +119,7 @@ def together(engine, jobs, order=None):
         await busy
         return await asyncio.gather(*waiting, return_exceptions=True)
 
-    engine.admission.in_work = len(jobs) + 1
+    engine.admission.active_requests = len(jobs) + 1
     return asyncio.run(ask())
 
 
@@ -141,10 +141,10 @@ def test_a_micro_batch_takes_three_quarters_of_those_about(engine, served, digit
         found = together(engine, [job(served, digits_rows[:1]) for _ in range(waiting)])
         return list(Counter(work.draw_seed for work in found).values())
 
-    waiting = 2 * LEAST_AT_ONCE + 8
+    waiting = 2 * MIN_BATCH_REQUESTS + 8
     most = 3 * (waiting + 1) // 4  # of those that wait and the one before them
     assert batches(waiting) == [most, waiting - most]
-    assert batches(LEAST_AT_ONCE) == [LEAST_AT_ONCE]
+    assert batches(MIN_BATCH_REQUESTS) == [MIN_BATCH_REQUESTS]
 
 
 def test_seeds_keep_their_draws_beside_fresh_ones(engine, served, digits_rows):
@@ -201,7 +201,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
         return {"type": "http.disconnect"}
 
     call = RequestContext(request=Request({"type": "http"}, receive))
-    gone = replace(job(served, digits_rows[:1], seed=1), call=call)
+    gone = replace(job(served, digits_rows[:1], seed=1), context=call)
 
     async def ask():
         first, begin = held(served)
@@ -215,7 +215,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
         await busy
         await compute(engine, job(served, digits_rows[:1]))
 
-    engine.admission.in_work = 2
+    engine.admission.active_requests = 2
     asyncio.run(ask())
     rows = engine.metrics.of_version(served.key).histogram("batch_rows")
     assert (sum(rows.counts), rows.sum) == (2, 2)  # the first and the last
@@ -239,13 +239,13 @@ def test_a_pool_is_scored_in_parts_under_one_draw_set_as_its_rows_are_predicted(
 
 def test_parts_are_bounded_by_classes_as_by_draws(served):
     assert part_rows(served.model, 100) == BATCH_ROW_DRAWS // 100
-    assert part_rows(served.model, 1) == SUMMED_NUMBERS // (10 * GROUPS)
+    assert part_rows(served.model, 1) == MAX_SUMMED_NUMBERS // (10 * GROUPS)
     thousand = SimpleNamespace(
         model=SimpleNamespace(
             runtime=served.model.runtime, manifest=SimpleNamespace(output_size=1000), encoder=None
         )
     )
-    assert part_rows(thousand.model, 1) * 1000 * GROUPS <= SUMMED_NUMBERS
+    assert part_rows(thousand.model, 1) * 1000 * GROUPS <= MAX_SUMMED_NUMBERS
 
 
 @pytest.mark.parametrize(("row_s", "rows"), [(0.05, 5), (1.0, 1), (1e-9, BATCH_ROW_DRAWS // 100)])
@@ -286,16 +286,16 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
     def fits(rows):
         """Whether that many rows of one draw are let in next to what is there."""
         try:
-            with admission.admitted(rows, 1, BATCH_ROW_DRAWS):
+            with admission.admit(rows, 1, BATCH_ROW_DRAWS):
                 return True
         except Overloaded as refused:
             assert int(refused.headers["Retry-After"]) >= 1
             return False
 
     async def ask():
-        with admission.admitted(1_000, 1, BATCH_ROW_DRAWS):
+        with admission.admit(1_000, 1, BATCH_ROW_DRAWS):
             assert fits(6_000)  # a burst
-            with admission.admitted(
+            with admission.admit(
                 50_000, 1, BATCH_ROW_DRAWS
             ):  # counts with what is computed of it at once
                 assert admission.row_draws == 1_000 + BATCH_ROW_DRAWS
@@ -304,9 +304,9 @@ def test_a_burst_may_queue_and_after_a_refusal_little_waits_until_none_was_neede
                 assert not fits(4_501)
             assert not fits(1_001)  # from now on
             assert fits(1_000)
-            await asyncio.sleep(1.1 * LASTING_S)
+            await asyncio.sleep(1.1 * OVERLOAD_HOLD_S)
             assert fits(6_000)
-        assert admission.row_draws == admission.in_work == 0
+        assert admission.row_draws == admission.active_requests == 0
 
     asyncio.run(ask())
 
@@ -320,7 +320,7 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
 
     def let_in():
         """How many rows of one draw are let in at most, when clients ask for as many as ever."""
-        with admission.admitted(1, 1, BATCH_ROW_DRAWS):
+        with admission.admit(1, 1, BATCH_ROW_DRAWS):
             return max(rows for rows in range(500, 20_000, 500) if fits(rows))
 
     def fits(rows):
@@ -340,10 +340,10 @@ def test_an_overload_of_clients_who_come_again_at_once_is_tried_out_of(monkeypat
         answered = []  # now there are ten clients, of which one is refused all the while
         with ExitStack() as stack:
             while len(answered) < 1_400:
-                if admission.in_work < 9 and fits(1_001):
-                    stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS))
+                if admission.active_requests < 9 and fits(1_001):
+                    stack.enter_context(admission.admit(1_000, 1, BATCH_ROW_DRAWS))
                     continue
-                answered.append(admission.in_work == 9 and fits(1_001))
+                answered.append(admission.active_requests == 9 and fits(1_001))
                 clock.now += 0.1
         assert not answered[0]
         assert all(answered[answered.index(True) :])
@@ -358,7 +358,7 @@ def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monke
 
     def fits(rows, client):
         try:
-            with admission.admitted(rows, 1, BATCH_ROW_DRAWS, client):
+            with admission.admit(rows, 1, BATCH_ROW_DRAWS, client):
                 return True
         except Overloaded:
             return False
@@ -366,13 +366,13 @@ def test_nobody_is_refused_for_what_others_have_brought_beyond_their_share(monke
     async def ask():
         with ExitStack() as stack:
             for _ in range(10):
-                stack.enter_context(admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "greedy"))
+                stack.enter_context(admission.admit(1_000, 1, BATCH_ROW_DRAWS, "greedy"))
             assert not fits(1_000, "greedy")  # from now on 4,000 are let in
             assert fits(2_000, "other")
             assert not fits(2_001, "other")
             assert fits(4_000 // 11, "greedy")
             assert not fits(4_000 // 11 + 1, "greedy")
-            with admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "other"):
+            with admission.admit(1_000, 1, BATCH_ROW_DRAWS, "other"):
                 assert fits(1_000, "other")
                 assert not fits(1_001, "other")
                 assert fits(4_000 // 3, "third")
@@ -386,8 +386,8 @@ def test_another_clients_small_request_is_computed_before_the_next_part_of_many_
 ):
     order = []
     rows = np.repeat(digits_rows, 1 + 2 * BATCH_ROW_DRAWS // DRAWS // len(digits_rows), axis=0)
-    large = [replace(job(served, rows), call=RequestContext(client="greedy")) for _ in range(5)]
-    small = replace(job(served, digits_rows[:1]), call=RequestContext(client="other"))
+    large = [replace(job(served, rows), context=RequestContext(client="greedy")) for _ in range(5)]
+    small = replace(job(served, digits_rows[:1]), context=RequestContext(client="other"))
     together(engine, [*large, small], order)
     assert order[0] is small
     queued = engine.metrics.of_version(served.key).histogram("batch_rows")
@@ -398,32 +398,32 @@ def test_a_micro_batch_takes_no_client_further_ahead_than_one_part_does(
     engine, served, digits_rows
 ):
     def waiting(client):
-        work = replace(job(served, digits_rows[:1]), call=RequestContext(client=client))
+        work = replace(job(served, digits_rows[:1]), context=RequestContext(client=client))
         work.future = asyncio.get_running_loop().create_future()
         return work
 
     async def ask():
         ahead, behind, part = (waiting(client) for client in ("greedy", "other", "greedy"))
-        with engine._something:
+        with engine._condition:
             engine._queue.put(part, "greedy", part_rows(served.model, DRAWS) * DRAWS)
             engine._queue.put(ahead, "greedy", DRAWS)
             engine._queue.put(behind, "other", DRAWS)
             engine._queue.take([p for p in engine._queue.turns() if p.work is part])
-            assert engine._next() == [behind]
-            assert engine._next() == [ahead]
+            assert engine._next_batch() == [behind]
+            assert engine._next_batch() == [ahead]
 
     asyncio.run(ask())
 
 
 def test_a_job_in_several_parts_counts_with_its_draws_and_what_is_kept_of_it(served, digits_rows):
     small, many = job(served, digits_rows[:1]), np.repeat(digits_rows, 10, axis=0)
-    assert kept_bytes(small) < 10_000
+    assert work_bytes(small) < 10_000
     model = served.model
     kept = 2 * 4 * DRAWS * len(many) * model.manifest.output_size  # in parts and whole
-    assert kept_bytes(job(served, many)) > kept + DRAWS * model.runtime.draw_bytes
-    assert kept_bytes(EngineWork(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
+    assert work_bytes(job(served, many)) > kept + DRAWS * model.runtime.draw_bytes
+    assert work_bytes(EngineWork(served, many, DRAWS, None, acquisition="bald")) > 8 * len(many)
     joint = EngineWork(served, many, DRAWS, None, acquisition="batchbald", max_candidates=50)
-    assert kept_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size
+    assert work_bytes(joint) > 50 * 4 * DRAWS * model.manifest.output_size
 
 
 class Clock:
@@ -461,7 +461,7 @@ def assert_as_alone(served, x, answer):
 
 def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(served):
     async def told():
-        loop, jobs, turn = asyncio.get_running_loop(), 3 * MAX_RESOLVED_AT_ONCE + 1, 0
+        loop, jobs, turn = asyncio.get_running_loop(), 3 * RESOLVE_BATCH + 1, 0
         done = [job(served, None) for _ in range(jobs)]
         for work in done:
             work.future = loop.create_future()
@@ -475,7 +475,7 @@ def test_an_event_loop_that_is_told_of_many_answers_has_turns_between_them(serve
         return turns
 
     turns = asyncio.run(told())
-    assert max(Counter(turns.values()).values()) == MAX_RESOLVED_AT_ONCE
+    assert max(Counter(turns.values()).values()) == RESOLVE_BATCH
     assert [turns[n] for n in range(len(turns))] == sorted(turns.values())
 
 
@@ -496,7 +496,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
         with ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(
-                    admission.admitted(1_000, 1, BATCH_ROW_DRAWS, "one", length=50_000)
+                    admission.admit(1_000, 1, BATCH_ROW_DRAWS, "one", body_bytes=50_000)
                 )
             assert not is_read(50_000)
             assert is_read(40_000)  # about 800 rows x draws: its share of 4,000 among five
@@ -506,7 +506,7 @@ def test_an_overload_refuses_a_body_before_it_is_read_by_what_those_in_work_brou
         with ExitStack() as stack:
             for length in (0, 50, 100_000):  # a chunked body, a name of a file, and rows
                 stack.enter_context(
-                    admission.admitted(1_200, 1, BATCH_ROW_DRAWS, "one", length=length)
+                    admission.admit(1_200, 1, BATCH_ROW_DRAWS, "one", body_bytes=length)
                 )
             assert is_read(83_000)  # 996 rows x draws: its share of 4,000 among four
             assert not is_read(84_000)

@@ -92,9 +92,9 @@ def test_what_is_made_of_a_micro_batch_is_made_once_for_equal_options_from_the_s
         calls.append(prediction)
         return decide(prediction, options())
 
-    assert batch.shared(options(), make) is None  # the first makes it of its own rows
-    assert batch.shared(options(fpr=0.1), make) is None
+    assert batch.share(options(), make) is None  # the first makes it of its own rows
+    assert batch.share(options(fpr=0.1), make) is None
     assert calls == []
-    assert batch.shared(options(), make) is batch.shared(options(), make) is not None
-    assert batch.shared(options(fpr=0.1), make) is not None
+    assert batch.share(options(), make) is batch.share(options(), make) is not None
+    assert batch.share(options(fpr=0.1), make) is not None
     assert calls == [of_classes, of_classes]

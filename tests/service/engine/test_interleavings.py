@@ -56,7 +56,7 @@ class Requests:
         self.model = MODELS[paired]
         self.loop = asyncio.new_event_loop()
         self.admission = Admission(threading.Event())
-        self.admission.in_work = 1000  # nothing is computed at once, next to the worker
+        self.admission.active_requests = 1000  # nothing is computed at once, next to the worker
         self.engine = Engine(self.admission, Metrics())
         self.served = self._served(Reservoir(self.model, 0, threading.Event()))
         self.asked, self.held = [], None

@@ -192,8 +192,8 @@ def test_quick_questions_wait_for_nothing_long_and_end_with_their_deadline():
 
     async def ask():
         long = [asyncio.create_task(threads.state(held.wait)) for _ in range(5)]
-        assert await threads.ask(lambda: 1) == 1
-        questions = [threads.ask(held.wait) for _ in range(3)]
+        assert await threads.jobs(lambda: 1) == 1
+        questions = [threads.jobs(held.wait) for _ in range(3)]
         found = await asyncio.gather(*questions, return_exceptions=True)
         assert [type(error) for error in found] == [PastDeadline] * 3
         held.set()
