@@ -9,11 +9,11 @@ from service.integrations import Commands, Integration
 def _add_commands(commands: Commands) -> None:
     about = "write a version as an MLflow model"
     parser = add_command(commands, "mlflow", "integrations.mlflow.command:run", about)
-    help = "a folder or s3://bucket/prefix, in place of DUBITO_STORE"
+    help = "a folder or s3://bucket/prefix instead of DUBITO_STORE"
     parser.add_argument("--store", metavar="PLACE", help=help)
-    help = "a number or an alias, by default latest"
+    help = "a model, and the number or alias of a version (default: latest)"
     parser.add_argument("version", metavar="NAME[:VERSION]", help=help)
-    help = "where the model goes; it must not exist yet"
+    help = "output folder, which must not exist yet"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=help)
 
 

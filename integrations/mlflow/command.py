@@ -1,4 +1,4 @@
-"""Run `dubito mlflow NAME[:VERSION] FOLDER`."""
+"""The command `dubito mlflow NAME[:VERSION] FOLDER`."""
 
 import argparse
 
@@ -11,4 +11,4 @@ def run(options: argparse.Namespace) -> None:
     store = store_of_environment(options.store)
     name, _, version = options.version.partition(":")
     export(store, name, store.resolve(name, version or LATEST), options.folder)
-    print(f"written: {options.folder}; mlflow models serve -m {options.folder}")
+    print(f"exported to {options.folder}; serve it: mlflow models serve -m {options.folder}")

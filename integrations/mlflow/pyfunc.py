@@ -1,13 +1,13 @@
-"""A version as an MLflow model: the version, the source that answers, and how MLflow loads both.
+"""Export a version as an MLflow model, and predict with it.
 
-    FOLDER/MLmodel                 of the flavour `python_function`; this module is its loader
-    FOLDER/requirements.txt        what they need
-    FOLDER/python_env.yaml
+    FOLDER/MLmodel                 flavour `python_function`, with this module as its loader
+    FOLDER/requirements.txt        packages
+    FOLDER/python_env.yaml         Python's version
     FOLDER/code/                   `model_store` and this module
-    FOLDER/store/NAME/VERSION/     the version, as it was published
+    FOLDER/store/NAME/VERSION/     the published version, unchanged
 
-It has no pickles, and needs neither torch nor the service. Loading checks each file of the version
-against its manifest.
+The export contains no pickles and needs neither torch nor the service. Loading checks each file of
+the version against its manifest.
 """
 
 import json
@@ -50,9 +50,9 @@ PARAMS = {
 
 
 def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
-    """Write a version (a number) as an MLflow model. The folder appears complete or not at all."""
+    """Write a version as an MLflow model. The folder appears complete or not at all."""
     if folder.exists():
-        raise InvalidInput("folder", "one that is not there yet", str(folder))
+        raise InvalidInput("folder", "a folder that does not exist yet", str(folder))
     artifact = store.open(name, version, wanted=())
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".draft-") as scratch:
@@ -69,7 +69,7 @@ def export(store: ModelStore, name: str, version: str, folder: Path) -> None:
 
 
 def _copy_code(folder: Path) -> None:
-    """Copy `model_store` and this module, without any other integration."""
+    """Copy `model_store` and this module, but no other integration."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(model_store.__file__).parent, folder / "model_store", ignore=ignored)
     package = folder / "integrations" / "mlflow"
@@ -80,20 +80,20 @@ def _copy_code(folder: Path) -> None:
 
 
 def requirements(with_text: bool = True) -> list[str]:
-    """Return an exported model's requirements; those that compute answers have this version."""
+    """List an exported model's requirements, with numpy and onnxruntime pinned to this version."""
     exact = [f"numpy=={np.__version__}", f"onnxruntime=={onnxruntime.__version__}"]
     return [*exact, *NEEDS, *(["tokenizers"] if with_text else [])]
 
 
 def _descriptions(manifest: Manifest) -> dict[str, str]:
-    """Return MLflow's files by name; JSON is YAML."""
+    """Make MLflow's files by name. Its YAML files contain JSON, which is valid YAML."""
     python = platform.python_version()
     params = [
         {"name": name, "type": kind, "default": default, "shape": None}
         for name, (kind, default) in PARAMS.items()
     ]
     spec = manifest.input
-    names = [of.name for of in spec.columns] if spec.text is None else [spec.text.column]
+    names = [column.name for column in spec.columns] if spec.text is None else [spec.text.column]
     columns = [{"type": "any", "name": name, "required": True} for name in names]
     model = {
         "flavors": {
@@ -120,24 +120,21 @@ def _descriptions(manifest: Manifest) -> dict[str, str]:
     }
 
 
-# MLflow calls these
-
-
-def _load_pyfunc(place: str) -> "Served":
-    store = ModelStore(Path(place))
+def _load_pyfunc(path: str) -> "PyfuncModel":  # MLflow calls it by this name
+    store = ModelStore(Path(path))
     (name,) = store.names()
     (version,) = store.versions(name)
-    return Served(Model.load(store.open(name, version, NEEDED)))
+    return PyfuncModel(Model.load(store.open(name, version, NEEDED)))
 
 
-class Served:
-    """A model that answers DataFrames and arrays as the service does."""
+class PyfuncModel:
+    """A model that predicts DataFrames and arrays like the service."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def predict(self, rows: Any, params: dict[str, Any] | None = None) -> "pandas.DataFrame":
-        """Return a row for each, with the fields of `POST /predict` by column, and the seed."""
+        """Predict rows. The columns are the fields of `POST /predict` and the seed."""
         import pandas
 
         values = {name: default for name, (_, default) in PARAMS.items()} | (params or {})

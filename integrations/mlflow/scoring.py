@@ -1,8 +1,8 @@
 """MLflow's scoring protocol: `POST /invocations`, `GET /ping` and `GET /version`.
 
-Rows are sent as a data frame or in the form of TensorFlow Serving, with `params`. The default model
-answers, or the one in `params.model`. As for `/v2`, others have specified these routes, so they are
-not in our OpenAPI document.
+Requests have rows as a data frame or in TensorFlow Serving's format, and options in `params`. The
+default model answers unless `params.model` names another. MLflow specifies these routes, so our
+OpenAPI document does not include them.
 """
 
 import re
@@ -46,9 +46,9 @@ CSV = "text/csv"
 FORMS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 SPLIT, RECORDS, INSTANCES, INPUTS = FORMS
 PARAMS = "params"
-ITEM_BYTES = dict.fromkeys(",[{:", 60)  # of an item of JSON, in memory
-NANS_AT_ONCE = 4096
-# Up to the next NaN outside a string. Python writes missing values so.
+ITEM_BYTES = dict.fromkeys(",[{:", 60)  # memory of a JSON item, by its first character
+NANS_PER_STEP = 4096
+# Matches up to the next NaN outside a string. Python's JSON has NaN for missing values.
 _NAN = re.compile(rb'(?:[^"N]++|"(?:[^"\\]++|\\.)*+"|N(?!aN\b))*+NaN\b', re.DOTALL)
 
 CODES = {
@@ -88,13 +88,13 @@ async def get_version() -> Response:
 
 @router.post("/invocations", dependencies=[needs("predict")])
 async def post_invocations(request: Request) -> Response:
-    """Predict rows. The answer is that of `POST /predict`."""
+    """Predict rows. The answer is the same as for `POST /predict`."""
     context = context_of(request)
     call = context.begin(request, has_rows=True)
     if request.query_params:
-        raise InvalidInput("query", "nothing, since params stand in the body", "parameters")
-    asked = await _read(context, call)
-    return response(await predict(context, asked, predict_json), JSON)
+        raise InvalidInput("query", "no parameters, as `params` belongs in the body", "some")
+    work = await _read(context, call)
+    return response(await predict(context, work, predict_json), JSON)
 
 
 async def _read(context: Context, call: RequestContext) -> PredictWork:
@@ -104,34 +104,34 @@ async def _read(context: Context, call: RequestContext) -> PredictWork:
     if media_type != JSON:
         raise Unsupported("Content-Type", f"{JSON} or {CSV}", came(call.request))
     body = await read_body(call, limits.MAX_JSON_BYTES)
-    work = partial(read_invocation, body, settings.max_rows, call)
+    parse = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)
-    envelope, form, given = await run_reading(context, call, size, work)
-    del body, work
+    envelope, form, content = await run_reading(context, call, size, parse)
+    del body, parse  # frees the memory of the body
     call.record.read = time.perf_counter()
-    served = await context.find_model(call, envelope)
-    spec = served.model.manifest.input
+    loaded = await context.find_model(call, envelope)
+    spec = loaded.model.manifest.input
     spec = spec.encoded if envelope.encoded else spec
     rows = await run_reading(
-        context, call, size, partial(rows_of, form, given, spec, settings.max_rows)
+        context, call, size, partial(read_rows, form, content, spec, settings.max_rows)
     )
-    return PredictWork(call, envelope, served, rows)
+    return PredictWork(call, envelope, loaded, rows)
 
 
 async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
     settings = context.settings
     body = await read_body(call, limits.MAX_JSON_BYTES)
-    envelope = envelope_of_params({})
-    served = await context.find_model(call, envelope)
-    pool = await open_file(context, call, body, served, "body", envelope.encoded, ".csv")
+    envelope = read_params({})
+    loaded = await context.find_model(call, envelope)
+    pool = await open_file(context, call, body, loaded, "body", envelope.encoded, ".csv")
     refuse_none_or_many("body", pool.rows, settings.max_rows)
-    return PredictWork(call, envelope, served, pool)
+    return PredictWork(call, envelope, loaded, pool)
 
 
 def read_invocation(
     body: bytes | bytearray, max_rows: int, call: RequestContext
 ) -> tuple[PredictRequest, str, Any]:
-    """Return a request's options, the form of its rows, and the rows."""
+    """Parse a request into its options, the format of its rows, and the rows."""
     if b"NaN" in body:
         call.reservation.acquire(3 * len(body) // 2)
         body = _without_nan(body, call)
@@ -144,95 +144,96 @@ def read_invocation(
         content = parse_json(body)
     if content.keys() - {*FORMS, PARAMS}:
         raise InvalidInput("body", f"one of {', '.join(FORMS)}, and {PARAMS}", "another field")
-    given = [form for form in FORMS if form in content]
-    if len(given) != 1:
-        raise InvalidInput("body", f"one of {', '.join(FORMS)}", f"{len(given)} of them")
+    forms = [form for form in FORMS if form in content]
+    if len(forms) != 1:
+        raise InvalidInput("body", f"one of {', '.join(FORMS)}", f"{len(forms)} of them")
     params = content.get(PARAMS)
     if params is not None and not isinstance(params, dict):
         raise InvalidInput(PARAMS, "an object", kind_of(params))
-    return envelope_of_params(params or {}), given[0], content[given[0]]
+    return read_params(params or {}), forms[0], content[forms[0]]
 
 
-def envelope_of_params(params: dict[str, Any]) -> PredictRequest:
-    """Return the options in `params`, which can also name the model."""
-    named: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
-    others = {name: value for name, value in params.items() if name not in named}
-    return envelope_of({**fields_of(others, PARAMS, also=("model", "version")), **named}, PARAMS)
+def read_params(params: dict[str, Any]) -> PredictRequest:
+    """Convert `params` to the options of `/predict`, which include the model and its version."""
+    model: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
+    options = {name: value for name, value in params.items() if name not in model}
+    return envelope_of({**fields_of(options, PARAMS, also=("model", "version")), **model}, PARAMS)
 
 
-def rows_of(form: str, given: Any, spec: InputSpec, max_rows: int) -> Rows:
-    """Return the rows of a request in a form that `/predict` takes, without extra columns."""
+def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
+    """Convert the rows of a request to rows for `/predict`, without extra columns."""
     rows: Rows
+    first = content[0] if isinstance(content, list) and content else None
     if form == SPLIT:
-        rows = _split(given, spec)
+        rows = _split(content, spec)
     elif form == RECORDS:
-        rows = _records(given, spec, RECORDS)
-    elif isinstance(given, dict) and form == INPUTS:
-        rows = _columnar(given, spec)
-    elif isinstance(given, list) and given and isinstance(given[0], dict) and not spec.columns:
-        rows = _records(given, spec, form)
-    elif isinstance(given, list | JsonRows):
-        rows = given
+        rows = _records(content, spec, RECORDS)
+    elif isinstance(content, dict) and form == INPUTS:
+        rows = _columnar(content, spec)
+    elif isinstance(first, dict) and not spec.columns:
+        rows = _records(content, spec, form)
+    elif isinstance(content, list | JsonRows):
+        rows = content
     else:
-        raise InvalidInput(form, "an array of rows", kind_of(given))
+        raise InvalidInput(form, "an array of rows", kind_of(content))
     refuse_none_or_many(form, len(rows), max_rows)
     return rows
 
 
-def _split(given: Any, spec: InputSpec) -> Rows:
+def _split(content: Any, spec: InputSpec) -> Rows:
     known = {"columns", "data", "index"}
-    if not isinstance(given, dict) or not {"columns", "data"} <= given.keys() <= known:
-        expected = "an object of columns and data, and perhaps index"
-        raise InvalidInput(SPLIT, expected, kind_of(given))
-    names, data = given["columns"], given["data"]
+    if not isinstance(content, dict) or not {"columns", "data"} <= content.keys() <= known:
+        expected = "an object with columns, data and optionally index"
+        raise InvalidInput(SPLIT, expected, kind_of(content))
+    names, data = content["columns"], content["data"]
     if not isinstance(names, list) or len({str(name) for name in names}) < len(names):
-        raise InvalidInput(f"{SPLIT}.columns", "an array of different names", kind_of(names))
+        raise InvalidInput(f"{SPLIT}.columns", "an array of distinct names", kind_of(names))
     if not isinstance(data, list):
         raise InvalidInput(f"{SPLIT}.data", "an array of rows", kind_of(data))
     for n, row in enumerate(data):
         if not isinstance(row, list) or len(row) != len(names):
-            expected = f"an array of {len(names)}, as there are columns"
+            expected = f"an array of {len(names)} cells, one per column"
             raise InvalidInput(f"{SPLIT}.data.{n}", expected, kind_of(row))
 
     def column(name: str) -> list[Any]:
-        place = names.index(name)
-        return [row[place] for row in data]
+        index = names.index(name)
+        return [row[index] for row in data]
 
-    wanted = _take_columns(names, column, len(data), spec, f"{SPLIT}.columns")
-    return _whole_rows(data) if wanted is None else wanted
+    rows = _take_columns(names, column, len(data), spec, f"{SPLIT}.columns")
+    return _unwrap_cells(data) if rows is None else rows
 
 
-def _records(given: Any, spec: InputSpec, form: str) -> Rows:
-    if not isinstance(given, list) or not all(isinstance(record, dict) for record in given):
-        raise InvalidInput(form, "an array of objects", kind_of(given))
-    if not given:
+def _records(content: Any, spec: InputSpec, form: str) -> Rows:
+    if not isinstance(content, list) or not all(isinstance(record, dict) for record in content):
+        raise InvalidInput(form, "an array of objects", kind_of(content))
+    if not content:
         return []
-    for n, record in enumerate(given):
-        if record.keys() != given[0].keys():
-            raise InvalidInput(f"{form}.{n}", "the same columns as the row before it", "others")
+    for n, record in enumerate(content):
+        if record.keys() != content[0].keys():
+            raise InvalidInput(f"{form}.{n}", "the columns of the first row", "other columns")
 
     def column(name: str) -> list[Any]:
-        return [record[name] for record in given]
+        return [record[name] for record in content]
 
-    wanted = _take_columns(list(given[0]), column, len(given), spec, form)
-    return _whole_rows([list(row.values()) for row in given]) if wanted is None else wanted
+    rows = _take_columns(list(content[0]), column, len(content), spec, form)
+    return _unwrap_cells([list(row.values()) for row in content]) if rows is None else rows
 
 
-def _columnar(given: dict[str, Any], spec: InputSpec) -> Rows:
-    """Return rows from arrays by column, or from one array of rows if the model has no columns."""
-    columns = list(given.values())
+def _columnar(content: dict[str, Any], spec: InputSpec) -> Rows:
+    """Read arrays by column, or one array of rows if the model has no columns."""
+    columns = list(content.values())
     if not columns or not all(
         isinstance(column, list) and len(column) == len(columns[0]) for column in columns
     ):
-        raise InvalidInput(INPUTS, "arrays of one length, by column", "others")
-    wanted = _take_columns(list(given), given.__getitem__, len(columns[0]), spec, INPUTS)
-    if wanted is not None:
-        return wanted
-    if len(given) != 1:
-        expected = "one array of rows, since the model takes no columns"
-        raise InvalidInput(INPUTS, expected, f"{len(given)} arrays")
-    rows: list[Any] = columns[0]
-    return rows
+        raise InvalidInput(INPUTS, "arrays of equal length, by column", "others")
+    rows = _take_columns(list(content), content.__getitem__, len(columns[0]), spec, INPUTS)
+    if rows is not None:
+        return rows
+    if len(columns) != 1:
+        expected = "a single array of rows, since the model has no columns"
+        raise InvalidInput(INPUTS, expected, f"{len(columns)} arrays")
+    array: list[Any] = columns[0]
+    return array
 
 
 def _take_columns(
@@ -240,35 +241,35 @@ def _take_columns(
     column: Callable[[str], list[Any]],
     count: int,
     spec: InputSpec,
-    place: str,
+    field: str,
 ) -> Rows | None:
-    """Return the columns that a model takes; None if it takes rows: numbers, images or texts."""
-    wanted = [column.name for column in spec.columns]
+    """Select the model's columns; None if the model has none."""
+    selected = [column.name for column in spec.columns]
     if spec.text is not None and len(names) > 1:
-        wanted = [spec.text.column]
-    for name in wanted:
+        selected = [spec.text.column]
+    for name in selected:
         if name not in names:
-            raise InvalidInput(place, f"a column {name[:80]}", "none of that name")
+            raise InvalidInput(field, f"a column {name[:80]}", "no such column")
     if spec.columns:
-        return Cells({name: column(name) for name in wanted}, count)
-    return column(wanted[0]) if wanted else None
+        return Cells({name: column(name) for name in selected}, count)
+    return column(selected[0]) if selected else None
 
 
-def _whole_rows(data: list[list[Any]]) -> list[Any]:
-    """Return rows. A single cell can be the row itself: a text, a file or an array."""
+def _unwrap_cells(data: list[list[Any]]) -> list[Any]:
+    """Replace rows of a single text, file or array by that cell."""
     is_row = bool(data) and len(data[0]) == 1 and isinstance(data[0][0], str | list)
     return [row[0] for row in data] if is_row else data
 
 
 def _without_nan(body: bytes | bytearray, call: RequestContext) -> bytearray:
-    """Replace NaN in JSON by null; pause between steps."""
-    changed = bytearray()
-    at = count = 0
-    while (found := _NAN.match(body, at)) is not None:
-        changed += memoryview(body)[at : found.end() - 3]
-        changed += b"null"
-        at, count = found.end(), count + 1
-        if count % NANS_AT_ONCE == 0:
+    """Replace NaN by null, pausing between steps."""
+    valid = bytearray()
+    position = count = 0
+    while (match := _NAN.match(body, position)) is not None:
+        valid += memoryview(body)[position : match.end() - 3]
+        valid += b"null"
+        position, count = match.end(), count + 1
+        if count % NANS_PER_STEP == 0:
             call.pause()
-    changed += memoryview(body)[at:]
-    return changed
+    valid += memoryview(body)[position:]
+    return valid

@@ -1,6 +1,6 @@
-"""Answers of the Open Inference Protocol, and descriptions of models.
+"""Write answers and model descriptions of the Open Inference Protocol.
 
-An answer has a tensor for each array, in JSON or after it as bytes.
+An answer has a tensor for each array, in JSON or in binary format after the JSON.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from integrations.open_inference.requests import (
     InferRequest,
     is_by_group,
 )
-from integrations.open_inference.tensors import BYTES, bytes_of, datatype_of
+from integrations.open_inference.tensors import BYTES, encode_array, get_datatype
 from model_store.artifacts.manifest import Manifest, NumericColumn
 from model_store.errors import InvalidInput
 from model_store.scores.classification import Scores
@@ -29,27 +29,27 @@ from service.api.predictions import BY_TASK
 from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
 
 PLATFORM = "dubito"
-CLASSES = "classes"  # of `probabilities`, only on request
-# The first outputs of an answer
-FIRST = (
+CLASSES = "classes"  # axis of `probabilities`, only on request
+# Answers start with these outputs.
+ANSWER_ORDER = (
     *("label", "probabilities", "mean", "std", "interval", "flag", "p_value", "prediction_set"),
     "abstain",
 )
-# The first outputs of a model's description
-DESCRIBED = (
+# Model descriptions start with these outputs.
+DESCRIPTION_ORDER = (
     *("label", "probabilities", "prediction_set", "mean", *Scores.error_names, "expected_entropy"),
     *("bald_corrected", *MIXTURE_SCORE_NAMES, "interval", "median", "flag", "p_value"),
     *("num_samples", "category", "detectors", "abstain", "standard_error"),
 )
-# By field; the others are FP64
+# Other fields are FP64.
 DATATYPES = {
     **dict.fromkeys(("label", "category"), BYTES),
     **dict.fromkeys(("flag", "prediction_set", "abstain"), "BOOL"),
     "num_samples": "INT64",
     "samples": "FP32",
 }
-# Fields that only some models have
-IS_GIVEN: dict[str, Callable[[Manifest], bool]] = {
+# Fields that only some models have.
+IS_AVAILABLE: dict[str, Callable[[Manifest], bool]] = {
     "median": lambda manifest: manifest.transform is not None,
     "category": lambda manifest: manifest.categories is not None,
     "abstain": lambda manifest: manifest.abstention is not None,
@@ -59,44 +59,48 @@ ERROR_NAMES: dict[Task, tuple[str, ...]] = {
     "classification": Scores.error_names,
     "regression": MixtureScores.error_names,
 }
-Described = dict[str, Any]  # name, datatype and shape of a tensor; -1 is any length
+TensorSpec = dict[str, Any]  # name, datatype, shape (-1: any length)
 
 
 class TensorEncoder:
-    """Writes the answer to one request. It sets `header_length` if tensors are bytes."""
+    """Writes the answer to a request.
 
-    def __init__(self, asked: InferRequest, request_id: str) -> None:
-        self.asked = asked
-        self.request_id = asked.id or request_id
+    Attributes:
+        header_length: length of the JSON in bytes, set if tensors in binary format follow.
+    """
+
+    def __init__(self, request: InferRequest, request_id: str) -> None:
+        self.request = request
+        self.request_id = request.id or request_id
         self.header_length: int | None = None
 
     def __call__(self, answer: Answer, pause: Pause) -> list[bytes]:
-        manifest, arrays, wanted = answer.results.manifest, answer.arrays(), self.asked.outputs
-        if wanted is None:
-            first = [name for name in FIRST if name in arrays]
-            wanted = dict.fromkeys([*first, *arrays])
-        elif manifest.classes is not None and CLASSES in wanted:
+        manifest, arrays, outputs = answer.results.manifest, answer.arrays(), self.request.outputs
+        if outputs is None:
+            first = [name for name in ANSWER_ORDER if name in arrays]
+            outputs = dict.fromkeys([*first, *arrays])
+        elif manifest.classes is not None and CLASSES in outputs:
             arrays[CLASSES] = np.array(manifest.classes)
-        for n, name in enumerate(wanted):
+        for n, name in enumerate(outputs):
             if name not in arrays:
-                expected = f"one of {', '.join(arrays)}, which this answer has"
+                expected = f"one of this answer's outputs, {', '.join(arrays)}"
                 raise InvalidInput(f"outputs.{n}.name", expected, "another")
         head = {
             "model_name": manifest.name,
             "model_version": manifest.version,
             "id": self.request_id,
-            "parameters": parameters_of(answer),
+            "parameters": make_parameters(answer),
         }
         text, contents = [orjson.dumps(head)[:-1], b',"outputs":['], list[bytes]()
-        for i, (name, as_bytes) in enumerate(wanted.items()):
-            array, before = arrays[name], b"," if i else b""
-            about = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
-            if self.asked.binary_output if as_bytes is None else as_bytes:
-                contents.append(bytes_of(array))
+        for i, (name, is_binary) in enumerate(outputs.items()):
+            array, separator = arrays[name], b"," if i else b""
+            about = {"name": name, "datatype": get_datatype(array), "shape": array.shape}
+            if self.request.binary_output if is_binary is None else is_binary:
+                contents.append(encode_array(array))
                 size = {"binary_data_size": len(contents[-1])}
-                text += [before, orjson.dumps({**about, "parameters": size})]
+                text += [separator, orjson.dumps({**about, "parameters": size})]
             else:
-                text += [before, orjson.dumps(about)[:-1], b',"data":[']
+                text += [separator, orjson.dumps(about)[:-1], b',"data":[']
                 text += [*_json_parts(array.ravel(), pause), b"]}"]
         header = b"".join([*text, b"]}"])
         if not contents:
@@ -111,21 +115,21 @@ class TensorEncoder:
         return {} if self.header_length is None else {HEADER_LENGTH: str(self.header_length)}
 
 
-def parameters_of(answer: Answer) -> dict[str, Any]:
-    """Return the fields for all rows: numbers, or JSON as strings, without nulls."""
+def make_parameters(answer: Answer) -> dict[str, Any]:
+    """Make the parameters of an answer: the fields about all rows, as numbers or JSON strings."""
     options, unknown = answer.options, answer.unknown
-    said = {
+    parameters = {
         "seed": answer.seed,
         "num_samples": answer.results.num_samples,
         **rates_of(options),
         "priors": None if options.priors is None else orjson.dumps(options.priors).decode(),
         "unknown_categories": orjson.dumps(unknown).decode() if unknown else None,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def _json_parts(flat: np.ndarray, pause: Pause) -> Iterator[bytes]:
-    """Yield elements as JSON with commas between; infinite numbers are null."""
+    """Yield elements as comma-separated JSON. Infinite numbers become null."""
     for first in range(0, len(flat), NUMBERS_AT_ONCE):
         part: Any = flat[first : first + NUMBERS_AT_ONCE]
         part = part.tolist() if flat.dtype.kind == "U" else np.ascontiguousarray(part)
@@ -135,12 +139,12 @@ def _json_parts(flat: np.ndarray, pause: Pause) -> Iterator[bytes]:
             pause()
 
 
-def tensor(name: str, datatype: str, *shape: int) -> Described:
+def tensor(name: str, datatype: str, *shape: int) -> TensorSpec:
     return {"name": name, "datatype": datatype, "shape": [-1, *shape]}
 
 
-def model_inputs(manifest: Manifest) -> list[Described]:
-    """Describe a model's input tensors. Image models also take files, and text models ids."""
+def model_inputs(manifest: Manifest) -> list[TensorSpec]:
+    """Describe a model's input tensors."""
     spec = manifest.input
     if spec.columns:
         inputs = [
@@ -156,19 +160,19 @@ def model_inputs(manifest: Manifest) -> list[Described]:
     return inputs
 
 
-def model_outputs(manifest: Manifest) -> list[Described]:
-    order = {name: place for place, name in enumerate(DESCRIBED)}
+def model_outputs(manifest: Manifest) -> list[TensorSpec]:
+    order = {name: index for index, name in enumerate(DESCRIPTION_ORDER)}
     fields = sorted(BY_TASK[manifest.task], key=lambda f: order.get(f.name, len(order)))
     return [
         output
         for field in fields
-        if field.name not in IS_GIVEN or IS_GIVEN[field.name](manifest)
+        if field.name not in IS_AVAILABLE or IS_AVAILABLE[field.name](manifest)
         for output in _field_outputs(field, manifest)
     ]
 
 
-def _field_outputs(field: Field, manifest: Manifest) -> Iterator[Described]:
-    """Yield the tensors of a field: several for those that are keyed by name."""
+def _field_outputs(field: Field, manifest: Manifest) -> Iterator[TensorSpec]:
+    """Describe the tensors of a field, one per name if the field is a mapping."""
     lengths = {FIELD_CLASSES: len(manifest.classes or ()), DRAWS: -1}
     shape = [lengths[axis] if isinstance(axis, str) else len(axis) for axis in field.axes]
     datatype = DATATYPES.get(field.name, "FP64")
@@ -204,18 +208,18 @@ def model_metadata(manifest: Manifest, versions: list[str]) -> dict[str, Any]:
 
 
 def triton_config(manifest: Manifest, max_rows: int) -> dict[str, Any]:
-    """Return a model's description in Triton's form, which has no axis of rows."""
+    """Describe a model as Triton does: shapes omit the axis of rows."""
 
-    def triton(described: Described) -> Described:
-        datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
-        dims = described["shape"][1:] or [1]
-        return {"name": described["name"], "data_type": f"TYPE_{datatype}", "dims": dims}
+    def convert(spec: TensorSpec) -> TensorSpec:
+        datatype = "STRING" if spec["datatype"] == BYTES else spec["datatype"]
+        dims = spec["shape"][1:] or [1]
+        return {"name": spec["name"], "data_type": f"TYPE_{datatype}", "dims": dims}
 
     return {
         "name": manifest.name,
         "platform": PLATFORM,
         "backend": PLATFORM,
         "max_batch_size": max_rows,
-        "input": [triton(described) for described in model_inputs(manifest)],
-        "output": [triton(described) for described in model_outputs(manifest)],
+        "input": [convert(spec) for spec in model_inputs(manifest)],
+        "output": [convert(spec) for spec in model_outputs(manifest)],
     }

@@ -1,7 +1,7 @@
-"""Requests of the Open Inference Protocol: a JSON object, and tensors after it as bytes.
+"""Read requests of the Open Inference Protocol: a JSON object, then tensors in binary format.
 
-The header `Inference-Header-Content-Length` has the length of the JSON if bytes follow. The
-Content-Type is ignored, because clients send any or none.
+If binary tensors follow, the header `Inference-Header-Content-Length` has the length of the JSON.
+The Content-Type is ignored, because clients send different values or none.
 """
 
 import re
@@ -17,10 +17,10 @@ from integrations.open_inference.tensors import (
     BYTES,
     DATATYPES,
     Tensor,
-    array_of_bytes,
-    array_of_json,
-    shape_of,
-    strings_of_json,
+    check_shape,
+    decode_array,
+    parse_array,
+    parse_strings,
 )
 from model_store.artifacts.manifest import (
     AnyColumn,
@@ -48,58 +48,56 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_TENSORS = 10_000
 MAX_OUTPUTS = 1000
 MAX_ID, MAX_NAME = 1024, 1000  # characters
-ITEM_BYTES = {",": 40, "[": 40, "{": 40, '"': 20}  # of an item of JSON, in memory
-TENSOR_BYTES = 1000  # of a tensor's description in memory
+ITEM_BYTES = {",": 40, "[": 40, "{": 40, '"': 20}  # memory of a JSON item, by its first character
+TENSOR_BYTES = 1000  # memory of a tensor's description
 FIELDS = {"id", "parameters", "inputs", "outputs", "model_name", "model_version"}
 TENSOR_FIELDS = {"name", "shape", "datatype", "data", "parameters"}
-# Parameters that clients and proxies add; they are ignored.
+# Clients and proxies add these parameters, which are ignored.
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "headers", "content_type"}
 RESERVED_PREFIX = "triton_"
 TIMEOUT, BINARY_OUTPUT = "timeout", "binary_data_output"
 SAMPLES = "samples"
-INPUT = "inputs"  # the tensor of a model with one; other names work too
-GROUPS = "groups"  # the group of each row, if the model is calibrated by group
-CELL_BYTES = 40  # of a table's cell, without its tensor
+INPUT = "inputs"  # documented name of a single input tensor
+GROUPS = "groups"  # group of each row, if calibrated by group
+CELL_BYTES = 40  # memory of a table's cell, without its tensor
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
     id: str | None
-    fields: dict[str, Any]  # of the envelope of /predict
+    fields: dict[str, Any]  # options of /predict
     tensors: list[Tensor]
-    # Requested outputs, and whether as bytes; None: all but the optional ones
-    outputs: dict[str, bool | None] | None
-    binary_output: bool  # by default
-    is_passed_on: bool = False  # whether the tensors are another model's answer
+    outputs: dict[str, bool | None] | None  # whether each is binary; None: default outputs
+    binary_output: bool  # default of `outputs`
+    is_passed_on: bool = False  # tensors are another model's answer
 
 
 def header_length(headers: Headers, body: bytes | bytearray) -> int | None:
-    """Return how many bytes of a body are JSON; None, without the header, for all."""
-    given = headers.get(HEADER_LENGTH)
-    if given is None:
+    """Return how many bytes of a body are JSON; None if there is no header."""
+    value = headers.get(HEADER_LENGTH)
+    if value is None:
         return None
-    if not _LENGTH.fullmatch(given) or not 1 <= int(given) <= len(body):
-        raise InvalidInput(HEADER_LENGTH, f"from 1 to the {len(body)} bytes of the body", "another")
-    return int(given)
+    if not _LENGTH.fullmatch(value) or not 1 <= int(value) <= len(body):
+        raise InvalidInput(HEADER_LENGTH, f"a length from 1 to {len(body)} (the body)", "another")
+    return int(value)
 
 
 def read_infer(
     body: bytes | bytearray, length: int | None, max_json: int, call: RequestContext
 ) -> InferRequest:
-    """Read a request; `length` bytes of it are JSON, or all if it is None."""
+    """Parse a request. JSON is its first `length` bytes, or all if None."""
     text = body if length is None else bytes(memoryview(body)[:length])
     if len(text) > max_json:
-        raise TooLarge(
-            "body", f"at most {max_json} bytes of JSON", "more; tensors may follow it as bytes"
-        )
-    content = _large(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
+        got = "more; send tensors in binary format"
+        raise TooLarge("body", f"at most {max_json} bytes of JSON", got)
+    content = _parse_blocks(text, call) if len(text) > SMALL_JSON_BYTES else parse_json(text)
     if not content.keys() <= FIELDS:
-        raise InvalidInput("body", f"no fields but {', '.join(sorted(FIELDS))}", "another one")
+        raise InvalidInput("body", f"only the fields {', '.join(sorted(FIELDS))}", "another")
     is_passed_on = content.get("inputs") is None and content.get("outputs") is not None
-    where = "outputs" if is_passed_on else "inputs"
-    after = memoryview(body)[len(text) :]
-    tensors = _tensors(content.get(where), where, after, call)
+    field = "outputs" if is_passed_on else "inputs"
+    binary = memoryview(body)[len(text) :]
+    tensors = _tensors(content.get(field), field, binary, call)
     parameters = {} if is_passed_on else _object(content.get("parameters"), "parameters")
     outputs = None if is_passed_on else _outputs(content.get("outputs"))
     fields, binary_output = _options(parameters)
@@ -110,7 +108,7 @@ def read_infer(
     )
 
 
-def _large(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
+def _parse_blocks(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
     """Parse long JSON, tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
     content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
@@ -123,59 +121,59 @@ def _large(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
     return content
 
 
-def _object(given: Any, place: str) -> dict[str, Any]:
-    if given is None:
+def _object(value: Any, field: str) -> dict[str, Any]:
+    if value is None:
         return {}
-    if not isinstance(given, dict):
-        raise InvalidInput(place, "an object", kind_of(given))
-    return given
+    if not isinstance(value, dict):
+        raise InvalidInput(field, "an object", kind_of(value))
+    return value
 
 
-def _id(given: Any) -> str | None:
-    if given is not None and (type(given) is not str or len(given) > MAX_ID):
-        raise InvalidInput("id", f"a string of at most {MAX_ID} characters", kind_of(given))
-    return given or None
+def _id(value: Any) -> str | None:
+    if value is not None and (type(value) is not str or len(value) > MAX_ID):
+        raise InvalidInput("id", f"a string of up to {MAX_ID} characters", kind_of(value))
+    return value or None
 
 
-def _tensors(given: Any, where: str, after: memoryview, call: RequestContext) -> list[Tensor]:
-    if not isinstance(given, list) or not given:
+def _tensors(items: Any, field: str, binary: memoryview, call: RequestContext) -> list[Tensor]:
+    if not isinstance(items, list) or not items:
         expected = "an array of at least one tensor"
-        raise InvalidInput(where, expected, "none" if not given else kind_of(given))
-    if len(given) > MAX_TENSORS:
-        raise TooLarge(where, f"at most {MAX_TENSORS} tensors", str(len(given)))
-    call.reservation.acquire(TENSOR_BYTES * len(given))
+        raise InvalidInput(field, expected, "none" if not items else kind_of(items))
+    if len(items) > MAX_TENSORS:
+        raise TooLarge(field, f"at most {MAX_TENSORS} tensors", str(len(items)))
+    call.reservation.acquire(TENSOR_BYTES * len(items))
     tensors = []
-    for n, item in enumerate(given):
-        tensor, after = _tensor(item, f"{where}.{n}", after, call)
+    for n, item in enumerate(items):
+        tensor, binary = _tensor(item, f"{field}.{n}", binary, call)
         tensors.append(tensor)
-        given[n] = None  # frees its JSON
+        items[n] = None  # frees the memory of its JSON
         if tensor.size > SMALL_JSON_BYTES:
             call.pause()
-    if len(after):
-        expected = "as many bytes after the JSON as its tensors say"
-        raise InvalidInput("body", expected, f"{len(after)} more")
+    if len(binary):
+        expected = "binary data of the total binary_data_size"
+        raise InvalidInput("body", expected, f"{len(binary)} more bytes")
     if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise InvalidInput(where, "tensors of different names", "some that are the same")
+        raise InvalidInput(field, "tensors with distinct names", "duplicates")
     return tensors
 
 
 def _tensor(
-    item: Any, place: str, after: memoryview, call: RequestContext
+    item: Any, place: str, binary: memoryview, call: RequestContext
 ) -> tuple[Tensor, memoryview]:
+    """Parse a tensor. Return it and the binary data of later tensors."""
     if not isinstance(item, dict):
         raise InvalidInput(place, "an object", kind_of(item))
     if not item.keys() <= TENSOR_FIELDS:
-        expected = f"no fields but {', '.join(sorted(TENSOR_FIELDS))}"
-        raise InvalidInput(place, expected, "another one")
+        expected = f"only the fields {', '.join(sorted(TENSOR_FIELDS))}"
+        raise InvalidInput(place, expected, "another")
     name, datatype = _name(item.get("name"), place), item.get("datatype")
     if type(datatype) is not str or datatype not in DATATYPES:
         got = "another" if isinstance(datatype, str) else kind_of(datatype)
         raise InvalidInput(f"{place}.datatype", f"one of {', '.join(DATATYPES)}", got)
-    shape = shape_of(item.get("shape"), place)
+    shape = check_shape(item.get("shape"), place)
     parameters = _object(item.get("parameters"), f"{place}.parameters")
-    unknown = parameters.keys() - {"binary_data_size", "content_type"}
-    if unknown:  # shared memory, for one
-        expected = "none but binary_data_size and content_type"
+    if parameters.keys() - {"binary_data_size", "content_type"}:
+        expected = "only binary_data_size and content_type"
         raise InvalidInput(f"{place}.parameters", expected, "another")
     size, data = parameters.get("binary_data_size"), item.get("data")
     is_base64 = parameters.get("content_type") == "base64"
@@ -184,19 +182,19 @@ def _tensor(
         raise InvalidInput(place, "either data or parameters.binary_data_size", got)
     if size is None:
         if datatype == BYTES:
-            elements = strings_of_json(data, shape, place)
-            return Tensor(place, name, datatype, shape, None, elements, None, is_base64), after
-        array = array_of_json(data, datatype, shape, place)
+            elements = parse_strings(data, shape, place)
+            return Tensor(place, name, datatype, shape, None, elements, None, is_base64), binary
+        array = parse_array(data, datatype, shape, place)
     else:
-        if type(size) is not int or not 0 <= size <= len(after):
-            expected = f"at most the {len(after)} bytes that are left of the body"
+        if type(size) is not int or not 0 <= size <= len(binary):
+            expected = f"up to {len(binary)}, the remaining bytes of the body"
             raise InvalidInput(f"{place}.parameters.binary_data_size", expected, kind_of(size))
-        own, after = after[:size], after[size:]
+        data, binary = binary[:size], binary[size:]
         if datatype == BYTES:
-            return Tensor(place, name, datatype, shape, None, None, own, is_base64), after
-        array = array_of_bytes(own, datatype, shape, place)
+            return Tensor(place, name, datatype, shape, None, None, data, is_base64), binary
+        array = decode_array(data, datatype, shape, place)
     call.reservation.acquire(ARRAY_BYTES * array.size)
-    return Tensor(place, name, datatype, shape, array), after
+    return Tensor(place, name, datatype, shape, array), binary
 
 
 def _name(name: Any, place: str) -> str:
@@ -206,64 +204,64 @@ def _name(name: Any, place: str) -> str:
     return name
 
 
-def _outputs(given: Any) -> dict[str, bool | None] | None:
-    """Return the requested outputs in order, and whether each is sent as bytes; None by default."""
-    if given is None or given == []:
+def _outputs(items: Any) -> dict[str, bool | None] | None:
+    """Parse the requested outputs, in order, and whether each is binary; None by default."""
+    if items is None or items == []:
         return None
-    if not isinstance(given, list) or len(given) > MAX_OUTPUTS:
-        raise InvalidInput("outputs", f"an array of at most {MAX_OUTPUTS}", kind_of(given))
-    wanted: dict[str, bool | None] = {}
-    for n, item in enumerate(given):
+    if not isinstance(items, list) or len(items) > MAX_OUTPUTS:
+        raise InvalidInput("outputs", f"an array of up to {MAX_OUTPUTS}", kind_of(items))
+    outputs: dict[str, bool | None] = {}
+    for n, item in enumerate(items):
         place = f"outputs.{n}"
         if not isinstance(item, dict) or not item.keys() <= {"name", "parameters"}:
-            raise InvalidInput(place, "an object of name and parameters", kind_of(item))
+            raise InvalidInput(place, "an object with name and parameters", kind_of(item))
         name = _name(item.get("name"), place)
         parameters = _object(item.get("parameters"), f"{place}.parameters")
         if parameters.keys() - {"binary_data", "content_type"}:
-            expected = "none but binary_data and content_type"
+            expected = "only binary_data and content_type"
             raise InvalidInput(f"{place}.parameters", expected, "another")
-        if name in wanted:
-            raise InvalidInput(place, "outputs of different names", "some that are the same")
-        wanted[name] = _flag(parameters.get("binary_data"), f"{place}.parameters.binary_data")
-    return wanted
+        if name in outputs:
+            raise InvalidInput(place, "outputs with distinct names", "duplicates")
+        outputs[name] = _flag(parameters.get("binary_data"), f"{place}.parameters.binary_data")
+    return outputs
 
 
-def _flag(given: Any, place: str) -> bool | None:
-    if given is not None and type(given) is not bool:
-        raise InvalidInput(place, "true or false", kind_of(given))
-    return given
+def _flag(value: Any, field: str) -> bool | None:
+    if value is not None and type(value) is not bool:
+        raise InvalidInput(field, "true or false", kind_of(value))
+    return value
 
 
 def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the request's options from its parameters, and whether outputs are sent as bytes."""
+    """Return the options in a request's parameters, and whether outputs are binary."""
     binary_output = _flag(parameters.get(BINARY_OUTPUT), f"parameters.{BINARY_OUTPUT}") or False
-    ours = {
+    options = {
         name: value
         for name, value in parameters.items()
         if name not in RESERVED and name != BINARY_OUTPUT and not name.startswith(RESERVED_PREFIX)
     }
-    timeout = ours.pop(TIMEOUT, None)
-    fields = fields_of(ours, "parameters", also=(TIMEOUT,))
+    timeout = options.pop(TIMEOUT, None)
+    fields = fields_of(options, "parameters", also=(TIMEOUT,))
     if timeout is not None:
-        microseconds = _whole(timeout)
+        microseconds = _parse_integer(timeout)
         if microseconds is None or microseconds > 86_400_000_000:
-            expected = "microseconds, at most those of a day"
+            expected = "microseconds, up to one day"
             raise InvalidInput(f"parameters.{TIMEOUT}", expected, "another")
         if "deadline_s" in fields:
-            raise InvalidInput(f"parameters.{TIMEOUT}", "none with deadline_s", "both")
-        if microseconds:  # 0: none
+            raise InvalidInput(f"parameters.{TIMEOUT}", "either timeout or deadline_s", "both")
+        if microseconds:  # 0 is no timeout
             fields["deadline_s"] = microseconds / 1e6
     return fields, binary_output
 
 
-def _whole(given: Any) -> int | None:
-    """Return a non-negative integer, also from a string; None for others."""
-    if type(given) is str and _LENGTH.fullmatch(given):
-        given = int(given)
-    return given if type(given) is int and given >= 0 else None
+def _parse_integer(value: Any) -> int | None:
+    """Return a non-negative integer, which may be a string; None for other values."""
+    if type(value) is str and _LENGTH.fullmatch(value):
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
 
 
-def rows_of(
+def read_rows(
     tensors: list[Tensor],
     manifest: Manifest,
     max_rows: int,
@@ -271,21 +269,21 @@ def rows_of(
     call: RequestContext,
     encoded: bool = False,
 ) -> tuple[Rows, list[str] | None]:
-    """Return the rows of a request in a form that `/predict` takes, and their groups, if any.
+    """Convert tensors to rows for `/predict`, and the rows' groups if the model has groups.
 
     Extra tensors of another model's answer are ignored.
     """
     groups = None
-    given = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
-    if given is not None and is_by_group(manifest):
-        groups = _groups(given, call)
-        tensors = [tensor for tensor in tensors if tensor is not given]
+    group_tensor = next((tensor for tensor in tensors if tensor.name == GROUPS), None)
+    if group_tensor is not None and is_by_group(manifest):
+        groups = _groups(group_tensor, call)
+        tensors = [tensor for tensor in tensors if tensor is not group_tensor]
     spec = manifest.input.encoded if encoded else manifest.input
     if spec.columns:
         return _cells(tensors, spec, max_rows, is_passed_on, call), groups
-    named = [tensor for tensor in tensors if tensor.name == INPUT]
-    if len(tensors) > 1 and is_passed_on and named:
-        tensors = named
+    inputs = [tensor for tensor in tensors if tensor.name == INPUT]
+    if len(tensors) > 1 and is_passed_on and inputs:
+        tensors = inputs
     if len(tensors) != 1:
         raise InvalidInput("inputs", "one tensor of rows", f"{len(tensors)}")
     _check_rows(tensors[0], max_rows)
@@ -293,7 +291,7 @@ def rows_of(
 
 
 def is_by_group(manifest: Manifest) -> bool:
-    """Whether a tensor `groups` has the rows' groups, and is no column."""
+    """Whether a tensor `groups` has the rows' groups instead of a column."""
     categories = manifest.categories
     is_column = any(column.name == GROUPS for column in manifest.input.columns)
     return categories is not None and categories.kind == "group" and not is_column
@@ -310,27 +308,27 @@ def _check_rows(tensor: Tensor, max_rows: int) -> None:
     refuse_none_or_many(f"{tensor.place}.shape", tensor.shape[0], max_rows)
 
 
-def _check_one_each(tensor: Tensor) -> None:
+def _check_single_column(tensor: Tensor) -> None:
     if len(tensor.shape) > 2 or tensor.size != tensor.shape[0]:
-        expected = "(N,) or (N, 1), an element for each row"
+        expected = "(N,) or (N, 1), one element per row"
         raise InvalidInput(f"{tensor.place}.shape", expected, f"{len(tensor.shape)} axes")
 
 
-def _refuse_base64(tensor: Tensor) -> None:
-    if tensor.is_base64:  # else the encoded text would be predicted
+def _check_is_text(tensor: Tensor) -> None:
+    if tensor.is_base64:
         field = f"{tensor.place}.parameters.content_type"
-        raise InvalidInput(field, "text as it is (str), or none", "base64")
+        raise InvalidInput(field, "plain text (str), or none", "base64")
 
 
 def _rows(tensor: Tensor, spec: InputSpec, call: RequestContext) -> Rows:
     takes_bytes = spec.image is not None or spec.text is not None
     if tensor.datatype == BOOL or (tensor.datatype == BYTES and not takes_bytes):
-        expected = "a datatype of numbers, FP32 for one"
+        expected = "a numeric datatype, such as FP32"
         raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
     if tensor.datatype == BYTES:
-        _check_one_each(tensor)
+        _check_single_column(tensor)
         if spec.image is None:
-            _refuse_base64(tensor)
+            _check_is_text(tensor)
         return tensor.values(call)
     assert tensor.array is not None
     return tensor.array
@@ -341,22 +339,22 @@ def _cells(
 ) -> Cells:
     by_name = {tensor.name: tensor for tensor in tensors}
     names = [column.name for column in spec.columns]
-    absent = next((name for name in names if name not in by_name), None)
-    if absent is not None:
-        expected = f"a tensor for each of the {len(names)} columns (or with `encoded` true one)"
-        raise InvalidInput("inputs", expected, f"none of {absent!r}"[:100])
+    missing = next((name for name in names if name not in by_name), None)
+    if missing is not None:
+        expected = f"a tensor for each of the {len(names)} columns (or a single one with `encoded`)"
+        raise InvalidInput("inputs", expected, f"none for {missing!r}"[:100])
     extra = next((tensor for tensor in tensors if tensor.name not in names), None)
     if extra is not None and not is_passed_on:
-        known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        raise InvalidInput(f"{extra.place}.name", f"one of the columns {known[:500]}", "another")
+        columns = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        raise InvalidInput(f"{extra.place}.name", f"one of the columns {columns[:500]}", "another")
     count = by_name[names[0]].shape[0]
     cells: dict[str, list[Any] | np.ndarray] = {}
     for column in spec.columns:
         tensor = by_name[column.name]
         _check_rows(tensor, max_rows)
-        _check_one_each(tensor)
+        _check_single_column(tensor)
         if tensor.size != count:
-            expected = f"{count} rows, as the tensors before it"
+            expected = f"{count} rows, like the other tensors"
             raise InvalidInput(f"{tensor.place}.shape", expected, f"{tensor.size}")
         call.reservation.reserve(CELL_BYTES * count, "inputs")
         cells[column.name] = _column(tensor, column, spec, call)
@@ -367,9 +365,9 @@ def _cells(
 def _column(
     tensor: Tensor, column: AnyColumn, spec: InputSpec, call: RequestContext
 ) -> list[Any] | np.ndarray:
-    """Return the cells of a column. NaN is a missing value."""
+    """Read the cells of a column. NaN is a missing value."""
     if tensor.datatype == BYTES:
-        _refuse_base64(tensor)
+        _check_is_text(tensor)
         read = cell_reader(column, spec.missing_values)
         values = tensor.values(call)
         return [None if value is None else read(_text(value, tensor.place)) for value in values]
@@ -379,7 +377,7 @@ def _column(
         return [None if value != value else value for value in flat.tolist()]
     is_number = isinstance(column, NumericColumn)
     if tensor.datatype == BOOL or not is_number:
-        expected = f"a datatype of numbers, or {BYTES}" if is_number else f"{BYTES}, times as text"
+        expected = f"a numeric datatype, or {BYTES}" if is_number else f"{BYTES}, times as text"
         raise InvalidInput(f"{tensor.place}.datatype", expected, tensor.datatype)
     return flat.astype(np.float64)
 
@@ -390,4 +388,4 @@ def _text(value: str | bytes, place: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidInput(place, "text in UTF-8", "other bytes") from None
+        raise InvalidInput(place, "UTF-8 text", "other bytes") from None

@@ -1,7 +1,7 @@
-"""The routes `/v2` of the Open Inference Protocol over REST.
+"""Routes `/v2` of the Open Inference Protocol over REST.
 
-It has a published specification, so these routes are not in our OpenAPI document;
-`docs/open-inference.md` describes them.
+The protocol has its own specification, so our OpenAPI document does not include these routes. See
+`docs/open-inference.md`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from integrations.open_inference.requests import (
     InferRequest,
     header_length,
     read_infer,
-    rows_of,
+    read_rows,
 )
 from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
@@ -39,8 +39,8 @@ from service.request_context import RequestContext
 EXTENSIONS = ["binary_tensor_data", "parameters", "model_repository"]
 BINARY = "application/octet-stream"
 MAX_INDEX_BYTES = 64 << 10
-WINDOWS = {"gzip": 31, "deflate": 15}  # of zlib, by the encoding of a body
-INFLATED_AT_ONCE = 256 << 10  # bytes: a millisecond or so
+WINDOWS = {"gzip": 31, "deflate": 15}  # zlib's window bits by Content-Encoding
+STEP_BYTES = 256 << 10  # inflated in about a millisecond
 
 register_error_form(
     ErrorForm(
@@ -106,11 +106,11 @@ async def post_index(request: Request) -> Response:
     call = RequestContext.from_request(request, context.settings.deadline_s)
     body = await read_body(call, MAX_INDEX_BYTES)
     content = parse_json(body) if body.strip() else {}
-    only_ready = content.get("ready", False)
-    if content.keys() - {"ready"} or type(only_ready) is not bool:
-        raise InvalidInput("body", "nothing, or an object of ready, true or false", "another")
+    ready_only = content.get("ready", False)
+    if content.keys() - {"ready"} or type(ready_only) is not bool:
+        raise InvalidInput("body", "an empty body, or an object with `ready`: a boolean", "another")
     index = await context.threads.files(partial(_index, context.models))
-    return json_response([entry for entry in index if not only_ready or entry["state"] == "READY"])
+    return json_response([entry for entry in index if not ready_only or entry["state"] == "READY"])
 
 
 @router.post("/models/{name}/infer", dependencies=[needs("predict")])
@@ -118,51 +118,48 @@ async def post_index(request: Request) -> Response:
 async def post_infer(request: Request, name: str, version: str = LATEST) -> Response:
     context = context_of(request)
     call = context.begin(request, has_rows=True)
-    asked, infer = await _read(context, call, name, version)
+    work, infer = await _read(context, call, name, version)
     encoder = TensorEncoder(infer, call.record.request_id)
-    answer = await predict(context, asked, encoder)
+    answer = await predict(context, work, encoder)
     return response(answer, BINARY if encoder.headers else JSON, encoder.headers)
 
 
-async def read_inflated(call: RequestContext, limit: int) -> bytes | bytearray:
-    """Read a request's body of at most `limit` bytes, which may be compressed by gzip or deflate
-    (zlib).
+async def read_inflated(call: RequestContext, max_bytes: int) -> bytes | bytearray:
+    """Read a body of up to `max_bytes`, and inflate gzip or deflate (zlib).
 
-    Memory for each step of `INFLATED_AT_ONCE` is reserved before it is inflated.
+    Memory for each step of `STEP_BYTES` is reserved before it is inflated.
 
     Raises:
-        TooLarge, Overloaded: before more than that is inflated and kept, as `read_body`.
-        Unsupported: if it is encoded otherwise.
-        InvalidInput: if it is not one whole compressed body.
+        TooLarge, Overloaded: as `read_body`, before inflating more bytes.
+        Unsupported: for another encoding.
+        InvalidInput: if the compressed body is damaged or followed by other bytes.
     """
     coding = header(call.request, b"content-encoding", "identity").strip().lower()
     if coding == "identity":
-        return await read_body(call, limit)
+        return await read_body(call, max_bytes)
     if coding not in WINDOWS:
         raise Unsupported("Content-Encoding", f"none, {' or '.join(WINDOWS)}", "another")
-    wrong = InvalidInput(
-        "body", f"one body compressed by {coding}, as its Content-Encoding says", "something else"
-    )
+    error = InvalidInput("body", f"a body compressed with {coding} (Content-Encoding)", "another")
     inflater, body = zlib.decompressobj(WINDOWS[coding]), bytearray()
     async for part in body_parts(call.request):
         left, inflated = part, None
-        # after a full step there may be more
-        while left or inflated is None or len(inflated) == INFLATED_AT_ONCE:
-            call.reservation.acquire(INFLATED_AT_ONCE)
+        # zlib may keep output back after a full step.
+        while left or inflated is None or len(inflated) == STEP_BYTES:
+            call.reservation.acquire(STEP_BYTES)
             try:
-                inflated = inflater.decompress(left, INFLATED_AT_ONCE)
+                inflated = inflater.decompress(left, STEP_BYTES)
             except zlib.error:
-                raise wrong from None
-            call.reservation.release(INFLATED_AT_ONCE - len(inflated))
-            if len(body) + len(inflated) > limit:
-                raise TooLarge("body", f"at most {limit} bytes once inflated", "more")
+                raise error from None
+            call.reservation.release(STEP_BYTES - len(inflated))
+            if len(body) + len(inflated) > max_bytes:
+                raise TooLarge("body", f"at most {max_bytes} bytes when inflated", "more")
             body += inflated
             if inflater.unused_data:
-                raise wrong
+                raise error
             left = inflater.unconsumed_tail
-            await asyncio.sleep(0)  # other requests' turn: a small part may inflate to much
+            await asyncio.sleep(0)  # Lets other requests run, as a part may inflate to many bytes.
     if not inflater.eof:
-        raise wrong
+        raise error
     return body
 
 
@@ -170,31 +167,31 @@ async def _read(
     context: Context, call: RequestContext, name: str, version: str
 ) -> tuple[PredictWork, InferRequest]:
     settings, request = context.settings, call.request
-    if request.query_params:  # which would be ignored silently
-        raise InvalidInput("query", "nothing, since parameters stand in the body", "parameters")
+    if request.query_params:
+        raise InvalidInput("query", "no parameters, as they belong in the body", "some")
     is_json = HEADER_LENGTH not in request.headers
     body = await read_inflated(call, limits.MAX_JSON_BYTES if is_json else settings.max_body_bytes)
     length = header_length(request.headers, body)
-    work = partial(read_infer, body, length, limits.MAX_JSON_BYTES, call)
+    parse = partial(read_infer, body, length, limits.MAX_JSON_BYTES, call)
     size = len(body) if length is None else length
-    infer = await run_reading(context, call, size, work)
-    del body, work
+    infer = await run_reading(context, call, size, parse)
+    del body, parse  # frees the memory of the body
     call.record.read = time.perf_counter()
     envelope = envelope_of({**infer.fields, "model": name, "version": version}, "parameters")
-    served = await context.find_model(call, envelope)
-    manifest, most_rows = served.model.manifest, settings.max_rows
+    loaded = await context.find_model(call, envelope)
+    manifest, max_rows = loaded.model.manifest, settings.max_rows
     tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
-    make = partial(rows_of, tensors, manifest, most_rows, is_passed_on, call, encoded)
+    make = partial(read_rows, tensors, manifest, max_rows, is_passed_on, call, encoded)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
     rows, groups = await run_reading(context, call, size, make)
     infer.tensors.clear()
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})
-    return PredictWork(call, envelope, served, rows), infer
+    return PredictWork(call, envelope, loaded, rows), infer
 
 
 def _manifest(models: Models, name: str, version: str) -> Manifest:
-    """Return the manifest of a version; `latest` is the served version. Reads files."""
+    """Read the manifest of a version. `latest` is the loaded one, if any."""
     name = models.name(name)
     latest = models.latest(name)
     if version == LATEST and latest is not None:
@@ -203,7 +200,7 @@ def _manifest(models: Models, name: str, version: str) -> Manifest:
 
 
 def _refuse_unready_version(models: Models, name: str, version: str) -> None:
-    """Raise unless a version is in memory or can be loaded. Reads files."""
+    """Raise NotReady if a version is neither loaded nor loadable. Reads files."""
     if models.peek(name, version) is not None:
         return
     manifest = _manifest(models, name, version)
@@ -213,7 +210,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
 
 
 def _index(models: Models) -> list[dict[str, Any]]:
-    """List all versions of all models. Unloaded versions are ready: a request loads them."""
+    """List the versions of all models. Those that a request can load are ready."""
     index = []
     for name in models.names():
         broken = models.broken(name)

@@ -1,7 +1,7 @@
-"""Tensors on the wire, as JSON or as bytes: the protocol's datatypes and its binary extension.
+"""Read and write tensors in JSON or the protocol's binary format.
 
-As bytes a tensor of numbers is an array in C order, little-endian. One of BYTES is each element's
-length, four bytes, and then the element.
+In binary format, numbers are a little-endian array in C order. Each BYTES element follows its
+length, a four-byte integer.
 """
 
 import math
@@ -26,141 +26,134 @@ NUMPY = {
     "FP64": "<f8",
 }
 DATATYPES = (*NUMPY, BYTES)
-OF_NUMPY = {np.dtype(name): datatype for datatype, name in NUMPY.items()}
-ELEMENT_BYTES = 80  # of an element of BYTES in memory, without its content
-ARRAY_BYTES = 5  # of a number: as float32, and whether it is finite
+DATATYPE_BY_DTYPE = {np.dtype(name): datatype for datatype, name in NUMPY.items()}
+ELEMENT_BYTES = 80  # memory of a BYTES element, without its content
+ARRAY_BYTES = 5  # memory of a number: a float32 and a boolean
 LENGTH = struct.Struct("<I")
-ELEMENTS_AT_ONCE = 4096
+ELEMENTS_PER_STEP = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a request: an array of numbers, or of BYTES its elements, as they came in JSON or
-    still as bytes.
+    """A tensor of a request: an array of numbers, or BYTES as JSON strings or in binary format."""
 
-    `place` is what errors call it: names that come in requests are not repeated.
-    """
-
-    place: str
+    place: str  # for errors, which must not repeat names from requests
     name: str
     datatype: str
     shape: tuple[int, ...]
-    array: np.ndarray | None  # of numbers
-    elements: list[Any] | None = None  # of BYTES in JSON: strings, or null
-    content: memoryview | None = None  # of BYTES as bytes
-    is_base64: bool = False  # by what MLServer calls its content type
+    array: np.ndarray | None  # numbers
+    elements: list[Any] | None = None  # BYTES in JSON: strings or null
+    content: memoryview | None = None  # BYTES in binary format
+    is_base64: bool = False  # MLServer's content type
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def values(self, call: RequestContext) -> list[Any]:
-        """Return the elements of BYTES: strings or null in JSON, else bytes; yields after each of
-        many steps."""
+        """Return the elements of BYTES: strings or None from JSON, bytes from binary format."""
         if self.elements is not None:
             return self.elements
         assert self.content is not None
-        wrong = InvalidInput(
-            self.place, f"{self.size} elements, each after its length in four bytes", "other bytes"
-        )
+        expected = f"{self.size} elements, each after its length in four bytes"
+        error = InvalidInput(self.place, expected, "other bytes")
         content, end = self.content, len(self.content)
         if 4 * self.size > end:
-            raise wrong
+            raise error
         call.reservation.reserve(ELEMENT_BYTES * self.size + end, self.place)
-        found: list[Any] = []
-        at = 0
-        while len(found) < self.size:
-            if at + 4 > end:
-                raise wrong
-            (length,) = LENGTH.unpack_from(content, at)
-            at += 4 + length
-            if at > end:
-                raise wrong
-            found.append(bytes(content[at - length : at]))
-            if len(found) % ELEMENTS_AT_ONCE == 0:
+        elements: list[Any] = []
+        position = 0
+        while len(elements) < self.size:
+            if position + 4 > end:
+                raise error
+            (length,) = LENGTH.unpack_from(content, position)
+            position += 4 + length
+            if position > end:
+                raise error
+            elements.append(bytes(content[position - length : position]))
+            if len(elements) % ELEMENTS_PER_STEP == 0:
                 call.pause()
-        if at != end:
-            raise wrong
-        return found
+        if position != end:
+            raise error
+        return elements
 
 
-def shape_of(given: Any, place: str) -> tuple[int, ...]:
-    """Return a tensor's shape; its product may be as large as integers are."""
-    is_shape = isinstance(given, list) and all(type(length) is int for length in given)
-    if not is_shape or not 1 <= len(given) <= MAX_DIMENSIONS or min(given) < 1:
+def check_shape(shape: Any, place: str) -> tuple[int, ...]:
+    """Return a shape as a tuple. Its product has no limit."""
+    is_shape = isinstance(shape, list) and all(type(length) is int for length in shape)
+    if not is_shape or not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
         expected = f"an array of 1 to {MAX_DIMENSIONS} whole numbers, each at least 1"
-        raise InvalidInput(f"{place}.shape", expected, "another" if is_shape else kind_of(given))
-    return tuple(given)
+        raise InvalidInput(f"{place}.shape", expected, "another" if is_shape else kind_of(shape))
+    return tuple(shape)
 
 
-def array_of_bytes(
+def decode_array(
     content: memoryview, datatype: str, shape: tuple[int, ...], place: str
 ) -> np.ndarray:
     dtype = np.dtype(NUMPY[datatype])
     if dtype.itemsize * math.prod(shape) != len(content):
-        expected = f"binary_data_size of {datatype} and its shape"
+        expected = f"a binary_data_size that matches {datatype} and the shape"
         raise InvalidInput(place, expected, f"{len(content)} bytes")
     if datatype == BOOL and (np.frombuffer(content, dtype=np.uint8) > 1).any():
-        raise InvalidInput(place, "bytes of 0 and 1", "others")
+        raise InvalidInput(place, "bytes 0 and 1 only", "other bytes")
     return np.frombuffer(content, dtype=dtype).reshape(shape)
 
 
 def flat_data(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of JSON data, which come flat or nested as the shape says."""
+    """Flatten JSON data, which is flat or nested by shape."""
     if not isinstance(data, list):
         raise InvalidInput(f"{place}.data", "an array", kind_of(data))
     size, level = math.prod(shape), data
     if len(shape) > 1 and level and isinstance(level[0], list):
         for axis, length in enumerate(shape):
             if axis and not all(type(part) is list and len(part) == length for part in level):
-                expected = "elements flat, or nested as the shape says"
-                raise InvalidInput(f"{place}.data", expected, "others")
+                expected = "flat elements, or arrays nested by shape"
+                raise InvalidInput(f"{place}.data", expected, "other nesting")
             if axis == 0 and len(level) != length:
-                expected = f"an array of {length}, as the shape says"
+                expected = f"an array of {length}, the first length of the shape"
                 raise InvalidInput(f"{place}.data", expected, kind_of(level))
             level = level if axis == 0 else list(chain.from_iterable(level))
     if len(level) != size:
-        raise InvalidInput(f"{place}.data", f"{size} elements, as the shape says", f"{len(level)}")
+        raise InvalidInput(f"{place}.data", f"{size} elements, by its shape", f"{len(level)}")
     return level
 
 
-def array_of_json(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> np.ndarray:
-    """Return the array of JSON data; null among floating-point numbers is NaN, a missing value."""
+def parse_array(data: Any, datatype: str, shape: tuple[int, ...], place: str) -> np.ndarray:
+    """Convert JSON data to an array. Null becomes NaN in floating-point tensors."""
     if datatype == FP16:
-        expected = "binary data, since FP16 has no form in JSON"
+        expected = "binary data, since FP16 is not available in JSON"
         raise InvalidInput(f"{place}.data", expected, "data in JSON")
     level = flat_data(data, shape, place)
-    allowed: set[type]
+    types: set[type]
     if datatype == BOOL:
-        allowed, wanted = {bool}, "true or false"
+        types, expected = {bool}, "true or false"
     elif datatype.startswith("FP"):
-        allowed, wanted = {int, float, type(None)}, "numbers, or null"
+        types, expected = {int, float, type(None)}, "numbers, or null"
     else:
-        allowed, wanted = {int}, "whole numbers"
-    if not set(map(type, level)) <= allowed:
-        odd = next(value for value in level if type(value) not in allowed)
-        raise InvalidInput(f"{place}.data", f"{wanted} for {datatype}", kind_of(odd))
+        types, expected = {int}, "whole numbers"
+    if not set(map(type, level)) <= types:
+        invalid = next(value for value in level if type(value) not in types)
+        raise InvalidInput(f"{place}.data", f"{expected} for {datatype}", kind_of(invalid))
     try:
         if not datatype.startswith("FP"):
             return np.array(level, NUMPY[datatype]).reshape(shape)
         with np.errstate(over="ignore"):
-            # null becomes NaN
             return np.array(level, dtype=np.float64).astype(NUMPY[datatype]).reshape(shape)
     except OverflowError:
         expected = f"numbers in the range of {datatype}"
-        raise InvalidInput(f"{place}.data", expected, "one that is not") from None
+        raise InvalidInput(f"{place}.data", expected, "a number outside it") from None
 
 
-def strings_of_json(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
-    """Return the elements of BYTES in JSON: strings, or null where a value is missing."""
+def parse_strings(data: Any, shape: tuple[int, ...], place: str) -> list[Any]:
+    """Return the elements of BYTES in JSON: strings, or None for missing values."""
     level = flat_data(data, shape, place)
-    odd = next((value for value in level if value is not None and type(value) is not str), None)
-    if odd is not None:
-        raise InvalidInput(f"{place}.data", f"strings, or null, for {BYTES}", kind_of(odd))
+    invalid = next((v for v in level if v is not None and type(v) is not str), None)
+    if invalid is not None:
+        raise InvalidInput(f"{place}.data", f"strings, or null, for {BYTES}", kind_of(invalid))
     return level
 
 
-def bytes_of(array: np.ndarray) -> bytes:
+def encode_array(array: np.ndarray) -> bytes:
     if array.dtype.kind != "U":
         return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
     elements = [text.encode() for text in array.ravel().tolist()]
@@ -169,5 +162,5 @@ def bytes_of(array: np.ndarray) -> bytes:
     )
 
 
-def datatype_of(array: np.ndarray) -> str:
-    return BYTES if array.dtype.kind == "U" else OF_NUMPY[array.dtype.newbyteorder("<")]
+def get_datatype(array: np.ndarray) -> str:
+    return BYTES if array.dtype.kind == "U" else DATATYPE_BY_DTYPE[array.dtype.newbyteorder("<")]

@@ -160,10 +160,10 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
         ({"inputs": [[0]], "signature_name": "x"}, "body: expected one of dataframe_split"),
         ({"inputs": []}, "inputs: expected at least one row, got none"),
         ({"inputs": 3}, "inputs: expected an array of rows, got 3"),
-        ({"inputs": {}}, "inputs: expected arrays of one length, by column"),
+        ({"inputs": {}}, "inputs: expected arrays of equal length, by column"),
         (
             {"inputs": {"a": [1], "b": [2]}},
-            "inputs: expected one array of rows, since the model takes no columns",
+            "inputs: expected a single array of rows, since the model has no columns",
         ),
         ({"inputs": [[0]]}, "inputs.0: expected an array of 64"),
         ({"inputs": [[0]], "params": []}, "params: expected an object, got an array of 0"),
@@ -172,11 +172,11 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
         ({"inputs": [[0]], "params": {"model": 3}}, "params.model: expected a valid string"),
         (
             {"dataframe_split": {"columns": ["a"]}},
-            "dataframe_split: expected an object of columns and data",
+            "dataframe_split: expected an object with columns, data",
         ),
         (
             {"dataframe_split": {"columns": ["a", "a"], "data": []}},
-            "dataframe_split.columns: expected an array of diff",
+            "dataframe_split.columns: expected an array of dist",
         ),
         (
             {"dataframe_split": {"columns": ["a"], "data": [3]}},
@@ -189,7 +189,7 @@ def test_csv_is_a_table_of_the_default_model(kinds, client):
         ({"dataframe_records": [3]}, "dataframe_records: expected an array of objects"),
         (
             {"dataframe_records": [{"a": 1}, {"b": 1}]},
-            "dataframe_records.1: expected the same columns",
+            "dataframe_records.1: expected the columns of the first row",
         ),
         (
             {"dataframe_records": [{"age": 1}], "params": {"model": "people"}},
@@ -209,7 +209,7 @@ def test_errors_of_every_kind_have_mlflow_s_form(client, kinds):
         "Content-Type: expected application/json or text/csv"
     )
     assert refusal(client.post("/invocations?seed=3", json={})).startswith(
-        "query: expected nothing"
+        "query: expected no parameters"
     )
     with client_of(kinds, DUBITO_API_KEYS="the-key-of-the-team") as own:
         assert refusal(post(own, {"inputs": [[0]]}), 401, "UNAUTHENTICATED").startswith(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from integrations.mlflow.pyfunc import Served
+from integrations.mlflow.pyfunc import PyfuncModel
 from model_store.artifacts.store import ModelStore
 from model_store.inference.model import Model
 from service.__main__ import main
@@ -44,7 +44,7 @@ def test_a_version_answers_alike_from_its_own_code(store, written):
         [sys.executable, "-I", "-c", LOADED], cwd=written, capture_output=True, text=True
     )
     assert told.returncode == 0, told.stderr
-    served = Served(Model.load(store.open("tiny", "1")))
+    served = PyfuncModel(Model.load(store.open("tiny", "1")))
     expected = served.predict(np.zeros((2, 3)), {"seed": 7})
     pd.testing.assert_frame_equal(
         pd.read_json(StringIO(told.stdout), precise_float=True), expected, check_dtype=False
@@ -56,7 +56,7 @@ def test_a_version_answers_alike_from_its_own_code(store, written):
 def test_a_folder_that_is_there_is_kept(store, written, capsys):
     before = sorted(written.rglob("*"))
     assert main(["mlflow", "--store", str(store.root), "tiny:1", str(written)]) == 2
-    assert "folder: expected one that is not there yet" in capsys.readouterr().err
+    assert "folder: expected a folder that does not exist yet" in capsys.readouterr().err
     assert sorted(written.rglob("*")) == before
 
 

@@ -430,7 +430,7 @@ def test_bodies_may_be_compressed(client, digits_rows, coding, encode):
         text = refusal(client.post("/v2/models/digits/infer", content=bad, headers=headers))
         assert (
             text
-            == f"body: expected one body compressed by {coding}, as its Content-Encoding says, got something else"
+            == f"body: expected a body compressed with {coding} (Content-Encoding), got another"
         )
 
 
@@ -456,8 +456,8 @@ def changed(**fields):
             "inputs: expected an array of at least one tensor, got a string of 1 characters",
         ),
         ({"inputs": [3]}, "inputs.0: expected an object, got 3"),
-        ({"inputs": [ROW], "more": 1}, "body: expected no fields but id, inputs, model_name"),
-        ({"inputs": [ROW], "id": 3}, "id: expected a string of at most 1024 characters, got 3"),
+        ({"inputs": [ROW], "more": 1}, "body: expected only the fields id, inputs, model_name"),
+        ({"inputs": [ROW], "id": 3}, "id: expected a string of up to 1024 characters, got 3"),
         ({"inputs": [ROW], "parameters": []}, "parameters: expected an object, got an array of 0"),
         ({"inputs": [ROW], "parameters": {"sead": 3}}, "parameters.sead: expected one of"),
         ({"inputs": [ROW], "parameters": {"explain": True}}, "parameters.explain: expected one of"),
@@ -480,11 +480,11 @@ def changed(**fields):
         ),
         (
             {"inputs": [ROW], "parameters": {"timeout": -1}},
-            "parameters.timeout: expected microseconds, at most those of a day",
+            "parameters.timeout: expected microseconds, up to one day",
         ),
         (
             {"inputs": [ROW], "parameters": {"timeout": 5, "deadline_s": 1}},
-            "parameters.timeout: expected none with deadline_s",
+            "parameters.timeout: expected either timeout or deadline_s",
         ),
         (
             {"inputs": [ROW], "parameters": {"binary_data_output": 1}},
@@ -493,7 +493,7 @@ def changed(**fields):
         ({"inputs": [ROW], "outputs": [{"name": "nothing"}]}, "outputs.0.name: expected one of"),
         (
             {"inputs": [ROW], "outputs": [{"name": "label"}] * 2},
-            "outputs.1: expected outputs of different names",
+            "outputs.1: expected outputs with distinct names",
         ),
         (
             {"inputs": [ROW], "outputs": [{}]},
@@ -501,19 +501,19 @@ def changed(**fields):
         ),
         (
             {"inputs": [ROW], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
-            "outputs.0.parameters: expected none but binary_data",
+            "outputs.0.parameters: expected only binary_data",
         ),
         (changed(name=""), "inputs.0.name: expected a string of 1 to 1000"),
         (changed(datatype="STRING"), "inputs.0.datatype: expected one of BOOL, INT8"),
         (
             changed(datatype="BOOL", data=[True] * 64),
-            "inputs.0.datatype: expected a datatype of numbers",
+            "inputs.0.datatype: expected a numeric datatype",
         ),
         (
             changed(datatype="BYTES", data=["a"] * 64),
-            "inputs.0.datatype: expected a datatype of numbers",
+            "inputs.0.datatype: expected a numeric datatype",
         ),
-        (changed(shape=[1, 63]), "inputs.0.data: expected 63 elements, as the shape says, got 64"),
+        (changed(shape=[1, 63]), "inputs.0.data: expected 63 elements, by its shape, got 64"),
         (
             changed(shape=[64, 1]),
             "inputs: expected an array of shape (N, 8, 8) or (N, 64), got shape (64, 1)",
@@ -525,19 +525,19 @@ def changed(**fields):
         ),
         (changed(data=[None] * 64), "inputs.0.0: expected a finite number in float32's range"),
         (changed(data=[1e300] * 64), "inputs.0.0: expected a finite number in float32's range"),
-        (changed(more=1), "inputs.0: expected no fields but data, datatype, name"),
+        (changed(more=1), "inputs.0: expected only the fields data, datatype, name"),
         (
             changed(parameters={"binary_data_size": 4}),
             "inputs.0: expected either data or parameters.binary",
         ),
         (
             changed(parameters={"shared_memory_region": "x"}),
-            "inputs.0.parameters: expected none but binary_data_size",
+            "inputs.0.parameters: expected only binary_data_size",
         ),
         ({"inputs": [ROW, {**ROW, "name": "y"}]}, "inputs: expected one tensor of rows, got 2"),
         (
             {"inputs": [ROW, ROW]},
-            "inputs: expected tensors of different names, got some that are the same",
+            "inputs: expected tensors with distinct names, got duplicates",
         ),
     ],
 )
@@ -552,16 +552,14 @@ def test_tables_that_are_wrong_are_named(client):
         return refusal(post(client, {"inputs": inputs}, "people"))
 
     assert refused(age) == (
-        "inputs: expected a tensor for each of the 2 columns (or with `encoded` true one), got "
-        "none of 'city'"
+        "inputs: expected a tensor for each of the 2 columns (or a single one with `encoded`), got "
+        "none for 'city'"
     )
     assert refused(age, city, strings(["x"], "more")).startswith(
         "inputs.2.name: expected one of the columns age, city"
     )
     longer = strings(["Rome", "Oslo"], "city")
-    assert (
-        refused(age, longer) == "inputs.1.shape: expected 1 rows, as the tensors before it, got 2"
-    )
+    assert refused(age, longer) == "inputs.1.shape: expected 1 rows, like the other tensors, got 2"
     wide = {**tensor(np.array([[31.0, 2.0]]), "age")}
     assert refused(wide, city).startswith("inputs.0.shape: expected (N,) or (N, 1)")
     assert (
@@ -569,43 +567,46 @@ def test_tables_that_are_wrong_are_named(client):
         == "inputs.0.age: expected a number, or null, got a string of 3 characters"
     )
     packed = {"parameters": {"content_type": "base64"}}
-    expected = "parameters.content_type: expected text as it is (str), or none, got base64"
+    expected = "parameters.content_type: expected plain text (str), or none, got base64"
     assert refused(age, {**strings(["Um9tZQ=="], "city"), **packed}) == f"inputs.1.{expected}"
     text = {**strings(["Z29vZA=="], "text"), **packed}
     assert refusal(post(client, {"inputs": [text]}, "texts")) == f"inputs.0.{expected}"
     true = {"name": "age", "datatype": "BOOL", "shape": [1], "data": [True]}
     assert (
-        refused(true, city)
-        == "inputs.0.datatype: expected a datatype of numbers, or BYTES, got BOOL"
+        refused(true, city) == "inputs.0.datatype: expected a numeric datatype, or BYTES, got BOOL"
     )
 
 
 @pytest.mark.parametrize(
     ("length", "sizes", "words"),
     [
-        ("0", [256], "from 1 to the"),
-        ("-1", [256], "from 1 to the"),
-        ("x", [256], "from 1 to the"),
-        ("99999999", [256], "from 1 to the"),
-        ("9" * 30, [256], "from 1 to the"),
-        (None, [255], "inputs.0: expected binary_data_size of FP32 and its shape, got 255 bytes"),
+        ("0", [256], "a length from 1 to"),
+        ("-1", [256], "a length from 1 to"),
+        ("x", [256], "a length from 1 to"),
+        ("99999999", [256], "a length from 1 to"),
+        ("9" * 30, [256], "a length from 1 to"),
+        (
+            None,
+            [255],
+            "inputs.0: expected a binary_data_size that matches FP32 and the shape, got 255 bytes",
+        ),
         (
             None,
             [257],
-            "inputs.0.parameters.binary_data_size: expected at most the 256 bytes that are left",
+            "inputs.0.parameters.binary_data_size: expected up to 256, the remaining bytes",
         ),
         (
             None,
             [1 << 62],
-            "inputs.0.parameters.binary_data_size: expected at most the 256 bytes that are left",
+            "inputs.0.parameters.binary_data_size: expected up to 256, the remaining bytes",
         ),
-        (None, [-4], "inputs.0.parameters.binary_data_size: expected at most"),
-        (None, [True], "inputs.0.parameters.binary_data_size: expected at most"),
-        (None, ["256"], "inputs.0.parameters.binary_data_size: expected at most"),
+        (None, [-4], "inputs.0.parameters.binary_data_size: expected up to"),
+        (None, [True], "inputs.0.parameters.binary_data_size: expected up to"),
+        (None, ["256"], "inputs.0.parameters.binary_data_size: expected up to"),
         (
             None,
             [128, 128],
-            "inputs.0: expected binary_data_size of FP32 and its shape, got 128 bytes",
+            "inputs.0: expected a binary_data_size that matches FP32 and the shape, got 128 bytes",
         ),
     ],
 )
@@ -627,7 +628,7 @@ def test_lengths_that_lie_are_refused(client, length, sizes, words):
         longer = client.post("/v2/models/digits/infer", content=text + bytes(257), headers=more)
         assert (
             refusal(longer)
-            == "body: expected as many bytes after the JSON as its tensors say, got 1 more"
+            == "body: expected binary data of the total binary_data_size, got 1 more bytes"
         )
         cut = client.post(
             "/v2/models/digits/infer",
@@ -669,9 +670,9 @@ def test_errors_of_every_kind_have_the_protocol_s_form(client):
     )
     assert refusal(
         client.post("/v2/models/digits/infer?seed=3", json={"inputs": [ROW]})
-    ).startswith("query: expected nothing")
+    ).startswith("query: expected no parameters")
     assert refusal(client.post("/v2/repository/index", content=b'{"all": 1}')).startswith(
-        "body: expected nothing"
+        "body: expected an empty body"
     )
 
 
@@ -699,7 +700,7 @@ def test_limits_hold_and_come_before_what_they_limit(kinds, digits_rows):
         text = refusal(
             client.post("/v2/models/digits/infer", content=bomb[:90_000], headers=headers), 413
         )
-        assert text == "body: expected at most 100000 bytes once inflated, got more"
+        assert text == "body: expected at most 100000 bytes when inflated, got more"
         text = refusal(client.post("/v2/models/digits/infer", content=bytes(100_001)), 413)
         assert text == "body: expected at most 100000 bytes, got more"
         long = json.dumps({"inputs": [ROW]}).encode() + b" " * 110_000

@@ -10,7 +10,7 @@ from fastapi import Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from integrations.open_inference.routes import INFLATED_AT_ONCE, read_inflated
+from integrations.open_inference.routes import STEP_BYTES, read_inflated
 from model_store.errors import InvalidInput
 from service.errors import Overloaded, TooLarge
 from service.request_context import RequestContext
@@ -44,9 +44,7 @@ def cut(content, places):
 
 bodies = st.one_of(
     st.binary(max_size=300),
-    st.sampled_from(
-        [n + d for n in (INFLATED_AT_ONCE, 2 * INFLATED_AT_ONCE) for d in (-1, 0, 1)]
-    ).map(bytes),
+    st.sampled_from([n + d for n in (STEP_BYTES, 2 * STEP_BYTES) for d in (-1, 0, 1)]).map(bytes),
     st.binary(min_size=1, max_size=9).map(lambda part: part * 70_000),
 )
 places = st.lists(st.integers(0, 1 << 20), max_size=5)
@@ -79,7 +77,7 @@ def test_the_limit_is_of_what_is_inflated(body, places, coding, spare):
 def test_a_body_that_ends_early_or_late_is_refused(places, end, coding):
     whole = ENCODERS[coding](b"a body" * 9)
     for other in (whole[:-end], whole + b"x" * end):
-        with pytest.raises(InvalidInput, match=f"^body: expected one body compressed by {coding}"):
+        with pytest.raises(InvalidInput, match=f"^body: expected a body compressed with {coding}"):
             read(cut(other, places), coding, 1 << 20)
 
 

@@ -15,13 +15,13 @@ from integrations.open_inference.tensors import (
     BYTES,
     NUMPY,
     Tensor,
-    array_of_bytes,
-    array_of_json,
-    bytes_of,
-    datatype_of,
+    check_shape,
+    decode_array,
+    encode_array,
     flat_data,
-    shape_of,
-    strings_of_json,
+    get_datatype,
+    parse_array,
+    parse_strings,
 )
 from model_store.errors import InvalidInput
 from service.errors import Overloaded, TooLarge
@@ -61,12 +61,12 @@ def test_arrays_are_read_and_written_number_by_number(data, datatype, shape):
     packed = b"".join(
         struct.pack("<" + FORMATS[datatype], value) for value in array.ravel().tolist()
     )
-    read = array_of_bytes(memoryview(packed), datatype, shape, "inputs.0")
+    read = decode_array(memoryview(packed), datatype, shape, "inputs.0")
     assert read.shape == shape
     assert read.tobytes() == array.tobytes()
-    assert datatype_of(array) == datatype
-    assert bytes_of(np.asfortranarray(array)) == packed
-    assert bytes_of(array.astype(array.dtype.newbyteorder(">"))) == packed
+    assert get_datatype(array) == datatype
+    assert encode_array(np.asfortranarray(array)) == packed
+    assert encode_array(array.astype(array.dtype.newbyteorder(">"))) == packed
 
 
 @given(
@@ -85,7 +85,7 @@ def test_json_is_read_flat_and_nested(data, datatype, shape, nested):
         )
     )
     given = json.loads(json.dumps((array if nested else array.ravel()).tolist()))
-    read = array_of_json(given, datatype, shape, "inputs.0")
+    read = parse_array(given, datatype, shape, "inputs.0")
     assert read.dtype == array.dtype
     np.testing.assert_array_equal(read, array)
 
@@ -122,8 +122,8 @@ def test_bytes_that_are_not_so_many_elements_are_refused(content, count):
 def test_strings_are_written_as_elements(texts):
     array = np.array(texts)
     kept = array.tolist()  # numpy drops zeros at a string's end
-    assert elements(bytes_of(array), len(texts)) == [text.encode() for text in kept]
-    assert datatype_of(array) == BYTES
+    assert elements(encode_array(array), len(texts)) == [text.encode() for text in kept]
+    assert get_datatype(array) == BYTES
 
 
 def test_elements_are_counted_before_they_are_made():
@@ -138,15 +138,15 @@ def test_what_is_no_shape_is_refused(shape):
     with pytest.raises(
         InvalidInput, match=r"^inputs\.0\.shape: expected an array of 1 to 32 whole numbers"
     ):
-        shape_of(shape, "inputs.0")
+        check_shape(shape, "inputs.0")
 
 
 def test_a_shape_beyond_all_numbers_costs_nothing():
-    shape = shape_of([1 << 62] * 32, "inputs.0")
+    shape = check_shape([1 << 62] * 32, "inputs.0")
     for refused in (
-        lambda: array_of_bytes(memoryview(b"1234"), "FP32", shape, "inputs.0"),
-        lambda: array_of_json([1.0], "FP32", shape, "inputs.0"),
-        lambda: strings_of_json(["a"], shape, "inputs.0"),
+        lambda: decode_array(memoryview(b"1234"), "FP32", shape, "inputs.0"),
+        lambda: parse_array([1.0], "FP32", shape, "inputs.0"),
+        lambda: parse_strings(["a"], shape, "inputs.0"),
         lambda: Tensor("inputs.0", "x", BYTES, shape, None, content=memoryview(b"1234")).values(
             call()
         ),
@@ -159,21 +159,21 @@ def test_a_shape_beyond_all_numbers_costs_nothing():
     ("data", "datatype", "words"),
     [
         (None, "FP32", "an array, got null"),
-        ([1], "FP32", "2 elements, as the shape says, got 1"),
+        ([1], "FP32", "2 elements, by its shape, got 1"),
         ([1, "2"], "FP32", "numbers, or null for FP32, got a string of 1"),
         ([1, True], "FP64", "numbers, or null for FP64, got a boolean"),
         ([1, 2.0], "INT32", "whole numbers for INT32, got 2.0"),
         ([1, None], "INT32", "whole numbers for INT32, got null"),
-        ([1, 256], "UINT8", "numbers in the range of UINT8, got one that is not"),
-        ([-1, 0], "UINT64", "numbers in the range of UINT64, got one that is not"),
+        ([1, 256], "UINT8", "numbers in the range of UINT8, got a number outside it"),
+        ([-1, 0], "UINT64", "numbers in the range of UINT64, got a number outside it"),
         ([0, 1], "BOOL", "true or false for BOOL, got 0"),
-        ([1.0, 2.0], "FP16", "binary data, since FP16 has no form in JSON"),
+        ([1.0, 2.0], "FP16", "binary data, since FP16 is not available in JSON"),
         ([[1], [2]], "FP32", "numbers, or null for FP32, got an array of 1"),
     ],
 )
 def test_json_of_other_types_is_refused(data, datatype, words):
     with pytest.raises(InvalidInput) as error:
-        array_of_json(data, datatype, (2,), "inputs.0")
+        parse_array(data, datatype, (2,), "inputs.0")
     assert str(error.value).startswith(f"inputs.0.data: expected {words}")
 
 
@@ -197,10 +197,10 @@ def test_nested_data_are_taken_as_numpy_takes_them_or_refused(data, shape):
 
 
 def test_null_is_a_missing_number():
-    assert np.isnan(array_of_json([None, 1.5], "FP32", (2,), "inputs.0")).tolist() == [True, False]
-    assert strings_of_json([None, "a"], (2,), "inputs.0") == [None, "a"]
+    assert np.isnan(parse_array([None, 1.5], "FP32", (2,), "inputs.0")).tolist() == [True, False]
+    assert parse_strings([None, "a"], (2,), "inputs.0") == [None, "a"]
 
 
 def test_booleans_are_0_and_1():
-    with pytest.raises(InvalidInput, match="bytes of 0 and 1"):
-        array_of_bytes(memoryview(b"\x00\x02"), "BOOL", (2,), "inputs.0")
+    with pytest.raises(InvalidInput, match="bytes 0 and 1"):
+        decode_array(memoryview(b"\x00\x02"), "BOOL", (2,), "inputs.0")
