@@ -11,7 +11,7 @@ import pytest
 import yaml
 from scipy.stats import betabinom
 
-from model_store.conformal.drift import ALARM_AT, EDGES, FLAG_RATE_AT
+from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, FLAG_RATE_FPR
 from service.app import create_app
 from service.settings import Settings
 from service.telemetry.metrics import SECONDS
@@ -77,7 +77,7 @@ def test_bucket_bounds_in_expressions_are_the_histograms_bounds(samples):
     ]
     assert {name for name, _ in asked} == ends.keys()
     assert all(end in ends[name] for name, end in asked)
-    assert f'le="{FLAG_RATE_AT}"' in RECORDS["dubito:flag_rate:1h"]
+    assert f'le="{FLAG_RATE_FPR}"' in RECORDS["dubito:flag_rate:1h"]
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -104,7 +104,7 @@ def test_a_flag_rate_rarely_leaves_its_band_without_drift(calibration, rows):
     known = {
         "dubito:watched_rows:increase1h": rows,
         "dubito:flag_rate:gaps": gaps,
-        "dubito:flag_rate:expected": math.floor(FLAG_RATE_AT * gaps + 1e-9) / gaps,
+        "dubito:flag_rate:expected": math.floor(FLAG_RATE_FPR * gaps + 1e-9) / gaps,
     }
     for record in (
         "dubito:flag_rate:std1h",
@@ -133,5 +133,5 @@ def value_of(expression, known):
 def test_the_dashboard_shows_the_drift_alarm_s_threshold():
     (panel,) = [panel for panel in PANELS if panel["title"] == "Drift: evidence"]
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == pytest.approx(
-        ALARM_AT, abs=1e-3
+        ALARM_EVIDENCE, abs=1e-3
     )

@@ -13,8 +13,8 @@ from model_store.artifacts.manifest import (
 from model_store.artifacts.report import evaluation_report
 from model_store.artifacts.signature import SIGNATURE, SIGNATURE_BYTES
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, default_not_kept
-from model_store.conformal.mondrian import CAUTIOUS_ROWS
+from model_store.conformal.calibration import DEFAULT_COVERAGE, DEFAULT_FPR, few_rows_warning
+from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 
 MAX_SHOWN = 12  # names of categories and classes
 MAX_SHOWN_FEW = 10  # names of categories with too few rows
@@ -131,13 +131,13 @@ def _report(store: ModelStore, name: str, version: str) -> str:
 def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> str | None:
     """Describe for which default rates or categories there are too few ranking rows, if any."""
     if categories is None:
-        return default_not_kept(detectors.ranking_rows)
+        return few_rows_warning(detectors.ranking_rows)
     few = [
         (name, min(rows))
         for name, *rows in zip(
             categories.names, categories.judged_rows, categories.true_rows, strict=True
         )
-        if min(rows) < CAUTIOUS_ROWS
+        if min(rows) < MIN_CAUTIOUS_ROWS
     ]
     if not few:
         return None
@@ -150,7 +150,7 @@ def too_few_rows(detectors: DetectorSpec, categories: CategorySpec | None) -> st
     )
     return (
         f"calibrated by {categories.kind}, and of {shown}{others} there are fewer than "
-        f"{CAUTIOUS_ROWS} ranking rows: "
+        f"{MIN_CAUTIOUS_ROWS} ranking rows: "
         f"at fpr {DEFAULT_FPR:g} such a {categories.kind} is not flagged, at coverage "
         f"{DEFAULT_COVERAGE:g} it {kept}"
     )

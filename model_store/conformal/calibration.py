@@ -4,20 +4,19 @@ The calibration data are two splits that the model was not fitted on, scored as 
 per row, same precision, same runtime), once for each number of draws in a grid, from prefixes of
 the same draws:
 
-* the *reference* split fits each detector: `detectors` says what a detector and its surprisal are;
-* the *calibration* split, `ranking` in recipes and files, ranks: a detector's p-value is
-  (1 + #{its surprisals >= surprisal}) / (n + 1), and the flag's the same of the combined statistic
-  of the named detectors' surprisals.
+* the *reference* split fits each detector (`detectors` defines detectors and surprisals);
+* the *calibration* split, `ranking` in recipes and files, ranks new rows. A detector's p-value is
+  (1 + #{its surprisals >= surprisal}) / (n + 1). The flag's p-value ranks the combined statistic
+  in the same way.
 
-For inputs exchangeable with the calibration split P(p <= fpr) = floor(fpr (n + 1)) / (n + 1),
-whatever the dependence between detectors (Vovk, Gammerman and Shafer, "Algorithmic learning in a
-random world", 2005, chapter 2; ties make it smaller, never larger). The smallest usable fpr is
-therefore 1 / (n + 1).
+For inputs exchangeable with the calibration split, P(p <= fpr) = floor(fpr (n + 1)) / (n + 1),
+however detectors depend on each other (Vovk, Gammerman and Shafer, "Algorithmic learning in a
+random world", 2005, chapter 2). Ties make the probability smaller, never larger. The smallest
+usable fpr is therefore 1 / (n + 1).
 
-The calibration split's labels also give prediction sets and intervals (`sets`), and the
-uncertainty beyond which the service abstains (`abstention`). Each of the guarantees holds by
-itself, on average over or with confidence in the choice of one and the same calibration split;
-they are not independent of each other.
+The calibration split's labels also determine prediction sets and intervals (`rank_tables`), and the
+uncertainty above which the service abstains (`abstention`). Each guarantee is valid separately.
+All of them use the same calibration split, so they are not independent.
 """
 
 import math
@@ -29,28 +28,26 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from model_store.conformal.abstention import Answers, require
+from model_store.conformal.abstention import Answers, require_tensors
 from model_store.conformal.detectors import FittedDetector, Standard, Surprisal, flag_statistic
 from model_store.conformal.mondrian import Categories, CategoryKind
 from model_store.conformal.rank_tables import ConformalPValues, RankTables
 from model_store.scores.tasks import DETECTED
 from model_store.types import DetectorNames
 
-DEFAULT_FPR = 0.05  # at which flags fire where nothing else is asked for
-DEFAULT_COVERAGE = 0.95  # of sets and intervals; as many rows bear it as bear the default rate
-# detectors whose scores have no unit of their own
-IN_TARGET_UNITS = frozenset(DETECTED["regression"])
-KEPT_TABLES = 64  # ways of taking draws whose sorted calibration rows are kept
+DEFAULT_FPR = 0.05  # of flags
+DEFAULT_COVERAGE = 0.95  # of sets and intervals; needs as many rows as the default fpr
+IN_TARGET_UNITS = frozenset(DETECTED["regression"])  # detectors in units of the target
+MAX_CACHED_TABLES = 64  # draw counts
 
 Labels = Int64[np.ndarray, "N"]
 ByDetector = dict[str, Float64[np.ndarray, "N"]]
 
 
-def at_least(rate: float) -> str:
-    """Return a rate in six digits, rounded up where it must be: what it says is never below the
-    rate.
+def format_rate(rate: float) -> str:
+    """Format a rate in six digits, rounded up if necessary.
 
-    >>> at_least(1 / 5), at_least(1 / 3)
+    >>> format_rate(1 / 5), format_rate(1 / 3)
     ('0.2', '0.333334')
     """
     rounded = f"{rate:.6g}"
@@ -59,26 +56,23 @@ def at_least(rate: float) -> str:
     return rounded
 
 
-def default_not_kept(ranking_rows: int) -> str | None:
-    """Say that there are too few rows for requests without `fpr` and `coverage`; None if enough."""
+def few_rows_warning(ranking_rows: int) -> str | None:
+    """Describe what does not work by default because there are too few rows; None if enough."""
     smallest = 1.0 / (ranking_rows + 1)
     if smallest <= DEFAULT_FPR:
         return None
     rows = "1 ranking row" if ranking_rows == 1 else f"{ranking_rows} ranking rows"
-    enough = math.ceil(1.0 / DEFAULT_FPR) - 1
+    min_rows = math.ceil(1.0 / DEFAULT_FPR) - 1
     return (
-        f"with {rows} no rate below {at_least(smallest)} can be kept: a request that names no fpr "
-        "is judged at "
-        f"{DEFAULT_FPR:g}, and refused, and sets and intervals of coverage {DEFAULT_COVERAGE:g} "
-        "hold everything; "
-        f"{enough} rows would bear both"
+        f"with {rows} the smallest fpr is {format_rate(smallest)}: requests without fpr are "
+        f"rejected (the default is {DEFAULT_FPR:g}), and sets and intervals of coverage "
+        f"{DEFAULT_COVERAGE:g} contain everything; use at least {min_rows} ranking rows"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class DetectorScores:
-    """Each detector's scores of n rows at J numbers of draws, and the rows' predicted labels (0 in
-    a regression)."""
+    """Scores and predicted labels (0 in a regression) of n rows for J draw counts."""
 
     by_name: dict[str, Float64[np.ndarray, "J n"]]
     labels: Int64[np.ndarray, "J n"]
@@ -90,12 +84,11 @@ class DetectorScores:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Calibration scores by number of draws. J numbers of draws, n reference rows, m calibration
-    rows, C labels.
+    """Calibration scores for J draw counts, n reference rows, m calibration rows and C labels.
 
-    `reference` holds each detector's scores of the reference split, sorted, of density detectors
-    standardised by `standards`. Of the calibration split, in its order, `surprisals` holds the
-    detectors' surprisals and `statistic` the flag's statistic.
+    `reference` contains each detector's sorted scores of the reference split; scores of density
+    detectors are standardised by `standards`. The detectors' surprisals and the flag's `statistic`
+    belong to the calibration split, in its order.
     """
 
     draw_counts: Int64[np.ndarray, "J"]
@@ -105,8 +98,8 @@ class Calibration:
     surprisals: dict[str, Float64[np.ndarray, "J m"]]
     statistic: Float64[np.ndarray, "J m"]
     nonconformity: Float64[np.ndarray, "J m"]
-    answers: Answers | None = None  # of a classification
-    categories: Categories | None = None  # None: guarantees hold of all rows together
+    answers: Answers | None = None  # only in a classification
+    categories: Categories | None = None  # None: guarantees on average over all rows
 
     @classmethod
     def fit(
@@ -120,8 +113,7 @@ class Calibration:
         answers: Answers | None = None,
         categories: Categories | None = None,
     ) -> "Calibration":
-        """Fit detectors on the reference split's scores, and keep what ranks rows of the
-        calibration split's."""
+        """Fit detectors on the reference split, and rank the calibration split."""
         counts, labels = range(len(draw_counts)), reference.labels
         standards: dict[str, list[Standard]] = {}
         sorted_reference = {}
@@ -132,14 +124,14 @@ class Calibration:
                 standards[name] = fits
             sorted_reference[name] = np.sort(scores, axis=1)
         detectors = [_fit_detectors(sorted_reference, standards, names, j) for j in counts]
-        surprisals = [_surprisals(detectors[j], ranking, j) for j in counts]
+        by_count = [_surprisals(detectors[j], ranking, j) for j in counts]
         return cls(
             np.array(draw_counts, dtype=np.int64),
             names,
             standards,
             sorted_reference,
-            {name: np.stack([of[name] for of in surprisals]) for name in sorted_reference},
-            np.stack([flag_statistic(of, names.combined) for of in surprisals]),
+            {name: np.stack([values[name] for values in by_count]) for name in sorted_reference},
+            np.stack([flag_statistic(values, names.combined) for values in by_count]),
             nonconformity,
             answers,
             categories,
@@ -158,32 +150,32 @@ class Calibration:
 
     @property
     def smallest_fpr(self) -> float:
-        """The smallest false-positive rate above 0, of the category with the most rows."""
-        return 1.0 / (self.most_judged_rows + 1)
+        """The smallest fpr above 0 that the largest category supports."""
+        return 1.0 / (self.max_judged_rows + 1)
 
     @cached_property
-    def most_judged_rows(self) -> int:
-        """How many rows flags are ranked among, of the category with the most rows."""
+    def max_judged_rows(self) -> int:
+        """Rows that calibrate the flag in the largest category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.judged_rows.max())
 
     @cached_property
-    def most_true_rows(self) -> int:
-        """How many rows calibrate sets and intervals, of the category with the most rows."""
+    def max_true_rows(self) -> int:
+        """Rows that calibrate sets and intervals in the largest category."""
         if self.categories is None:
             return self.statistic.shape[1]
         return int(self.categories.true_rows.max())
 
-    def draws_used(self, num_draws: int) -> int:
-        """How many of a request's draws the detectors look at: the largest calibrated number.
+    def calibrated_draws(self, num_draws: int) -> int:
+        """Return the largest calibrated draw count up to `num_draws`.
 
-        The first draws of a seed are draws of that seed, so a request with a number of draws that
-        was not calibrated is judged by its first ones, exactly as calibrated.
+        Detectors use this many of a request's first draws. Draws of a seed do not depend on their
+        number, so these draws are distributed as in calibration.
         """
         return int(self.draw_counts[self.draw_counts.searchsorted(num_draws, side="right") - 1])
 
-    def surprisals_of(self, scores: ByDetector, labels: Labels, num_draws: int) -> ByDetector:
+    def compute_surprisals(self, scores: ByDetector, labels: Labels, num_draws: int) -> ByDetector:
         detectors = self.detectors(num_draws)
         return {name: detector(scores[name], labels) for name, detector in detectors.items()}
 
@@ -192,8 +184,7 @@ class Calibration:
 
     @cached_property
     def rank_tables(self) -> Callable[..., RankTables]:
-        """The calibration rows under a number of draws."""
-        return lru_cache(maxsize=KEPT_TABLES)(self._rank_tables)
+        return lru_cache(maxsize=MAX_CACHED_TABLES)(self._rank_tables)
 
     def _rank_tables(self, num_draws: int) -> RankTables:
         j = self._index(num_draws)
@@ -210,34 +201,34 @@ class Calibration:
             )
 
         rows = np.arange(len(statistic))
-        everything = tables(rows, rows)
+        all_rows = tables(rows, rows)
         if self.categories is None:
-            return everything
+            return all_rows
         judged, true = self.categories.judged[j], self.categories.true
         parts = tuple(
             tables(np.flatnonzero(judged == c), np.flatnonzero(true == c))
             for c in range(len(self.categories.names))
         )
-        return replace(everything, kind=self.categories.kind, by_category=parts)
+        return replace(all_rows, kind=self.categories.kind, by_category=parts)
 
     def p_values(
         self, scores: ByDetector, labels: Labels, num_draws: int, groups: Labels | None = None
     ) -> ConformalPValues:
-        """Return p-values of N rows whose scores and labels were made with `num_draws` draws, a
-        calibrated number.
+        """Compute p-values from scores and labels of `num_draws` draws, a calibrated count.
 
-        Where there are categories, rows are ranked within their own; `groups` are those of a
+        If there are categories, each row is ranked within its category. `groups` is for a
         calibration by group.
         """
-        surprisals = self.surprisals_of(scores, labels, num_draws)
-        categories = None if self.categories is None else self.categories.of_rows(labels, groups)
+        surprisals = self.compute_surprisals(scores, labels, num_draws)
+        categories = None if self.categories is None else self.categories.assign(labels, groups)
         statistic = flag_statistic(surprisals, self.combined)
         return self.rank_tables(num_draws).p_values(statistic, surprisals, categories)
 
     def _index(self, num_draws: int) -> int:
         j = int(self.draw_counts.searchsorted(num_draws))
         if j == len(self.draw_counts) or self.draw_counts[j] != num_draws:
-            raise ValueError(f"expected one of {self.draw_counts.tolist()} draws, got {num_draws}")
+            counts = self.draw_counts.tolist()
+            raise ValueError(f"expected a calibrated number of draws, {counts}, got {num_draws}")
         return j
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -268,7 +259,7 @@ class Calibration:
             for part in ("reference.", "surprise.")
         )
         by_label = [f"{part}.{name}" for name in names.density for part in ("centre", "spread")]
-        require(
+        require_tensors(
             tensors,
             "draw_counts",
             "statistic",
@@ -278,26 +269,24 @@ class Calibration:
             *by_label,
         )
         draw_counts, statistic = tensors["draw_counts"], tensors["statistic"]
-        rising = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
-        if not rising or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
+        starts_at_1 = draw_counts.ndim == 1 and draw_counts.size > 0 and draw_counts[0] == 1
+        if not starts_at_1 or draw_counts.dtype != np.int64 or np.any(np.diff(draw_counts) <= 0):
             raise ValueError("draw_counts: expected rising int64 numbers from 1")
-        of_ranking = [*(f"surprise.{name}" for name in surprisals), "statistic", "nonconformity"]
-        for name in (*of_ranking, *(f"reference.{name}" for name in reference)):
+        ranking_names = [*(f"surprise.{name}" for name in surprisals), "statistic", "nonconformity"]
+        for name in (*ranking_names, *(f"reference.{name}" for name in reference)):
             array = tensors[name]
-            shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
-            if not shaped or not _is_finite(array):
-                expected = "expected finite float64 rows, one for each of draw_counts"
-                raise ValueError(f"{name}: {expected}")
-            if name in of_ranking:
+            is_shaped = array.ndim == 2 and len(array) == len(draw_counts) and array.shape[1] > 0
+            if not is_shaped or not _is_finite(array):
+                raise ValueError(f"{name}: expected finite float64 rows, one per draw count")
+            if name in ranking_names:
                 if array.shape != statistic.shape:
-                    expected = f"expected as many numbers as statistic has, {statistic.shape}"
-                    raise ValueError(f"{name}: {expected}")
+                    raise ValueError(f"{name}: expected the shape of statistic, {statistic.shape}")
             elif not np.all(np.diff(array, axis=1) >= 0):
                 raise ValueError(f"{name}: expected sorted rows")
         shape = (len(draw_counts), num_labels)
         for name in by_label:
-            good = tensors[name].shape == shape and _is_finite(tensors[name])
-            if not good or (name.startswith("spread.") and np.any(tensors[name] <= 0)):
+            is_shaped = tensors[name].shape == shape and _is_finite(tensors[name])
+            if not is_shaped or (name.startswith("spread.") and np.any(tensors[name] <= 0)):
                 expected = f"expected finite float64 numbers of shape {shape}, spreads above 0"
                 raise ValueError(f"{name}: {expected}")
         return cls(
@@ -339,8 +328,8 @@ def _fit_detectors(
 ) -> dict[str, FittedDetector]:
     detectors = {}
     for name, scores in reference.items():
-        # 1 is a standard deviation of a density's log scores, or a nat or probability of a
-        # classification's.
+        # Density scores are in standard deviations, scores of a classification in nats or
+        # probabilities. A regression's scores have the target's unit, whose size is unknown.
         unit = None if name in IN_TARGET_UNITS else 1.0
         surprisal = Surprisal.fit(scores[j], name in names.two_sided, unit)
         standard = standards[name][j] if name in standards else None

@@ -1,26 +1,26 @@
-"""Drift: whether the rows of live requests still look like the rows that the flag was calibrated
-on.
+"""Drift: a sequential test of live rows against the calibration rows of the flag.
 
-A live row falls into one of the n + 1 gaps between the n sorted calibration statistics; which one
-is what its p-value says. If live and calibration rows are exchangeable, gaps follow a Polya urn
-that begins with a ball for each gap,
+A live row's p-value determines its gap between the n sorted calibration statistics. If live and
+calibration rows are exchangeable, the n + 1 gaps follow a Polya urn that starts with one ball per
+gap,
 
-    P(gap of row t + 1 | the rows before) = (1 + rows before in that gap) / (n + 1 + t),
+    P(gap of row t + 1 | earlier rows) = (1 + earlier rows in that gap) / (n + 1 + t),
 
-whatever the data are. So do bins of gaps. With the urn for its null hypothesis a test knows that
-the calibration is itself a sample of n rows: what differs from it by no more than that is no drift,
-however many rows are seen.
+for any distribution of the data. Bins of gaps follow the same law. The urn accounts for the
+calibration split being a sample of n rows: a difference within its sampling error is never drift,
+after any number of live rows.
 
-Against the urn a *test martingale* bets (Vovk, Gammerman and Shafer, "Algorithmic learning in a
-random world", 2005, chapter 7). A bet gives bin b the weight w_b, and a row in bin b multiplies its
-capital by w_b / sum_c u_c w_c, u being the urn's probabilities: by 1 in expectation. Capital starts
-as 1, in cash; 1 / (1 + log(1 + t)) of it is still in cash after t rows, and what leaves it is
-shared among the bets. So at any time some bets have just begun, and drift that begins late is found
-as well. The sum M_t of cash and bets is a martingale under the null, and by Ville's inequality
+A *test martingale* bets against the urn (Vovk, Gammerman and Shafer, "Algorithmic learning in a
+random world", 2005, chapter 7). A bet assigns the weight w_b to bin b. A row in bin b multiplies
+the bet's capital by w_b / sum_c u_c w_c, where u are the urn's probabilities; the expected factor
+is 1. The capital starts as 1, in cash. After t rows, 1 / (1 + log(1 + t)) is still in cash, and the
+rest has been divided among the bets. New money enters bets at all times, so drift that begins late
+is detected too. The sum M_t of cash and bets is a martingale under the null hypothesis, and by
+Ville's inequality
 
-    P(M_t >= 1 / FALSE_ALARM for any t) <= FALSE_ALARM.
+    P(M_t >= 1 / FALSE_ALARM_RATE for any t) <= FALSE_ALARM_RATE.
 
-Bets are on small p-values, in three degrees, on large ones, and on the p-values of late.
+The bets favour small p-values (three of different strength), large p-values, and recent p-values.
 """
 
 import math
@@ -31,55 +31,56 @@ from jaxtyping import Float64, Int64
 
 from model_store.conformal.rank_tables import conformal_p_value
 
-# upper, inclusive
+# Upper edges of bins of p-values, inclusive
 EDGES = np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-FLAG_RATE_AT = 0.05
-FALSE_ALARM = 0.001  # probability of an alarm, ever, while nothing drifts
-LATE_ROWS = 1000  # p-values of late are those of about that many rows, older ones fading away
-PRIOR_ROWS = 50  # as the urn would have them, that the bet on p-values of late adds to them
-SMALL_POWERS = (0.1, 0.3, 0.7)  # of bets on small p-values, of density k p^(k - 1)
-LARGE_POWER = 0.7  # of the bet on large ones, of density k (1 - p)^(k - 1)
+FLAG_RATE_FPR = 0.05
+FALSE_ALARM_RATE = 0.001  # over all time, without drift
+RECENT_ROWS = 1000  # time constant of the exponential forgetting
+PRIOR_ROWS = 50  # from the urn, added to recent p-values
+SMALL_POWERS = (0.1, 0.3, 0.7)  # bets on small p-values, density k p^(k - 1)
+LARGE_POWER = 0.7  # bet on large p-values, density k (1 - p)^(k - 1)
 
 
 class Martingale:
-    # in addition to `gaps`, which stay
+    # `gaps` is constant and not part of the state.
     STATE: ClassVar = ("seen", "late", "log_bets", "evidence", "largest")
 
     def __init__(self, gaps: Float64[np.ndarray, "B"]) -> None:
-        self.gaps = gaps  # of the calibration
+        self.gaps = gaps  # in each bin
         self.seen = np.zeros(len(EDGES))
         self.late = np.zeros(len(EDGES))
         self.evidence = self.largest = 0.0  # log M_t
         self.log_bets = np.full(len(FIXED_BETS) + 1, -math.inf)
 
     @property
-    def has_enough(self) -> bool:
-        """Whether there was ever evidence enough for an alarm."""
-        return self.largest >= ALARM_AT
+    def is_alarmed(self) -> bool:
+        """Whether the evidence has ever sufficed for an alarm."""
+        return self.largest >= ALARM_EVIDENCE
 
-    def take_in(self, bins: Int64[np.ndarray, "N"]) -> None:
-        """Bet on rows by the bins of their p-values, and take them in."""
-        fell_N_B = np.zeros((len(bins), len(EDGES)))
-        fell_N_B[np.arange(len(bins)), bins] = 1.0
-        counts_B = fell_N_B.sum(axis=0)
-        self._bet(bins, fell_N_B)
+    def update(self, bins: Int64[np.ndarray, "N"]) -> None:
+        """Bet on the bins of new p-values, then add them to the counts."""
+        one_hot_N_B = np.zeros((len(bins), len(EDGES)))
+        one_hot_N_B[np.arange(len(bins)), bins] = 1.0
+        counts_B = one_hot_N_B.sum(axis=0)
+        self._bet(bins, one_hot_N_B)
         self.seen += counts_B
-        self.late = self.late * (1.0 - 1.0 / LATE_ROWS) ** len(bins) + counts_B
+        self.late = self.late * (1.0 - 1.0 / RECENT_ROWS) ** len(bins) + counts_B
 
-    def _bet(self, bins: np.ndarray, fell_N_B: Float64[np.ndarray, "N B"]) -> None:
+    def _bet(self, bins: np.ndarray, one_hot_N_B: Float64[np.ndarray, "N B"]) -> None:
         urn_B = self.gaps + self.seen
-        late_B = self.late + (PRIOR_ROWS / urn_B.sum()) * urn_B
-        on_late_B = np.divide(late_B, urn_B, out=np.ones_like(urn_B), where=urn_B > 0)
-        weights_B_E = np.stack([*FIXED_BETS, on_late_B], axis=1)
-        urn_N_B = urn_B + fell_N_B.cumsum(axis=0) - fell_N_B  # before each row
+        recent_B = self.late + (PRIOR_ROWS / urn_B.sum()) * urn_B
+        recent_bet_B = np.divide(recent_B, urn_B, out=np.ones_like(urn_B), where=urn_B > 0)
+        weights_B_E = np.stack([*FIXED_BETS, recent_bet_B], axis=1)
+        urn_N_B = urn_B + one_hot_N_B.cumsum(axis=0) - one_hot_N_B  # before each row
         expected_N_E = (urn_N_B @ weights_B_E) / urn_N_B.sum(axis=1, keepdims=True)
         gain_N_E = np.log(weights_B_E[bins] / expected_N_E).cumsum(axis=0)
         cash = 1.0 / (1.0 + np.log1p(self.seen.sum() + np.arange(len(bins) + 1)))
-        put_N = np.log((cash[:-1] - cash[1:]) / len(self.log_bets))  # on each bet, before each row
-        # A bet's capital c follows c <- (c + put) gain; c over all gains so far is a sum.
+        # Log of the cash added to each bet before each row
+        stake_N = np.log((cash[:-1] - cash[1:]) / len(self.log_bets))
+        # A bet's capital c follows c <- (c + stake) gain, so c / (product of gains) is a sum.
         gain_before_N_E = np.vstack([np.zeros(len(self.log_bets)), gain_N_E[:-1]])
-        put_N_E = np.vstack([self.log_bets, put_N[:, None] - gain_before_N_E])
-        log_bets_N_E = np.logaddexp.accumulate(put_N_E)[1:] + gain_N_E
+        stake_N_E = np.vstack([self.log_bets, stake_N[:, None] - gain_before_N_E])
+        log_bets_N_E = np.logaddexp.accumulate(stake_N_E)[1:] + gain_N_E
         log_capital_N = np.logaddexp(np.logaddexp.reduce(log_bets_N_E, axis=1), np.log(cash[1:]))
         self.log_bets = log_bets_N_E[-1]
         self.evidence = float(log_capital_N[-1])
@@ -87,29 +88,28 @@ class Martingale:
 
 
 def binned_gaps(ranking: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "B"]:
-    """Return the gaps between sorted calibration statistics by bin of `EDGES`: the urn's first
-    balls."""
-    below = conformal_p_value(ranking, ranking)  # of a row in the gap below each
-    p_values = np.append(below, 1.0 / (len(ranking) + 1))
+    """Count the gaps between sorted calibration statistics by bin: the urn's initial balls."""
+    # Each p-value belongs to a row in the gap below a statistic; the last gap is above all.
+    p_values = np.append(conformal_p_value(ranking, ranking), 1.0 / (len(ranking) + 1))
     return np.bincount(EDGES.searchsorted(p_values), minlength=len(EDGES)).astype(np.float64)
 
 
 def flag_rate(rows_B: Float64[np.ndarray, "B"]) -> float:
-    """Return the share of binned rows whose p-values are at most `FLAG_RATE_AT`."""
-    return float(rows_B[EDGES <= FLAG_RATE_AT].sum() / rows_B.sum())
+    """Compute the share of binned rows with p-values up to `FLAG_RATE_FPR`."""
+    return float(rows_B[EDGES <= FLAG_RATE_FPR].sum() / rows_B.sum())
 
 
 def _power_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Return the mean of the density k p^(k - 1) over each bin."""
+    """Compute the mean of the density k p^(k - 1) over each bin."""
     ends = np.append(0.0, EDGES)
     return np.diff(ends**power) / np.diff(ends)
 
 
 def _reflected_weights(power: float) -> Float64[np.ndarray, "B"]:
-    """Return the mean of the density k (1 - p)^(k - 1) over each bin."""
+    """Compute the mean of the density k (1 - p)^(k - 1) over each bin."""
     ends = np.append(0.0, EDGES)
     return -np.diff((1.0 - ends) ** power) / np.diff(ends)
 
 
-ALARM_AT = -math.log(FALSE_ALARM)  # nats of evidence
+ALARM_EVIDENCE = -math.log(FALSE_ALARM_RATE)  # nats of evidence
 FIXED_BETS = (*(_power_weights(power) for power in SMALL_POWERS), _reflected_weights(LARGE_POWER))

@@ -1,24 +1,21 @@
-"""Label shift: rows whose classes have other shares than among the calibration rows, but look as
-theirs do.
+"""Label shift: class shares that differ from the calibration split, with the same p(x | y).
 
-With shares pi' of the classes where the calibration rows' population has pi, and p(x | y) the same,
-a calibration row of class k counts as w_k = pi'_k / pi_k rows, and so does the new row (Podkopaev
-and Ramdas, "Distribution-free uncertainty quantification for classification under label shift",
-2021; Tibshirani et al., "Conformal prediction under covariate shift", 2019). If the new row is of
-class k, then
+If the class shares are pi' instead of pi, calibration rows and new rows of class k have the weight
+w_k = pi'_k / pi_k (Podkopaev and Ramdas, "Distribution-free uncertainty quantification for
+classification under label shift", 2021; Tibshirani et al., "Conformal prediction under covariate
+shift", 2019). If a new row has class k, then for any a
 
     p_k = (sum of w_i over calibration rows i at least as large + w_k) / (sum of all w_i + w_k)
 
-is at most a with a probability of at most a. Its class is not known, so
+satisfies P(p_k <= a) <= a. The class is unknown. Therefore:
 
-* a prediction set holds the classes k for which p_k, of k's nonconformity, is above 1 - coverage:
-  it holds the true one with a probability of at least `coverage`. With all weights 1 it is the set
-  of `sets`;
-* the p-value of a score is the largest p_k, that of the largest weight. The flag's rate is thus
-  kept, with room.
+* A prediction set contains each class k whose p_k, computed from k's nonconformity, exceeds
+  1 - coverage. It contains the true class with probability `coverage` or more. If all weights are
+  1, it is the usual set (`rank_tables`).
+* A score's p-value is the largest p_k, which belongs to the largest weight. So the flag's rate
+  does not exceed fpr, and is usually smaller.
 
-Both hold for the weights as they are: shares of the calibration rows' population are counted of
-finite data.
+The guarantees treat the weights as exact. In practice, pi is estimated from finite data.
 """
 
 from dataclasses import dataclass
@@ -34,9 +31,7 @@ LABELS, SHARES = "label_shift.labels", "label_shift.shares"
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """The calibration rows under one number of draws, each of which counts as `weights` rows;
-    what new rows are ranked among. Not sorted. `class_weights` are those of new rows of each
-    class."""
+    """Weighted, unsorted calibration rows for one draw count, and new rows' class weights."""
 
     num_draws: int
     statistic: Float64[np.ndarray, "m"]
@@ -48,12 +43,11 @@ class WeightedRows:
     def p_values(
         self, statistic: Float64[np.ndarray, "N"], surprisals: dict[str, Float64[np.ndarray, "N"]]
     ) -> ConformalPValues:
-        """Return p-values of N rows, given the flag's statistic and each detector's surprisal."""
-        largest = float(self.class_weights.max())
+        max_weight = float(self.class_weights.max())
         return ConformalPValues(
-            weighted_p_value(statistic, self.statistic, self.weights, largest),
+            weighted_p_value(statistic, self.statistic, self.weights, max_weight),
             {
-                name: weighted_p_value(surprisal, self.surprisals[name], self.weights, largest)
+                name: weighted_p_value(surprisal, self.surprisals[name], self.weights, max_weight)
                 for name, surprisal in surprisals.items()
             },
         )
@@ -61,9 +55,9 @@ class WeightedRows:
     def prediction_sets(
         self, mass: Float64[np.ndarray, "N C"], coverage: float
     ) -> Bool[np.ndarray, "N C"]:
-        """Return which classes belong to each row's prediction set, given the mass above each.
+        """Compute prediction sets from the mass above each class.
 
-        One that new rows are never of does not.
+        Classes that new rows never have are not in any set.
         """
         inside = np.zeros(mass.shape, dtype=bool)
         for k, weight in enumerate(self.class_weights.tolist()):
@@ -75,30 +69,31 @@ class WeightedRows:
 
 @dataclass(frozen=True, eq=False)
 class LabelShift:
-    """The calibration rows' classes, in their split's order, and each class's share of the
-    population they are from."""
+    """The calibration rows' classes, in the split's order, and their population shares."""
 
     labels: Int64[np.ndarray, "m"]
     shares: Float64[np.ndarray, "C"]
 
-    def unknown(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
-        """Return the numbers of classes that new rows may be of, and of which no calibration row
-        could be."""
+    def unknown_classes(self, priors: Float64[np.ndarray, "C"]) -> Int64[np.ndarray, "U"]:
+        """Return indices of classes with a share among new rows and none in the calibration."""
         return np.flatnonzero((priors > 0) & (self.shares == 0))
 
-    def weighted(
+    def weigh_rows(
         self, calibration: Calibration, num_draws: int, priors: Float64[np.ndarray, "C"]
     ) -> WeightedRows:
-        if len(self.unknown(priors)):
-            raise ValueError(f"expected no share of the classes {self.unknown(priors)}, got one")
-        at = calibration.draw_counts.tolist().index(num_draws)
-        none = np.zeros_like(priors)
-        class_weights = np.divide(priors, self.shares, out=none, where=self.shares > 0)
+        unknown = self.unknown_classes(priors)
+        if len(unknown):
+            raise ValueError(
+                f"expected priors of 0 for classes without calibration rows: {unknown}"
+            )
+        j = calibration.draw_counts.tolist().index(num_draws)
+        zeros = np.zeros_like(priors)
+        class_weights = np.divide(priors, self.shares, out=zeros, where=self.shares > 0)
         return WeightedRows(
             num_draws,
-            calibration.statistic[at],
-            {name: surprisals[at] for name, surprisals in calibration.surprisals.items()},
-            calibration.nonconformity[at],
+            calibration.statistic[j],
+            {name: surprisals[j] for name, surprisals in calibration.surprisals.items()},
+            calibration.nonconformity[j],
             class_weights[self.labels],
             class_weights,
         )
@@ -114,16 +109,15 @@ class LabelShift:
             return None
         labels, shares = tensors.get(LABELS), tensors.get(SHARES)
         if labels is None or labels.dtype != np.int64 or labels.shape != (rows,):
-            raise ValueError(f"{LABELS}: expected an int64 number for each ranking row")
+            raise ValueError(f"{LABELS}: expected one int64 number per ranking row")
         if not np.all((labels >= 0) & (labels < num_labels)):
-            raise ValueError(f"{LABELS}: expected numbers of the {num_labels} classes")
+            raise ValueError(f"{LABELS}: expected numbers from 0 to {num_labels - 1}")
         if shares is None or shares.dtype != np.float64 or shares.shape != (num_labels,):
-            expected = f"expected a float64 number for each of {num_labels} classes"
-            raise ValueError(f"{SHARES}: {expected}")
+            raise ValueError(f"{SHARES}: expected one float64 number per class ({num_labels})")
         sums_to_1 = abs(float(shares.sum()) - 1.0) <= 1e-6
         if not (np.all(shares >= 0) and sums_to_1 and np.all(shares[labels] != 0)):
-            expected = "expected shares that sum to 1, above 0 of the ranking rows' classes"
-            raise ValueError(f"{SHARES}: {expected}")
+            expected = "shares that sum to 1, positive for classes of ranking rows"
+            raise ValueError(f"{SHARES}: expected {expected}")
         return cls(labels, shares)
 
 
@@ -131,25 +125,23 @@ def weighted_p_value(
     score: Float64[np.ndarray, "N"],
     calibration: Float64[np.ndarray, "m"],
     weights: Float64[np.ndarray, "m"],
-    own_weight: float,
+    row_weight: float,
 ) -> Float64[np.ndarray, "N"]:
-    """Return the weight of the calibration rows whose score is at least as large and of the row's
-    own, as a share."""
+    """Compute p_k (see above) for new rows with the weight `row_weight`."""
     order = np.argsort(calibration, kind="stable")
-    from_here = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
-    at_least = from_here[calibration[order].searchsorted(score)]
-    return (at_least + own_weight) / (from_here[0] + own_weight)
+    upper_weight = np.concatenate([weights[order][::-1].cumsum()[::-1], [0.0]])
+    weight = upper_weight[calibration[order].searchsorted(score)]
+    return (weight + row_weight) / (upper_weight[0] + row_weight)
 
 
 def shift_log_probs(
     log_probs: Float64[np.ndarray, "K N C"], log_ratio: Float64[np.ndarray, "C"]
 ) -> Float64[np.ndarray, "K N C"]:
-    """Return the log class probabilities of each draw under other shares of the classes, by Bayes'
-    rule:
+    """Update each draw's log class probabilities to new class shares, by Bayes' rule.
 
-        p'(y | x) = p(y | x) pi'_y / pi_y, normalised,
+        p'(y | x) = p(y | x) pi'_y / pi_y, normalised
 
-    given log(pi' / pi), -inf of a class that no row is of.
+    `log_ratio` is log(pi' / pi), -inf for classes that no row has.
     """
     shifted = log_probs + log_ratio
     shifted -= shifted.max(axis=-1, keepdims=True)

@@ -1,30 +1,28 @@
 """Guarantees within categories: Mondrian conformal prediction.
 
-Rows are divided into categories, and each is ranked among the calibration rows of its own (Vovk,
-Lindsay, Nouretdinov and Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer,
-"Algorithmic learning in a random world", 2005, section 4.5). Given their categories, rows of one
-category are exchangeable if rows are independent and of one distribution, so whatever holds of all
-rows together then holds of the rows of each category.
+Each row is ranked among the calibration rows of its category (Vovk, Lindsay, Nouretdinov and
+Gammerman, "Mondrian confidence machine", 2003; Vovk, Gammerman and Shafer, "Algorithmic learning in
+a random world", 2005, section 4.5). If rows are independent and identically distributed, the rows
+of a category are exchangeable. So every guarantee for all rows is also valid within each category.
 
-By *group*, a row's category is the group that it is said to belong to, for its flag, its set or
-interval, and whether it is answered. By *class*
+With categories by *group*, the request assigns each row to a group. The group determines flag, set
+or interval, and abstention. With categories by *class*:
 
-* a class is in a row's prediction set by its rank among the calibration rows of that very class
-  (label-conditional prediction): rows whose true class is c have sets that hold c with a
-  probability of at least the coverage, for each c;
-* flag and abstention go by the *predicted* class, since the true one is not known: of rows that are
-  given the label c at most the rate are flagged, for each c, and of those that are answered so at
-  most the risk are wrong.
+* Each class enters a prediction set by its rank among the calibration rows of that class
+  (label-conditional prediction). For each class c, the sets of rows with true class c contain c
+  with probability `coverage` or more.
+* Flag and abstention use the *predicted* class, because the true class is unknown. For each
+  predicted class, the flag's rate does not exceed fpr, and the share of wrong labels among
+  answered rows does not exceed the risk.
 
-A category of n calibration rows keeps no rate below 1 / (n + 1) but 0: its flag does not fire then,
-its class is in every set, its intervals are unbounded, and its rows are not answered. A guarantee
-may cost everything, but is never lost.
+A category of n calibration rows supports no rate between 0 and 1 / (n + 1). Below that limit, its
+flag does not fire, its class is in every set, its intervals are unbounded, and the service abstains
+from its rows. Guarantees stay valid even if they make the answer useless.
 
-A row of an unknown group is judged by all groups of `CAUTIOUS_ROWS` and more (of any size if none
-has as many), and the most cautious decides: the largest p-value, the widest set or interval. So the
-guarantees hold if it is like the rows of any of these groups, or of a mixture of them. It is not
-answered where a risk is in force, since a threshold that is certified of one group is not of
-another.
+For a row of an unknown group, the service combines all groups with `MIN_CAUTIOUS_ROWS` or more rows
+(all groups if none is that large). It uses the largest p-value and the widest set or interval. So
+the guarantees are valid if the row resembles any of these groups, or a mixture of them. If a risk
+is requested, the service abstains, because one group's threshold is not certified for another.
 """
 
 from collections.abc import Sequence
@@ -35,22 +33,22 @@ import numpy as np
 from jaxtyping import Int64
 
 CategoryKind = Literal["class", "group"]
-CAUTIOUS_ROWS = 19  # that bear a false-positive rate of .05 and a coverage of .95
-UNKNOWN = -1  # the category of a row of no known group
+MIN_CAUTIOUS_ROWS = 19  # enough for fpr .05 and coverage .95
+UNKNOWN = -1  # category of an unknown group
 JUDGED, TRUE = "category.judged", "category.true"  # in `calibration.safetensors`
 
 
-def cautious(rows: Sequence[int]) -> list[int]:
-    """Return the places of the categories that judge a row of an unknown one, given their sizes."""
-    return [c for c, n in enumerate(rows) if n >= CAUTIOUS_ROWS] or [*range(len(rows))]
+def cautious_categories(rows: Sequence[int]) -> list[int]:
+    """Select the categories that decide about rows of unknown groups, given their sizes."""
+    return [c for c, n in enumerate(rows) if n >= MIN_CAUTIOUS_ROWS] or [*range(len(rows))]
 
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """The categories of m calibration rows at J numbers of draws; G categories by name.
+    """The categories of m calibration rows for J draw counts, as indices of G `names`.
 
-    `judged` is that which a row's flag goes by, and `true` that which its truth belongs to: by
-    class its predicted and its true class, by group the same for both.
+    `judged` determines a row's flag and `true` its set or interval. By class, they are the
+    predicted and the true class. By group, both are the group.
     """
 
     kind: CategoryKind
@@ -62,13 +60,10 @@ class Categories:
     def by_group(
         cls, names: tuple[str, ...], groups: Int64[np.ndarray, "m"], counts: int
     ) -> "Categories":
-        """Take the rows' groups by their numbers among `names`, the same at all numbers of draws.
-
-        Groups without a row are left out.
-        """
+        """Assign rows to groups, given as indices of `names`; drop groups without rows."""
         present, numbers = np.unique(groups, return_inverse=True)
-        kept = tuple(names[number] for number in present.tolist())
-        return cls("group", kept, np.tile(numbers, (counts, 1)), numbers)
+        present_names = tuple(names[number] for number in present.tolist())
+        return cls("group", present_names, np.tile(numbers, (counts, 1)), numbers)
 
     @property
     def judged_rows(self) -> Int64[np.ndarray, "G"]:
@@ -78,7 +73,7 @@ class Categories:
     def true_rows(self) -> Int64[np.ndarray, "G"]:
         return np.bincount(self.true, minlength=len(self.names))
 
-    def of_rows(
+    def assign(
         self, labels: Int64[np.ndarray, "N"], groups: Int64[np.ndarray, "N"] | None
     ) -> Int64[np.ndarray, "N"]:
         if self.kind == "class":

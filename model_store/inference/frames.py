@@ -10,7 +10,7 @@ import pyarrow as pa
 from jaxtyping import Float32
 
 from model_store.artifacts.manifest import InputSpec
-from model_store.conformal.calibration import at_least
+from model_store.conformal.calibration import format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.errors import InvalidInput
 from model_store.inference.model import Model
@@ -106,7 +106,7 @@ def decide_as_served(
         if not 0.0 < value < 1.0:
             raise InvalidInput(option, "a number between 0 and 1", f"{value}")
     if fpr < smallest:
-        expected = f"at least {at_least(smallest)}, the smallest that this model can tell"
+        expected = f"at least {format_rate(smallest)}, the smallest that this model can tell"
         raise InvalidInput("fpr", expected, f"{fpr}")
     if manifest.categories is not None and manifest.categories.kind == "group":
         prediction = prediction.of_groups(np.full(len(prediction.p_values.p_value), UNKNOWN))

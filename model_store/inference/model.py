@@ -181,7 +181,7 @@ class Model:
             ValueError: if the version does not bear priors.
         """
         num_draws, predictive = len(outputs), self.predictive
-        used = self.calibration.draws_used(num_draws)
+        used = self.calibration.calibrated_draws(num_draws)
         sums = predictive.sums(outputs[:used])
         tables: RankTables | WeightedRows
         if priors is not None:
@@ -189,7 +189,7 @@ class Model:
                 raise ValueError(NO_SHARES)
             scores = predictive.scores(predictive.sums(self.shifted(outputs, priors)))
             calibrated_scores = predictive.scores(sums, standard_errors=False)
-            tables = self.label_shift.weighted(self.calibration, used, np.array(priors))
+            tables = self.label_shift.weigh_rows(self.calibration, used, np.array(priors))
         else:
             tables = self.calibration.rank_tables(used)
             if used == num_draws:
@@ -198,14 +198,14 @@ class Model:
                 calibrated_scores = predictive.scores(sums, standard_errors=False)
                 scores = predictive.scores(sums.merge(predictive.sums(outputs[used:], used)))
         detected = detector_scores(calibrated_scores, density, self.manifest.detectors.density)
-        surprisals = self.calibration.surprisals_of(detected, calibrated_scores.labels, used)
+        surprisals = self.calibration.compute_surprisals(detected, calibrated_scores.labels, used)
         statistic = flag_statistic(surprisals, self.calibration.names.combined)
         p_values = tables.p_values(statistic, surprisals)
         mass = ranked = None
         if isinstance(calibrated_scores, Scores):
             mass = mass_above(calibrated_scores.probabilities)
         if (categories := self.calibration.categories) is not None:
-            of_rows = categories.of_rows(calibrated_scores.labels, None)
+            of_rows = categories.assign(calibrated_scores.labels, None)
             ranked = RankedRows(of_rows, statistic, surprisals)
         transform = self.manifest.transform
         return Prediction(

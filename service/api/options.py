@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from model_store.artifacts.manifest import CategorySpec
-from model_store.conformal.calibration import DEFAULT_FPR, at_least
+from model_store.conformal.calibration import DEFAULT_FPR, format_rate
 from model_store.conformal.mondrian import UNKNOWN
 from model_store.conformal.rank_tables import confident_rank, largest_coverage
 from model_store.errors import InvalidInput
@@ -66,7 +66,7 @@ def decision_options(envelope: PredictRequest, served: Named, num_samples: int) 
         raise InvalidInput("fdr", "none with fpr, since either decides the flag", "both")
     field, rate = ("fpr", fpr) if envelope.fdr is None else ("fdr", envelope.fdr)
     if rate < smallest:
-        expected = f"at least {at_least(smallest)}, the smallest that {served.name} can tell"
+        expected = f"at least {format_rate(smallest)}, the smallest that {served.name} can tell"
         raise InvalidInput(field, expected, f"{rate}")
     _refuse_uncertain_coverage(envelope, served)
     priors = priors_of(envelope, served)
@@ -110,7 +110,7 @@ def priors_of(envelope: Envelope, served: Named) -> tuple[float, ...] | None:
             raise InvalidInput(f"priors.{name}"[:100], expected, f"{share:g}")
     if abs(sum(shares) - 1.0) > SUMS_TO_1:
         raise InvalidInput("priors", "shares that sum to 1", f"a sum of {sum(shares):.9g}")
-    unknown = label_shift.unknown(np.array(shares))
+    unknown = label_shift.unknown_classes(np.array(shares))
     if len(unknown):
         name = manifest.classes[int(unknown[0])]
         expected = "0, since no row of this class calibrated"
@@ -143,7 +143,7 @@ def group_numbers(groups: Sequence[str], spec: CategorySpec) -> Int64[np.ndarray
 def _refuse_uncertain_coverage(envelope: PredictRequest, served: Named) -> None:
     if envelope.confidence is None:
         return
-    rows = served.model.calibration.most_true_rows
+    rows = served.model.calibration.max_true_rows
     if confident_rank(rows, envelope.coverage, envelope.confidence) > rows:
         largest = math.floor(1e4 * largest_coverage(rows, envelope.confidence)) / 1e4
         known = f"at most {largest:g}" if largest > 0 else "none"
@@ -159,7 +159,7 @@ def _risk(wanted: float | None, served: Named, num_samples: int, fpr: float) -> 
     if spec is None:
         expected = f"none, since {served.name} is a regression: no answer is right or wrong"
         raise InvalidInput("risk", expected, f"{wanted}")
-    draws = calibration.draws_used(num_samples)
+    draws = calibration.calibrated_draws(num_samples)
     rank_tables = calibration.rank_tables(draws)
     if not rank_tables.certifies(fpr, wanted):
         smallest = rank_tables.smallest_risk(fpr)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic import Field as Limits
 
 from model_store.artifacts.manifest import Manifest
-from model_store.conformal.mondrian import UNKNOWN, cautious
+from model_store.conformal.mondrian import UNKNOWN, cautious_categories
 from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.records import take as take_rows
@@ -137,7 +137,7 @@ def _categories(results: Results) -> list[dict[str, Any]] | None:
         return None
     judged = spec.judged_rows
     known = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
-    most_cautious = {"name": None, "rows": min(judged[c] for c in cautious(judged))}
+    most_cautious = {"name": None, "rows": min(judged[c] for c in cautious_categories(judged))}
     return [most_cautious if c == UNKNOWN else known[c] for c in categories.tolist()]
 
 

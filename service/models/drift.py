@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, UInt64
 
-from model_store.conformal.drift import ALARM_AT, EDGES, Martingale, binned_gaps, flag_rate
+from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, Martingale, binned_gaps, flag_rate
 
 logger = logging.getLogger("dubito")
 
@@ -193,7 +193,7 @@ class Drift:
                 expected_flag_rate=flag_rate(gaps),
                 evidence=martingale.evidence,
                 largest_evidence=martingale.largest,
-                alarm=martingale.has_enough,
+                alarm=martingale.is_alarmed,
                 binned_rows=martingale.seen.astype(int).tolist(),
                 p_value_sum=self._p_value_sum,
             )
@@ -234,20 +234,20 @@ class Drift:
         p_values = np.concatenate(self._pending)
         self._pending, self._num_pending = [], 0
         martingale = self._martingale
-        martingale.take_in(EDGES.searchsorted(p_values))
+        martingale.update(EDGES.searchsorted(p_values))
         self._p_value_sum += float(p_values.sum())
-        if martingale.has_enough and not self._has_alarm and self._evidence is None:
+        if martingale.is_alarmed and not self._has_alarm and self._evidence is None:
             logger.warning(
                 "drift: live rows of %s are not like its calibration rows: evidence of %.1f nats "
                 "(alarm at %.1f) after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
                 self.watched.label,
                 martingale.largest,
-                ALARM_AT,
+                ALARM_EVIDENCE,
                 martingale.seen.sum(),
                 flag_rate(martingale.late),
                 flag_rate(self.watched.gaps),
             )
-        self._has_alarm = martingale.has_enough
+        self._has_alarm = martingale.is_alarmed
 
 
 def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
@@ -270,7 +270,7 @@ def drift_content(report: DriftReport) -> dict[str, Any]:
     fields = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
     return {
         **{name: getattr(report, name) for name in fields},
-        "alarm_at": ALARM_AT,
+        "alarm_at": ALARM_EVIDENCE,
         "alarm": report.alarm,
         "of_all": report.of_all,
     }

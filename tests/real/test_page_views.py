@@ -19,7 +19,7 @@ from scipy import stats
 from model_store.acquisition.choice import ACQUISITIONS
 from model_store.artifacts.manifest import FILES, Description
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.drift import ALARM_AT
+from model_store.conformal.drift import ALARM_EVIDENCE
 from model_store.scores.tasks import PREDICTIVES
 from tests.support.browser import (
     MISSING,
@@ -348,7 +348,7 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
         page = client.get("/metrics").text
     assert drift["alarm"]
     assert drift["rows"] == before["rows"] + 192
-    assert f"{ALARM_AT:.2g}" in until(driver, lambda: text_of(driver, "main .notice.bad"))
+    assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: text_of(driver, "main .notice.bad"))
     until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
     assert "more than expected" in text_of(driver, ".band")
     p_values = rows_of(driver, "pValues")
@@ -357,7 +357,7 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     assert sum(int(row[2]) for row in p_values if float(row[1]) <= 0.05) == flagged
     requests = rows_of(driver, "requests")
     assert (sum(int(row[2]) for row in requests), sum(int(row[3]) for row in requests)) == (12, 1)
-    assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_AT
+    assert float(rows_of(driver, "evidence")[-1][-1]) > ALARM_EVIDENCE
     assert sum(int(row[2]) for row in rows_of(driver, "doubt")) == 192
     driver.execute_script(
         "location.hash = '#/models'"

@@ -177,7 +177,7 @@ def _calibration(runtime: Runtime, kind: str | None = None) -> Calibration:
         np.stack([class_nonconformity(s.probabilities, y) for s in ranking.scores]),
         NAMES,
         CLASSES,
-        Answers.of(
+        Answers.from_splits(
             np.stack([s.variation_ratio for s in reference.scores]),
             np.stack([s.variation_ratio for s in ranking.scores]),
             np.stack([s.label != y for s in ranking.scores]),

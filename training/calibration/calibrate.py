@@ -104,7 +104,7 @@ def _answers(reference: list[AnyScores], ranking: list[AnyScores], y: np.ndarray
     of_ranking = [s for s in ranking if isinstance(s, Scores)]
     if not of_ranking:
         return None
-    return Answers.of(
+    return Answers.from_splits(
         np.stack([s.variation_ratio for s in reference if isinstance(s, Scores)]),
         np.stack([s.variation_ratio for s in of_ranking]),
         np.stack([s.label != y for s in of_ranking]),

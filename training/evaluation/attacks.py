@@ -281,7 +281,7 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
     def statistic(
         log_probs: Float[Tensor, "K N C"], density: Float[Tensor, "N M"]
     ) -> Float[Tensor, "N"]:
-        used = calibration.draws_used(len(log_probs))
+        used = calibration.calibrated_draws(len(log_probs))
         log_probs = log_probs[:used]
         labels = log_mean_probs(log_probs).argmax(1)
         scores = _scores(log_probs) | dict(zip(density_names, density.unbind(1), strict=True))
@@ -316,14 +316,14 @@ def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tenso
         score = (score.clamp(min=LEAST_SCORE).log() - centre) / spread
     surprisal = detector.surprisal
     reference = torch.from_numpy(surprisal.reference).to(score)
-    tail = torch.from_numpy(surprisal.tail).to(score)
+    tail = torch.from_numpy(surprisal.surprisals).to(score)
     right = torch.searchsorted(reference, score.detach().contiguous()).clamp(1, len(reference) - 1)
     gap = (reference[right] - reference[right - 1]).clamp(min=LEAST_GAP)
     share = ((score - reference[right - 1]) / gap).clamp(0.0, 1.0)
     within = tail[right - 1] + share * (tail[right] - tail[right - 1])
-    beyond = _beyond(surprisal.above, (score - reference[-1]).clamp(min=0.0))
-    if surprisal.below is not None:
-        beyond = beyond + _beyond(surprisal.below, (reference[0] - score).clamp(min=0.0))
+    beyond = _beyond(surprisal.upper_tail, (score - reference[-1]).clamp(min=0.0))
+    if surprisal.lower_tail is not None:
+        beyond = beyond + _beyond(surprisal.lower_tail, (reference[0] - score).clamp(min=0.0))
     return within + beyond
 
 

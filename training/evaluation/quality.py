@@ -130,7 +130,7 @@ def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
 def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Values]:
     detected, combined = prediction.detected, calibration.combined
     labels, draws = prediction.calibrated_scores.labels, prediction.rank_tables.num_draws
-    surprisals = calibration.surprisals_of(detected, labels, draws)
+    surprisals = calibration.compute_surprisals(detected, labels, draws)
     subsets = {"flag": combined}
     for name in combined if len(combined) > 1 else ():
         subsets[f"flag without {name}"] = tuple(n for n in combined if n != name)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from model_store.conformal.abstention import (
-    CANDIDATES,
     CONFIDENCE,
-    NOTHING,
-    STARTS,
+    NO_THRESHOLD,
+    NUM_CANDIDATES,
+    START_SHARES,
     Abstention,
     Answers,
     binomial_cdf,
@@ -41,20 +41,20 @@ def test_the_tail_is_the_binomial_s(rows, share, risk):
 def test_the_threshold_is_the_largest_that_a_sequence_of_tests_reaches(risk, seed):
     generator = np.random.default_rng(seed)
     abstention, reference = fitted(generator, *population(generator))
-    reached = [NOTHING]
-    for share in STARTS:
-        place = int(np.ceil(share * CANDIDATES))  # a hundredth of the reference rows each
-        while place <= CANDIDATES:
+    reached = [NO_THRESHOLD]
+    for share in START_SHARES:
+        place = int(np.ceil(share * NUM_CANDIDATES))  # a hundredth of the reference rows each
+        while place <= NUM_CANDIDATES:
             limit = (
-                np.sort(reference)[place * REFERENCE // CANDIDATES - 1]
-                if place < CANDIDATES
+                np.sort(reference)[place * REFERENCE // NUM_CANDIDATES - 1]
+                if place < NUM_CANDIDATES
                 else 1.0
             )
             answered = abstention.uncertainty[: RANKING - FLAGGED] <= limit
             wrong = abstention.is_wrong[: RANKING - FLAGGED][answered].sum()
             if stats.binomtest(wrong, max(answered.sum(), 1), risk, "less").pvalue > (
                 1 - CONFIDENCE
-            ) / len(STARTS):
+            ) / len(START_SHARES):
                 break
             reached.append(limit)
             place += 1
@@ -110,7 +110,7 @@ def test_the_smallest_risk_is_the_smallest_at_which_anything_is_answered(flagged
     smallest = abstention.smallest_risk(flagged)
     assert 0 < smallest < 1
     assert abstention.threshold(flagged, smallest) > 0
-    assert abstention.threshold(flagged, smallest - 1e-4) == NOTHING
+    assert abstention.threshold(flagged, smallest - 1e-4) == NO_THRESHOLD
 
 
 def test_no_risk_is_certified_where_every_row_is_flagged_or_wrong():
@@ -147,7 +147,9 @@ def fitted(generator, uncertainty, statistic, wrong_probability):
 
 def abstention_of(reference_uncertainty, ranking_uncertainty, is_wrong, order):
     """The abstention of one number of draws, given the order of the ranking rows' statistics."""
-    answers = Answers.of(reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None])
+    answers = Answers.from_splits(
+        reference_uncertainty[None], ranking_uncertainty[None], is_wrong[None]
+    )
     return answers.abstention(0, order)
 
 

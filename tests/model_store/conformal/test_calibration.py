@@ -16,8 +16,8 @@ from model_store.conformal.calibration import (
     DEFAULT_COVERAGE,
     Calibration,
     DetectorScores,
-    at_least,
-    default_not_kept,
+    few_rows_warning,
+    format_rate,
 )
 from model_store.conformal.rank_tables import conformal_p_value, mass_above, quantile
 from model_store.types import DetectorNames
@@ -139,7 +139,7 @@ def test_noise_is_flagged_where_few_rows_calibrate(reference, ranking):
 def test_the_largest_calibrated_number_of_draws_is_used():
     calibration = fitted(np.random.default_rng(0), counts=(1, 2, 5, 100))
     asked = {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 99: 5, 100: 100, 1000: 100}
-    assert {number: calibration.draws_used(number) for number in asked} == asked
+    assert {number: calibration.calibrated_draws(number) for number in asked} == asked
 
 
 def test_each_number_of_draws_has_its_own_calibration():
@@ -178,9 +178,13 @@ def test_a_score_is_judged_among_those_of_its_label_and_from_both_sides_where_th
 
 def test_a_number_of_draws_that_was_not_calibrated_is_refused():
     calibration = fitted(np.random.default_rng(0), counts=(1, 10))
-    with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
+    with pytest.raises(
+        ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
+    ):
         calibration.p_values(dict.fromkeys(DETECTORS, np.zeros(1)), np.array([0]), 3)
-    with pytest.raises(ValueError, match=r"expected one of \[1, 10\] draws, got 3"):
+    with pytest.raises(
+        ValueError, match=r"expected a calibrated number of draws, \[1, 10\], got 3"
+    ):
         calibration.rank_tables(3)
 
 
@@ -221,7 +225,7 @@ def test_as_many_ranking_rows_count_as_flagged_as_p_values_are_at_most_fpr(rows,
     fires = (
         conformal_p_value(between, statistic) <= fpr
     )  # of new rows, one in each gap of the ranking statistics
-    assert calibration.rank_tables(1).flagged(fpr) == min(fires.sum(), rows)
+    assert calibration.rank_tables(1).count_flagged(fpr) == min(fires.sum(), rows)
 
 
 def test_the_doubt_is_kept_in_the_order_of_the_statistic():
@@ -234,7 +238,7 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
         )
         for n in (40, 30)
     )
-    answers = Answers.of(generator.uniform(size=(2, 40)), uncertainty, is_wrong)
+    answers = Answers.from_splits(generator.uniform(size=(2, 40)), uncertainty, is_wrong)
     calibration = Calibration.fit([1, 5], reference, ranking, uncertainty, NAMES, LABELS, answers)
     for j, count in enumerate((1, 5)):
         of_count = {name: scores[j] for name, scores in ranking.by_name.items()}
@@ -247,7 +251,7 @@ def test_the_doubt_is_kept_in_the_order_of_the_statistic():
 
 def test_a_calibration_without_labels_certifies_no_risk():
     calibration = fitted(np.random.default_rng(0))
-    with pytest.raises(ValueError, match="answers that are right or wrong"):
+    with pytest.raises(ValueError, match="no data for abstention"):
         calibration.rank_tables(1).largest_uncertainty(0.05, 0.1)
 
 
@@ -359,14 +363,14 @@ def answers(counts, reference, ranking):
     """Doubt of rows that are mostly right."""
     generator = np.random.default_rng(counts)
     uncertainties = (generator.uniform(size=(counts, rows)) for rows in (reference, ranking))
-    return Answers.of(*uncertainties, generator.uniform(size=(counts, ranking)) < 0.1)
+    return Answers.from_splits(*uncertainties, generator.uniform(size=(counts, ranking)) < 0.1)
 
 
 def test_a_rate_as_it_is_written_is_never_below_itself():
     for rows in [*range(1, 1000), 9_999, 123_456]:
         smallest = 1.0 / (rows + 1)
-        assert smallest <= float(at_least(smallest)) <= smallest * (1 + 1e-5)
-    assert (at_least(1 / 5), at_least(1 / 3), at_least(1 / 221)) == (
+        assert smallest <= float(format_rate(smallest)) <= smallest * (1 + 1e-5)
+    assert (format_rate(1 / 5), format_rate(1 / 3), format_rate(1 / 221)) == (
         "0.2",
         "0.333334",
         "0.00452489",
@@ -374,14 +378,14 @@ def test_a_rate_as_it_is_written_is_never_below_itself():
 
 
 def test_a_model_of_nineteen_ranking_rows_keeps_the_default_rate_and_one_of_eighteen_does_not():
-    assert default_not_kept(19) is None
-    assert default_not_kept(18).startswith(
-        "with 18 ranking rows no rate below 0.0526316 can be kept"
+    assert few_rows_warning(19) is None
+    assert few_rows_warning(18).startswith(
+        "with 18 ranking rows the smallest fpr is 0.0526316: requests"
     )
-    assert default_not_kept(1).startswith("with 1 ranking row no rate below 0.5 can be kept")
-    assert "judged at 0.05, and refused, and sets" in default_not_kept(18)
-    assert default_not_kept(18).endswith(
-        "of coverage 0.95 hold everything; 19 rows would bear both"
+    assert few_rows_warning(1).startswith("with 1 ranking row the smallest fpr is 0.5: ")
+    assert "rejected (the default is 0.05), and sets" in few_rows_warning(18)
+    assert few_rows_warning(18).endswith(
+        "of coverage 0.95 contain everything; use at least 19 ranking rows"
     )
     assert math.isinf(quantile(np.zeros(18), DEFAULT_COVERAGE))
     assert quantile(np.zeros(19), DEFAULT_COVERAGE) == 0.0

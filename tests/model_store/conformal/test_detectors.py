@@ -66,10 +66,12 @@ def test_a_two_sided_surprise_at_reference_scores_is_that_of_twice_the_smaller_t
 def test_an_exponential_tail_goes_on_with_the_slope_of_an_exponential():
     reference = np.sort(np.random.default_rng(1).exponential(2.0, 20_000))
     surprisal = Surprisal.fit(reference)
-    assert surprisal.above.scale == pytest.approx(
+    assert surprisal.upper_tail.scale == pytest.approx(
         2.0, rel=0.15
     )  # six standard errors of the mean of 2,000 excesses
-    assert surprisal.above(np.array([10.0])) == pytest.approx(10 / surprisal.above.scale, rel=0.01)
+    assert surprisal.upper_tail(np.array([10.0])) == pytest.approx(
+        10 / surprisal.upper_tail.scale, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("rows", [2, 9, 20, 300])

@@ -100,21 +100,21 @@ def test_a_class_that_is_never_seen_is_in_no_set_and_one_that_did_not_calibrate_
     rows = WeightedRows(1, np.zeros(4), {}, np.zeros(4), np.ones(4), np.array([1.0, 0.0]))
     assert rows.prediction_sets(np.zeros((2, 2)), 0.9).tolist() == [[True, False], [True, False]]
     shift = LabelShift(np.array([0, 0]), np.array([1.0, 0.0]))
-    assert shift.unknown(np.array([0.5, 0.5])).tolist() == [1]
-    assert shift.unknown(np.array([1.0, 0.0])).tolist() == []
+    assert shift.unknown_classes(np.array([0.5, 0.5])).tolist() == [1]
+    assert shift.unknown_classes(np.array([1.0, 0.0])).tolist() == []
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected an int64 number"),
-        ({"labels": np.array([0, 2])}, "label_shift.labels: expected numbers of the 2 classes"),
+        ({"labels": np.array([0.0, 1.0])}, "label_shift.labels: expected one int64 number"),
+        ({"labels": np.array([0, 2])}, "label_shift.labels: expected numbers from 0 to 1"),
         (
             {"shares": np.array([0.5])},
-            "label_shift.shares: expected a float64 number for each of 2 classes",
+            "label_shift.shares: expected one float64 number per class",
         ),
         ({"shares": np.array([0.5, 0.6])}, "label_shift.shares: expected shares that sum to 1"),
-        ({"shares": np.array([1.0, 0.0])}, "above 0 of the ranking rows' classes"),
+        ({"shares": np.array([1.0, 0.0])}, "positive for classes of ranking rows"),
         ({"shares": None}, "label_shift.shares"),
     ],
 )

@@ -9,7 +9,7 @@ from scipy import stats
 
 from model_store.conformal.abstention import Answers
 from model_store.conformal.calibration import Calibration, DetectorScores
-from model_store.conformal.mondrian import CAUTIOUS_ROWS, UNKNOWN, Categories
+from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS, UNKNOWN, Categories
 from model_store.conformal.rank_tables import (
     class_nonconformity,
     mass_above,
@@ -150,7 +150,7 @@ def test_the_risk_of_answers_is_kept_in_each_group_where_that_of_all_rows_is_not
     for _ in range(SPLITS):
         uncertainty = generator.random((1, len(groups)))
         wrong = generator.random((1, len(groups))) < error[groups] * (1 + uncertainty)
-        answers = Answers.of(generator.random((1, 200)), uncertainty, wrong)
+        answers = Answers.from_splits(generator.random((1, 200)), uncertainty, wrong)
         for by, count in exceeded.items():
             tables = calibration(generator, by, rows, answers=answers).rank_tables(1)
             largest = np.broadcast_to(tables.thresholds(fpr, risk, np.arange(3)), 3)
@@ -178,7 +178,7 @@ def test_a_category_of_few_rows_loses_everything_but_its_guarantee():
 
 def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_rows():
     generator = np.random.default_rng(5)
-    rows = np.array([CAUTIOUS_ROWS, 50, CAUTIOUS_ROWS - 1])
+    rows = np.array([MIN_CAUTIOUS_ROWS, 50, MIN_CAUTIOUS_ROWS - 1])
     fitted = calibration(generator, "group", rows)
     tables, new = fitted.rank_tables(1), generator.exponential(2.0, 40)
     unknown = np.full(40, UNKNOWN)
@@ -196,7 +196,7 @@ def test_an_unknown_group_is_judged_by_the_most_cautious_of_those_with_enough_ro
 
 def test_rows_of_an_unknown_group_are_not_answered():
     generator = np.random.default_rng(6)
-    sure = Answers.of(
+    sure = Answers.from_splits(
         generator.random((1, 50)),
         generator.random((1, ROWS.sum())),
         np.zeros((1, ROWS.sum()), bool),

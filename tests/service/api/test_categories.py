@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from model_store.artifacts.store import ModelStore
-from model_store.conformal.mondrian import CAUTIOUS_ROWS
+from model_store.conformal.mondrian import MIN_CAUTIOUS_ROWS
 from model_store.inference.model import Model
 from model_store.inference.prediction import DecisionOptions, decide
 from tests.support import tiny
@@ -47,7 +47,7 @@ def test_rows_are_judged_within_their_categories(served, kind):
     tables = model.calibration.rank_tables(tiny.DRAWS)
     for n, row in enumerate(answer.json()["predictions"]):
         name = row["label"] if kind == "class" else GROUPS[n] if GROUPS[n] in spec.names else None
-        large = [rows for rows in spec.judged_rows if rows >= CAUTIOUS_ROWS]
+        large = [rows for rows in spec.judged_rows if rows >= MIN_CAUTIOUS_ROWS]
         rows = min(large) if name is None else spec.judged_rows[spec.names.index(name)]
         assert row["category"] == {"name": name, "rows": rows}
         assert row["flag"] == (row["p_value"] <= 0.1)
@@ -77,7 +77,7 @@ def test_an_unknown_group_is_judged_as_one_that_is_not_said(served):
         predict(client, "group", groups=[name] * len(GROUPS)).json()["predictions"]
         for name in tiny.GROUPS
     ]
-    assert tiny.SMALL < CAUTIOUS_ROWS
+    assert tiny.SMALL < MIN_CAUTIOUS_ROWS
     for n, row in enumerate(without):
         assert row["p_value"] == max(of_group[n]["p_value"] for of_group in each[:-1])
         union = set().union(*(of_group[n]["prediction_set"] for of_group in each[:-1]))

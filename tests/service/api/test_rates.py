@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from model_store.conformal.calibration import default_not_kept
+from model_store.conformal.calibration import few_rows_warning
 from tests.support.environment import working_in
 from tests.support.serving import client_of
 from training.__main__ import main
@@ -61,13 +61,13 @@ def test_the_rate_that_an_error_advises_is_accepted(few, field):
 
 def test_too_few_rows_are_said_at_publication_and_in_the_list(few):
     said, client = few
-    sentence = "with 2 ranking rows no rate below 0.333334 can be kept"
+    sentence = "with 2 ranking rows the smallest fpr is 0.333334"
     assert sentence in said
     (listed,) = client.get("/models").json()["models"]
     assert listed["too_few_rows"].startswith(sentence)
-    assert default_not_kept(4).startswith("with 4 ranking rows no rate below 0.2 can be kept")
-    assert default_not_kept(18) is not None
-    assert default_not_kept(19) is None
+    assert few_rows_warning(4).startswith("with 4 ranking rows the smallest fpr is 0.2: ")
+    assert few_rows_warning(18) is not None
+    assert few_rows_warning(19) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from model_store.conformal.drift import ALARM_AT, EDGES, FALSE_ALARM
+from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, FALSE_ALARM_RATE
 from model_store.conformal.rank_tables import conformal_p_value
 from service.models.drift import ROWS_OF_A_REQUEST, Drift, LiveRows, Watched
 from tests.support.serving import metric
@@ -142,7 +142,7 @@ def test_an_alarm_stays(generator):
 
 
 def test_the_level_is_what_the_page_says():
-    assert ALARM_AT == -math.log(FALSE_ALARM) == pytest.approx(6.908, abs=1e-3)
+    assert ALARM_EVIDENCE == -math.log(FALSE_ALARM_RATE) == pytest.approx(6.908, abs=1e-3)
 
 
 # What is counted
@@ -228,7 +228,7 @@ def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_r
     with serve(digits_store) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         nothing = drift()
         assert (nothing["rows"], nothing["flag_rate"], nothing["alarm"]) == (0, None, False)
-        assert nothing["alarm_at"] == ALARM_AT
+        assert nothing["alarm_at"] == ALARM_EVIDENCE
         for start in range(0, 359, 10):  # rows like those of the calibration
             answer = client.post(
                 "/predict", json={"inputs": digits_rows[start : start + 10].tolist()}

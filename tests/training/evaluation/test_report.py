@@ -197,7 +197,7 @@ def test_the_differentiable_flag_is_the_flags_statistic_and_has_gradients(model,
     theta = model.runtime.draw(0, 0, 100)
     log_probs, density = model.runtime.run(digits_rows[:40], theta[:, None])
     prediction = model.prediction(log_probs, density)
-    surprisals = calibration.surprisals_of(
+    surprisals = calibration.compute_surprisals(
         prediction.detected, prediction.calibrated_scores.labels, 100
     )
     expected = combine_surprisals([surprisals[name] for name in calibration.combined])
