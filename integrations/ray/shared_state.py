@@ -1,7 +1,7 @@
-"""The shared state of a cluster's replicas: an actor that all find by its name.
+"""Shared state of a cluster's replicas, in a named actor.
 
-It is held in memory. Where its node is lost, Ray starts another: evidence of drift starts again
-from nothing, and the log says so; metrics are there again after some seconds.
+The state is in memory. If its node is lost, Ray restarts the actor without it: drift detection
+starts over, which is logged, and metrics return after a few seconds.
 """
 
 import logging
@@ -18,21 +18,21 @@ from service.shared_state import Notice
 logger = logging.getLogger("dubito")
 
 NAME, NAMESPACE = "dubito-shared-state", "dubito"
-TIMEOUT_S = 5.0  # of a call to the actor
+TIMEOUT_S = 5.0  # per call to the actor
 MAX_NOTICES = 1000
-SILENT_S = 20.0  # after which a replica's metrics are no longer shown
+MAX_AGE_S = 20.0  # of a replica's metrics
 
 
 class StateActor:
     def __init__(self) -> None:
-        self._born = time.time_ns()  # tells an actor from the one before it
-        self._count = 0  # of notices so far
+        self._start_ns = time.time_ns()  # identifies this start of the actor
+        self._count = 0  # notices since the start
         self._notices: deque[tuple[int, str, Notice]] = deque(maxlen=MAX_NOTICES)
         self._metrics: dict[str, tuple[float, bytes]] = {}
         self._drifts: dict[Watched, Drift] = {}
 
     def last(self) -> tuple[int, int]:
-        return self._born, self._count
+        return self._start_ns, self._count
 
     def post(self, name: str, notice: Notice) -> None:
         self._count += 1
@@ -41,15 +41,18 @@ class StateActor:
     def new_notices(
         self, name: str, since: tuple[int, int]
     ) -> tuple[tuple[int, int], list[Notice]]:
-        born, last = since
-        after = last if born == self._born else 0
-        return self.last(), [notice for n, of, notice in self._notices if n > after and of != name]
+        """Return the position for the next call, and other replicas' notices after `since`."""
+        start_ns, last = since
+        if start_ns != self._start_ns:
+            last = 0
+        notices = [notice for n, sender, notice in self._notices if n > last and sender != name]
+        return self.last(), notices
 
     def put_metrics(self, name: str, page: bytes) -> None:
         self._metrics[name] = time.monotonic(), page
 
     def metrics(self) -> dict[str, bytes]:
-        oldest = time.monotonic() - SILENT_S
+        oldest = time.monotonic() - MAX_AGE_S
         self._metrics = {name: page for name, page in self._metrics.items() if page[0] > oldest}
         return {name: page for name, (_, page) in self._metrics.items()}
 
@@ -64,7 +67,7 @@ class StateActor:
 
     def _drift(self, watched: Watched) -> Drift:
         drift = self._drifts.get(watched)
-        # a deleted version's number may be given again
+        # A new version may have the number of a deleted one.
         if drift is None or (drift.watched.gaps != watched.gaps).any():
             drift = self._drifts[watched] = Drift(watched)
         return drift
@@ -88,18 +91,16 @@ class RayBackend:
             )
             .remote()
         )
-        self._seen: tuple[int, int] = self._call("last")
+        self._position: tuple[int, int] = self._call("last")
 
     def post(self, notice: Notice) -> None:
         self._call("post", self.name, notice)
 
     def new_notices(self) -> list[Notice]:
-        seen, notices = self._call("new_notices", self.name, self._seen)
-        if seen[0] != self._seen[0]:
-            logger.warning(
-                "the cluster's shared state was lost: evidence of drift starts again from nothing"
-            )
-        self._seen = seen
+        position, notices = self._call("new_notices", self.name, self._position)
+        if position[0] != self._position[0]:
+            logger.warning("the cluster's shared state was lost: drift detection starts over")
+        self._position = position
         return list(notices)
 
     def put_metrics(self, page: bytes) -> None:
@@ -123,5 +124,5 @@ class RayBackend:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=TIMEOUT_S)
         except RayError as error:
             raise OSError(
-                f"the cluster's shared state does not answer: {type(error).__name__}"
+                f"the cluster's shared state is unavailable: {type(error).__name__}"
             ) from None

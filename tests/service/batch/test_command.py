@@ -468,7 +468,7 @@ def test_bad_input_is_named(run, data, tmp_path, digits_rows):
     )
     refused("^max-rejects: expected a share", max_rejects=2)
     refused("^exclude: expected a file of ids", kind="rank", exclude=tmp_path / "absent")
-    refused("^ray: expected Ray, of the extra `scale`, got none of it", ray="local")
+    refused("^ray: expected the extra `scale` to be installed, got no Ray", ray="local")
 
 
 def many(folder):
