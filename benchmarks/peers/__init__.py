@@ -1,0 +1,1 @@
+"""Compare the service with other servers of the same model."""
