@@ -1,16 +1,13 @@
-"""What training says: log records that a command prints as plain lines, and that nothing else
-prints."""
+"""Messages of training are log records, which a command prints as plain lines."""
 
 from training import log
 from training.commands import print_messages
 
 
-def test_a_command_prints_messages_alone_and_a_quiet_one_none(capsys):
+def test_a_command_prints_messages_without_a_prefix(capsys):
     with print_messages():
         log.info("published %s", "m")
-    with print_messages(is_quiet=True):
-        log.info("published quietly")
-    log.info("published by nobody")
+    log.info("not printed")
     assert capsys.readouterr() == ("", "published m\n")
     assert not log.handlers
 
