@@ -29,10 +29,10 @@ from service.api import (
     predict,
     problems,
 )
-from service.api.dependencies import refuse_unread_query
+from service.api.dependencies import check_query_is_read
 from service.api.document import OpenApiDocument
 from service.api.http_forms import HttpForms
-from service.api.openapi import OF_ALL
+from service.api.openapi import DEFAULT_ERRORS
 from service.api.shortcut import GZIP, Shortcut
 from service.auth.auth import AuthMiddleware
 from service.auth.keys import KeyRing
@@ -44,7 +44,7 @@ from service.settings import Settings
 from service.shared_state import StateBackend
 from service.telemetry.logs import request_log
 from service.telemetry.observe import Observe
-from service.telemetry.tracing import Tracing, tracing_of
+from service.telemetry.tracing import Tracing, create_tracing
 
 # The environment could turn FastAPI's own telemetry on, whose spans repeat queries.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -72,7 +72,7 @@ def create_app(
     """
     if settings.preflight_timeout_s > 0:
         bound_memory(limits.PREFLIGHT_BYTES)
-    key_ring, tracing = KeyRing(settings), tracing_of(settings)
+    key_ring, tracing = KeyRing(settings), create_tracing(settings)
     context = Context(settings, key_ring, backend, preflights, spare)
     app = FastAPIOffline(
         title="Dubito",
@@ -83,7 +83,7 @@ def create_app(
         # A redirect would go to any host that the request names, and clients resend their keys.
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
-        responses=OF_ALL,
+        responses=DEFAULT_ERRORS,
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.context = context
@@ -144,7 +144,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
         tolerant.append(page.router)
         app.mount("/page", page.PageFiles())
     for part in parts:
-        app.include_router(part.router, dependencies=[Depends(refuse_unread_query)])
+        app.include_router(part.router, dependencies=[Depends(check_query_is_read)])
     for router in tolerant:
         app.include_router(router)
     routers = [*(part.router for part in parts), *tolerant]
@@ -158,7 +158,7 @@ def _add_routes(app: FastAPI, context: Context) -> None:
 def _add_middleware(app: FastAPI, context: Context, tracing: Tracing | None) -> None:
     """Add the middleware, the innermost first: a request passes the last one first."""
     settings, ring = context.settings, context.key_ring
-    hosts, origins = settings.known_hosts(), settings.known_origins()
+    hosts, origins = settings.parse_allowed_hosts(), settings.parse_allowed_origins()
     integrations = installed_integrations().values()
     frequent = FREQUENT.union(*(integration.short_paths for integration in integrations))
     routes = [route for route in app.state.routes if route.path in frequent]

@@ -101,7 +101,7 @@ class Context:
                 self._state = Database(self.settings.state)
             return self._state
 
-    def state_if_any(self) -> Database | None:
+    def find_state(self) -> Database | None:
         """Return the state, None where nothing was ever kept, so that looking makes none.
 
         Raises:
@@ -110,7 +110,7 @@ class Context:
         folder = self.settings.state
         return self.state if folder is None or has_state(folder) else None
 
-    def find_labelled(self, model: str, ids: list[str]) -> set[str]:
+    def find_labelled_ids(self, model: str, ids: list[str]) -> set[str]:
         """Return which of these ids have a label. Makes no database where there is none."""
         return labelled_ids(self.state, model, ids) if has_state(self.settings.state) else set()
 
@@ -138,7 +138,7 @@ class Context:
             PastDeadline: if the preflight takes longer than the request may.
         """
         deadline_s = envelope.deadline_s or self.settings.deadline_s
-        call.deadline = call.begun + deadline_s
+        call.deadline = call.started + deadline_s
         wanted = envelope.model, envelope.version
         served = self.models.peek(*wanted)
         if served is None:

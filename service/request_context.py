@@ -1,8 +1,8 @@
-"""A request while it is answered: client, deadline, memory and record, and where long work pauses.
+"""The context of a request: client, deadline, memory, record, and cancellation of long work.
 
-Reading and writing is plain code that calls `RequestContext.pause` every few milliseconds. Few
-bytes are read on the event loop. Long work runs in `service.engine.threads`, where a pause lets
-other work run, and ends work that nobody waits for any more.
+Parsers and encoders call `RequestContext.pause` every few milliseconds. Short ones run on the event
+loop. Long ones run in `service.engine.threads`, where a pause lets other work run and cancels work
+whose client has disconnected.
 """
 
 import asyncio
@@ -23,28 +23,27 @@ from service.server.shares import KEY_NAME, address_client
 T = TypeVar("T")
 
 RECORD_KEY = "dubito.record"
-PREFIX_KEY = "dubito.prefix"  # what came before the path that is routed
-MAX_PHASES = 32  # kept, of a request that is worked on in many parts
+PREFIX_KEY = "dubito.prefix"  # removed from the path before routing
+MAX_PHASES = 32  # in a record; a pool is ranked in many parts
 QUEUE, COMPUTE, READ, ANSWER = "queue", "compute", "read", "answer"
-PATIENCE_S = 0.05  # before watching for a disconnect: most requests are answered by then
+PATIENCE_S = 0.05  # until disconnects are watched; most requests end sooner
 
 
 @dataclass(frozen=True)
 class Phase:
-    queued: float
-    begun: float
-    ended: float
+    queued_at: float
+    started_at: float
+    ended_at: float
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request's facts for metrics, log and traces. Times are those of `time.perf_counter`, in
-    seconds."""
+    """A request's data for metrics, log and traces. Times are from `time.perf_counter`."""
 
     request_id: str
     method: str
-    begun: float
-    key: str | None = None  # name of the key that it came with
+    started: float
+    key: str | None = None  # name of the key
     model: str | None = None
     version: str | None = None
     rows: int | None = None
@@ -52,38 +51,38 @@ class RequestRecord:
     flags: int | None = None
     reason: str | None = None  # of a failure
     trace_id: str | None = None
-    begun_ns: int = 0  # `begun` on the clock of time.time_ns, where there are spans
+    started_ns: int = 0  # from time.time_ns, if spans are recorded
     queue_s: float = 0.0
     compute_s: float = 0.0
-    read: float | None = None  # when the body was read and taken apart
-    worked: float | None = None  # when the last phase ended
+    parsed_at: float | None = None  # of the body
+    computed_at: float | None = None  # end of the last phase
     phases: list[tuple[str, float, float]] = field(default_factory=list)
 
     def add_phases(self, phases: Iterable[Phase]) -> None:
         for phase in phases:
-            self.queue_s += phase.begun - phase.queued
-            self.compute_s += phase.ended - phase.begun
-            self.worked = phase.ended
+            self.queue_s += phase.started_at - phase.queued_at
+            self.compute_s += phase.ended_at - phase.started_at
+            self.computed_at = phase.ended_at
             if len(self.phases) < MAX_PHASES:
                 self.phases += (
-                    (QUEUE, phase.queued, phase.begun),
-                    (COMPUTE, phase.begun, phase.ended),
+                    (QUEUE, phase.queued_at, phase.started_at),
+                    (COMPUTE, phase.started_at, phase.ended_at),
                 )
 
-    def add_usage(
+    def set_usage(
         self, model: str, version: str, rows: int, draws: int, flags: int | None = None
     ) -> None:
         self.model, self.version = model, version
         self.rows, self.draws, self.flags = rows, draws, flags
 
 
-def record_of(scope: Scope) -> RequestRecord:
+def get_record(scope: Scope) -> RequestRecord:
     record: RequestRecord = scope[RECORD_KEY]
     return record
 
 
-def prefix_of(scope: Scope) -> str:
-    """Return what a link in an answer begins with: the proxy's prefix, and /v1 where that came."""
+def get_link_prefix(scope: Scope) -> str:
+    """Return the start of links: the proxy's prefix, and /v1 if the request has it."""
     return str(scope.get(PREFIX_KEY, ""))
 
 
@@ -99,19 +98,19 @@ class RequestContext:
     """The context of a request, or of work without one, such as a job."""
 
     reservation: Reservation = field(default_factory=lambda: Reservation(ByteBudget(1 << 62)))
-    client: Hashable = None  # whose share its work is part of
-    deadline: float = math.inf  # on the clock of time.monotonic, as `begun`
-    begun: float = 0.0
-    length: int = 0  # of its body, as it was said: 0 where nothing was
+    client: Hashable = None  # for fair shares
+    deadline: float = math.inf  # from time.monotonic, like `started`
+    started: float = 0.0
+    length: int = 0  # Content-Length, 0 if missing
     request: Request = NO_REQUEST
     record: RequestRecord = field(default_factory=lambda: RequestRecord("", "", 0.0))
-    on_pause: Pause | None = None  # of the thread that works on it
+    on_pause: Pause | None = None  # set by the thread that does the work
 
     @classmethod
     def from_request(cls, request: Request, deadline_s: float) -> "RequestContext":
-        scope, begun = request.scope, time.monotonic()
+        scope, started = request.scope, time.monotonic()
         reservation: Reservation | None = scope.get(SCOPE_KEY)
-        if reservation is None:  # without a server that bounds memory, as in tests
+        if reservation is None:  # tests run without the server that limits memory
             reservation = Reservation(ByteBudget(1 << 62), address_client(scope.get("client")))
         if KEY_NAME in scope:
             reservation.assign(("key", scope[KEY_NAME]))
@@ -119,46 +118,46 @@ class RequestContext:
         return cls(
             reservation,
             reservation.client,
-            begun + deadline_s,
-            begun,
+            started + deadline_s,
+            started,
             next(lengths, 0),
             request,
             scope[RECORD_KEY],
         )
 
     def pause(self) -> None:
-        """Let others work; long work calls it every few milliseconds.
+        """Let other work run. Long work must call this every few milliseconds.
 
         Raises:
             PastDeadline: after the deadline.
-            CancelledError: if nobody waits for the work any more.
+            CancelledError: if the work was cancelled.
         """
         if self.on_pause is not None:
             self.on_pause()
 
     async def wait(self, future: "asyncio.Future[T]") -> T:
-        """Return the result of a future.
+        """Wait for a future, and cancel it if the client disconnects.
 
         Raises:
-            ClientDisconnect: if the client hangs up before; the future is cancelled then.
+            ClientDisconnect: if the client disconnects first.
         """
         loop = asyncio.get_running_loop()
-        watching: list[asyncio.Task[None]] = []
+        watchers: list[asyncio.Task[None]] = []
 
         def watch() -> None:
-            watching.append(loop.create_task(self._disconnect()))
-            watching[0].add_done_callback(lambda _: future.cancel())
+            watchers.append(loop.create_task(self._disconnect()))
+            watchers[0].add_done_callback(lambda _: future.cancel())
 
         timer = loop.call_later(PATIENCE_S, watch)
         try:
             return await future
         except asyncio.CancelledError:
-            if watching and watching[0].done():
+            if watchers and watchers[0].done():
                 raise ClientDisconnect from None
             raise
         finally:
             timer.cancel()
-            for task in watching:
+            for task in watchers:
                 task.cancel()
 
     async def _disconnect(self) -> None:

@@ -1,6 +1,6 @@
 """Settings that operators choose: environment variables `DUBITO_...`, read once at the start.
 
-`limits.py` has the limits that nobody needs to choose.
+`limits.py` has the limits that operators need not choose.
 """
 
 import os
@@ -18,11 +18,12 @@ from service.integrations import integration_variables
 
 PREFIX = "DUBITO_"
 SECRETS = {"api_keys", "admin_key"}  # settings that are secrets themselves
-# How long a thread may keep the interpreter while others wait: threads of arithmetic wait often
+# Seconds until a thread releases the interpreter: arithmetic threads often wait for it.
 SWITCH_S = 0.0005
 LOOPBACK = ("127.", "::1", "localhost")
-OF_TRAINING = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}  # read by `python -m training`
-OF_CLIENT = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}  # read by the client's command `dubito`
+# These variables of `python -m training` and of the client have the same prefix.
+TRAINING_VARIABLES = {"DUBITO_DATA", "DUBITO_GRAPHS", "DUBITO_RUNS"}
+CLIENT_VARIABLES = {"DUBITO_CLIENT_URL", "DUBITO_CLIENT_KEY"}
 
 
 class Settings(BaseSettings):
@@ -53,7 +54,7 @@ class Settings(BaseSettings):
     verify_key_file: Path | None = None
     """PEM file with a public Ed25519 key; versions without its signature are not served"""
 
-    # Who may connect
+    # Connections and keys
 
     host: str = "127.0.0.1"
     """address to listen on"""
@@ -166,27 +167,27 @@ class Settings(BaseSettings):
 
     @field_validator("store", mode="before")
     @classmethod
-    def _url_or_folder(cls, value: object) -> object:
+    def _parse_store(cls, value: object) -> object:
         return value if isinstance(value, str) and is_url(value) else Path(str(value))
 
     @field_validator("state", mode="before")
     @classmethod
-    def _none_where_empty(cls, value: object) -> object:
+    def _parse_state(cls, value: object) -> object:
         return None if value == "" else value
 
-    def known_hosts(self) -> frozenset[str] | None:
-        """Return the names of `allowed_hosts`; None for any."""
+    def parse_allowed_hosts(self) -> frozenset[str] | None:
+        """Return the allowed host names; None if all are allowed."""
         if self.allowed_hosts is None:
             return frozenset() if self.host.startswith(LOOPBACK) else None
         names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
         return None if "*" in names else names
 
-    def known_origins(self) -> frozenset[str]:
+    def parse_allowed_origins(self) -> frozenset[str]:
         origins = (self.allowed_origins or "").split(",")
         return frozenset(origin.strip().lower() for origin in origins if origin)
 
     def store_options(self) -> dict[str, Any]:
-        """Return the arguments of `open_store` as another process is told them."""
+        """Return the arguments with which another process can call `open_store`."""
         key = self.verify_key_file
         return {
             "place": whole_path(str(self.store)),
@@ -204,30 +205,31 @@ def read_settings() -> Settings:
     """Read the settings from the environment.
 
     Raises:
-        InvalidInput: naming the variable that is wrong or not known.
+        InvalidInput: if a variable is wrong or unknown.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | OF_TRAINING | OF_CLIENT
-    known |= integration_variables()
+    names = {PREFIX + name.upper() for name in Settings.model_fields}
+    names |= TRAINING_VARIABLES | CLIENT_VARIABLES | integration_variables()
     for name in os.environ:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise InvalidInput("environment", f"one of {sorted(known)}", name)
-    return settings_of({})
+        if name.upper().startswith(PREFIX) and name.upper() not in names:
+            raise InvalidInput("environment", f"one of {sorted(names)}", name)
+    return build_settings({})
 
 
-def settings_of(given: Mapping[str, Any], place: str = "") -> Settings:
-    """Return settings: those that are given by name, and the environment's.
+def build_settings(values: Mapping[str, Any], place: str = "") -> Settings:
+    """Build settings from values by name and, for the others, from the environment.
 
     Raises:
-        InvalidInput: naming what is wrong or not known, after `place`; without one as environment
-            variables.
+        InvalidInput: if a setting is wrong or unknown. It names the setting after `place`, or the
+            environment variable if `place` is empty.
     """
     try:
-        return Settings(**given)
+        return Settings(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        what = f"{place}{name}" if place else PREFIX + name.upper()
+        field = f"{place}{name}" if place else PREFIX + name.upper()
         if first["type"] == "extra_forbidden":
-            raise InvalidInput(what, f"one of {sorted(Settings.model_fields)}", "another") from None
+            expected = f"one of {sorted(Settings.model_fields)}"
+            raise InvalidInput(field, expected, "an unknown name") from None
         expected = str(first["msg"]).removeprefix("Input should be ")
-        raise InvalidInput(what, expected, repr(first["input"])) from None
+        raise InvalidInput(field, expected, repr(first["input"])) from None

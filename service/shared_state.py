@@ -136,12 +136,12 @@ class SharedState:
         self,
         backend: StateBackend | None,
         actions: Mapping[str, Callable[..., Any]],
-        own_metrics: Callable[[], bytes],
+        local_metrics: Callable[[], bytes],
         bring_drift: Callable[[], None],
     ) -> None:
         self.backend = backend
         self._actions = actions
-        self._own_metrics = own_metrics
+        self._local_metrics = local_metrics
         self._bring_drift = bring_drift
         self._next_metrics = 0.0
         self._showing = threading.Lock()  # held while own metrics are made and shown
@@ -169,17 +169,17 @@ class SharedState:
         """Return the metrics of all processes, as all of them would now: of two scrapes, whichever
         processes a balancer hands them to, no counter of the second is below that of the first."""
         if self.backend is None:
-            return self._own_metrics()
+            return self._local_metrics()
         try:
             self._show_metrics(self.backend)
             pages = self.backend.metrics()
         except OSError:
-            pages = {self.backend.name: self._own_metrics()}
+            pages = {self.backend.name: self._local_metrics()}
         return merge_metrics(pages)
 
     def _show_metrics(self, backend: StateBackend) -> None:
         with self._showing:  # or an older page could take the place of a later one
-            backend.put_metrics(self._own_metrics())
+            backend.put_metrics(self._local_metrics())
 
     def _run(self) -> None:
         assert self.backend is not None

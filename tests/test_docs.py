@@ -136,7 +136,7 @@ def test_every_acquisition_is_in_the_reference():
     assert {name for name in wanted if f"`{name}`" not in reference} == set()
 
 
-def fields_of(schema, prefix=""):
+def parse_options(schema, prefix=""):
     """The dotted names of a record's fields, with those of the records in it."""
     for name, field in schema.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
@@ -144,14 +144,14 @@ def fields_of(schema, prefix=""):
         if not inner:
             yield f"{prefix}{name}"
         for kind in inner:
-            yield from fields_of(kind, f"{prefix}{name}.")
+            yield from parse_options(kind, f"{prefix}{name}.")
 
 
 def test_every_field_of_the_manifest_is_in_the_format():
     written = (ROOT / "model_store" / "README.md").read_text()
     wanted = {
         field
-        for field in fields_of(Manifest)
+        for field in parse_options(Manifest)
         if not field.startswith(("input.image.", "abstention.", "files."))
     }
     assert len(wanted) > 30

@@ -42,7 +42,7 @@ from service.api.labels import OBJECT_BYTES, keep_labels
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers
 from service.api.predict import PredictWork, predict
-from service.api.requests import parse_json, read_body, refuse_but_json, validate
+from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import Answer, json_response, response
 from service.api.schemas import Envelope, LabelEntry, PredictRequest
 from service.auth.auth import authenticate
@@ -188,7 +188,7 @@ async def post_label_studio_webhook(request: Request, name: str) -> Response:
     it is none."""
     context = context_of(request)
     call = context.begin(request)
-    refuse_but_json(request)
+    require_json(request)
     content = await _read(context, call, MAX_WEBHOOK_BYTES)
     action = content.get("action")
     if not isinstance(action, str) or action not in OF_LABELS:

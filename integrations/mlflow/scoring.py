@@ -16,23 +16,23 @@ from fastapi import APIRouter, Request, Response
 from model_store.artifacts.manifest import InputSpec
 from model_store.errors import InvalidInput, kind_of
 from service import VERSION, limits
-from service.api.health import refuse_unready
-from service.api.json_blocks import JsonRows, take_apart
+from service.api.health import check_ready
+from service.api.json_blocks import JsonRows, split_json
 from service.api.media_types import JSON
 from service.api.pool_files import open_file
 from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
 from service.api.requests import (
     SMALL_JSON_BYTES,
-    came,
-    envelope_of,
-    fields_of,
+    build_envelope,
+    check_row_count,
+    describe_media_type,
     parse_json,
+    parse_options,
     read_body,
-    refuse_none_or_many,
     request_media_type,
     reserve_json,
-    run_reading,
+    run_parser,
 )
 from service.api.responses import predict_json, response
 from service.api.rows import Cells, Rows
@@ -77,7 +77,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/ping", dependencies=[OPEN_TO_ALL])
 async def get_ping(request: Request) -> Response:
-    refuse_unready(context_of(request))
+    check_ready(context_of(request))
     return Response(b"\n", media_type="text/plain")
 
 
@@ -102,17 +102,17 @@ async def _read(context: Context, call: RequestContext) -> PredictWork:
     if media_type == CSV:
         return await _read_csv(context, call)
     if media_type != JSON:
-        raise Unsupported("Content-Type", f"{JSON} or {CSV}", came(call.request))
+        raise Unsupported("Content-Type", f"{JSON} or {CSV}", describe_media_type(call.request))
     body = await read_body(call, limits.MAX_JSON_BYTES)
     parse = partial(read_invocation, body, settings.max_rows, call)
     size = len(body)
-    envelope, form, content = await run_reading(context, call, size, parse)
+    envelope, form, content = await run_parser(context, call, size, parse)
     del body, parse  # frees the memory of the body
-    call.record.read = time.perf_counter()
+    call.record.parsed_at = time.perf_counter()
     loaded = await context.find_model(call, envelope)
     spec = loaded.model.manifest.input
     spec = spec.encoded if envelope.encoded else spec
-    rows = await run_reading(
+    rows = await run_parser(
         context, call, size, partial(read_rows, form, content, spec, settings.max_rows)
     )
     return PredictWork(call, envelope, loaded, rows)
@@ -124,7 +124,7 @@ async def _read_csv(context: Context, call: RequestContext) -> PredictWork:
     envelope = read_params({})
     loaded = await context.find_model(call, envelope)
     pool = await open_file(context, call, body, loaded, "body", envelope.encoded, ".csv")
-    refuse_none_or_many("body", pool.rows, settings.max_rows)
+    check_row_count("body", pool.rows, settings.max_rows)
     return PredictWork(call, envelope, loaded, pool)
 
 
@@ -137,7 +137,7 @@ def read_invocation(
         body = _without_nan(body, call)
     if len(body) > SMALL_JSON_BYTES:
         reserve_json(body, "body", max_rows, call, ITEM_BYTES)
-        content, rows = take_apart(body, INPUTS, max_rows, call.pause)
+        content, rows = split_json(body, INPUTS, max_rows, call.pause)
         if rows is not None:
             content[INPUTS] = rows
     else:
@@ -157,7 +157,9 @@ def read_params(params: dict[str, Any]) -> PredictRequest:
     """Convert `params` to the options of `/predict`, which include the model and its version."""
     model: dict[str, Any] = {name: params[name] for name in ("model", "version") if name in params}
     options = {name: value for name, value in params.items() if name not in model}
-    return envelope_of({**fields_of(options, PARAMS, also=("model", "version")), **model}, PARAMS)
+    return build_envelope(
+        {**parse_options(options, PARAMS, also=("model", "version")), **model}, PARAMS
+    )
 
 
 def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
@@ -176,7 +178,7 @@ def read_rows(form: str, content: Any, spec: InputSpec, max_rows: int) -> Rows:
         rows = content
     else:
         raise InvalidInput(form, "an array of rows", kind_of(content))
-    refuse_none_or_many(form, len(rows), max_rows)
+    check_row_count(form, len(rows), max_rows)
     return rows
 
 

@@ -26,7 +26,7 @@ from model_store.types import Pause, Task
 from service.api.fields import CLASSES as FIELD_CLASSES
 from service.api.fields import DRAWS, Field
 from service.api.predictions import BY_TASK
-from service.api.responses import NUMBERS_AT_ONCE, Answer, rates_of
+from service.api.responses import NUMBERS_AT_ONCE, Answer, get_rates
 
 PLATFORM = "dubito"
 CLASSES = "classes"  # axis of `probabilities`, only on request
@@ -121,7 +121,7 @@ def make_parameters(answer: Answer) -> dict[str, Any]:
     parameters = {
         "seed": answer.seed,
         "num_samples": answer.results.num_samples,
-        **rates_of(options),
+        **get_rates(options),
         "priors": None if options.priors is None else orjson.dumps(options.priors).decode(),
         "unknown_categories": orjson.dumps(unknown).decode() if unknown else None,
     }

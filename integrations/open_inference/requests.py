@@ -31,13 +31,13 @@ from model_store.artifacts.manifest import (
 )
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.cells import cell_reader
-from service.api.json_blocks import take_apart
+from service.api.json_blocks import split_json
 from service.api.requests import (
     MAX_NESTED,
     SMALL_JSON_BYTES,
-    fields_of,
+    check_row_count,
     parse_json,
-    refuse_none_or_many,
+    parse_options,
     reserve_json,
 )
 from service.api.rows import Cells, Rows
@@ -111,7 +111,7 @@ def read_infer(
 def _parse_blocks(text: bytes | bytearray, call: RequestContext) -> dict[str, Any]:
     """Parse long JSON, tensor by tensor."""
     reserve_json(text, "body", MAX_NESTED, call, ITEM_BYTES)
-    content, tensors = take_apart(text, "inputs", MAX_TENSORS, call.pause)
+    content, tensors = split_json(text, "inputs", MAX_TENSORS, call.pause)
     call.pause()
     if tensors is not None:
         content["inputs"] = []
@@ -241,7 +241,7 @@ def _options(parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         if name not in RESERVED and name != BINARY_OUTPUT and not name.startswith(RESERVED_PREFIX)
     }
     timeout = options.pop(TIMEOUT, None)
-    fields = fields_of(options, "parameters", also=(TIMEOUT,))
+    fields = parse_options(options, "parameters", also=(TIMEOUT,))
     if timeout is not None:
         microseconds = _parse_integer(timeout)
         if microseconds is None or microseconds > 86_400_000_000:
@@ -305,7 +305,7 @@ def _groups(tensor: Tensor, call: RequestContext) -> list[str]:
 
 
 def _check_rows(tensor: Tensor, max_rows: int) -> None:
-    refuse_none_or_many(f"{tensor.place}.shape", tensor.shape[0], max_rows)
+    check_row_count(f"{tensor.place}.shape", tensor.shape[0], max_rows)
 
 
 def _check_single_column(tensor: Tensor) -> None:

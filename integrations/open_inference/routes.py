@@ -24,11 +24,18 @@ from model_store.artifacts.manifest import Manifest
 from model_store.artifacts.store import LATEST
 from model_store.errors import InvalidInput
 from service import VERSION, limits
-from service.api.health import refuse_unready
+from service.api.health import check_ready
 from service.api.media_types import JSON
 from service.api.predict import PredictWork, predict
 from service.api.problems import ErrorForm, register_error_form
-from service.api.requests import body_parts, envelope_of, header, parse_json, read_body, run_reading
+from service.api.requests import (
+    body_parts,
+    build_envelope,
+    header,
+    parse_json,
+    read_body,
+    run_parser,
+)
 from service.api.responses import json_response, response
 from service.auth.scopes import OPEN_TO_ALL, needs
 from service.context import Context, context_of
@@ -66,7 +73,7 @@ async def get_live() -> Response:
 
 @router.get("/health/ready", dependencies=[OPEN_TO_ALL])
 async def get_ready(request: Request) -> Response:
-    refuse_unready(context_of(request))
+    check_ready(context_of(request))
     return json_response({"ready": True})
 
 
@@ -174,16 +181,16 @@ async def _read(
     length = header_length(request.headers, body)
     parse = partial(read_infer, body, length, limits.MAX_JSON_BYTES, call)
     size = len(body) if length is None else length
-    infer = await run_reading(context, call, size, parse)
+    infer = await run_parser(context, call, size, parse)
     del body, parse  # frees the memory of the body
-    call.record.read = time.perf_counter()
-    envelope = envelope_of({**infer.fields, "model": name, "version": version}, "parameters")
+    call.record.parsed_at = time.perf_counter()
+    envelope = build_envelope({**infer.fields, "model": name, "version": version}, "parameters")
     loaded = await context.find_model(call, envelope)
     manifest, max_rows = loaded.model.manifest, settings.max_rows
     tensors, is_passed_on, encoded = infer.tensors, infer.is_passed_on, envelope.encoded
     make = partial(read_rows, tensors, manifest, max_rows, is_passed_on, call, encoded)
     size += sum(len(tensor.content) for tensor in infer.tensors if tensor.content is not None)
-    rows, groups = await run_reading(context, call, size, make)
+    rows, groups = await run_parser(context, call, size, make)
     infer.tensors.clear()
     if groups is not None:
         envelope = envelope.model_copy(update={"groups": groups})

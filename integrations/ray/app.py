@@ -22,7 +22,7 @@ from service.context import Context
 from service.server.budget import SCOPE_KEY, ByteBudget, Reservation
 from service.server.process import keep_heaps_whole
 from service.server.shares import address_client
-from service.settings import SECRETS, SWITCH_S, settings_of
+from service.settings import SECRETS, SWITCH_S, build_settings
 from service.telemetry.logs import configure
 
 APP = "dubito"
@@ -107,7 +107,7 @@ class Replica:
         if not self._values.get("threads"):
             processors = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
             self._values["threads"] = max(1, int(processors))
-        settings = settings_of(self._values)
+        settings = build_settings(self._values)
         configure(settings)
         name = serve.get_replica_context().replica_id.unique_id
         app: FastAPI = create_app(settings, RayBackend(name))
@@ -146,7 +146,7 @@ def application(args: Mapping[str, Any], **options: Any) -> Application:
             expected = f"{name}_file, the path of a file on each node"
             raise InvalidInput(f"args.{name}", expected, "the secret itself")
     values.setdefault("state", "")  # Jobs and labels need a folder that all nodes share.
-    settings = settings_of(values, "args.")
+    settings = build_settings(values, "args.")
     if settings.workers != 1:
         expected = "1; set num_replicas instead"
         raise InvalidInput("args.workers", expected, f"{settings.workers}")

@@ -16,11 +16,11 @@ from model_store.sources.row_file import RowFile, text_bytes
 from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.media_types import JSON
 from service.api.openapi import ERRORS, answers, request_body
-from service.api.options import num_samples_of
+from service.api.options import resolve_num_samples
 from service.api.predict import read_work
-from service.api.requests import answer_type, row_numbers
+from service.api.requests import answer_type, to_numbers
 from service.api.responses import json_response
-from service.api.rows import Rows, with_id
+from service.api.rows import Rows, add_row_id
 from service.api.schemas import AcquireAnswer, AcquireRequest
 from service.auth.scopes import needs
 from service.batch.computation import ComputationRequest, acquire_answer, ranking_fields
@@ -59,16 +59,16 @@ async def post_acquire(request: Request) -> Response:
     model, manifest = served.model, served.model.manifest
     fields = ranking_fields(envelope, served)
     acquisition, priors, beta = (fields[name] for name in ("acquisition", "priors", "beta"))
-    num_samples = num_samples_of(envelope, served, settings)
+    num_samples = resolve_num_samples(envelope, served, settings)
     with context.admission.admit(
         pool_size, num_samples, BATCH_ROW_DRAWS, call.client, model.encoding_draws, call.length
     ):
         reservation, pool, work.rows = call.reservation, work.rows, []
         names = await find_names(context, call, envelope, pool)
         try:
-            x = await row_numbers(context, call, pool, served, "pool", envelope.encoded)
+            x = await to_numbers(context, call, pool, served, "pool", envelope.encoded)
         except InvalidInput as error:
-            raise (with_id(error, names) if isinstance(pool, RowFile) else error) from None
+            raise (add_row_id(error, names) if isinstance(pool, RowFile) else error) from None
         del pool
         reservation.shrink(x.nbytes)
         reservation.reserve(ID_BYTES * len(x) + text_bytes(names or ()), "ids")
@@ -112,7 +112,7 @@ async def post_acquire(request: Request) -> Response:
         call.record.add_phases(to_rank.phases)
     draws = 0 if acquisition == RANDOM else num_samples
     context.metrics.count_ranking(served.key, pool_size, draws)
-    call.record.add_usage(served.name, served.version, pool_size, draws)
+    call.record.set_usage(served.name, served.version, pool_size, draws)
     knows_labels = not are_named or not envelope.exclude_labelled or settings.state is not None
     excluded = chosen.excluded if knows_labels else None
     asked = ComputationRequest(
@@ -161,5 +161,5 @@ def select_rows(
     """Return what becomes of the pool's rows: which are ranked, and which set aside."""
     check_keep(envelope.keep, envelope.control, ids, are_named)
     is_excluding = are_named and envelope.exclude_labelled
-    known = context.find_labelled(model, ids) if is_excluding else set[str]()
+    known = context.find_labelled_ids(model, ids) if is_excluding else set[str]()
     return select(ids, known, envelope.control, envelope.k, seed)

@@ -19,7 +19,7 @@ from service.api.answers import (
     RefreshAnswer,
     UnloadAnswer,
 )
-from service.api.dependencies import BegunRequest, CurrentContext, Owner
+from service.api.dependencies import CurrentContext, CurrentRequest, Owner
 from service.api.jobs import job_json
 from service.api.openapi import errors
 from service.api.schemas import Envelope
@@ -55,7 +55,7 @@ async def _refresh(context: Context) -> None:
     responses=errors(404, 409, 503),
 )
 async def post_promote(
-    context: CurrentContext, call: BegunRequest, name: str, version: str
+    context: CurrentContext, call: CurrentRequest, name: str, version: str
 ) -> dict[str, Any]:
     """Load a version, and then let `latest` name it: a promotion, or a roll-back."""
     models = context.models

@@ -1,5 +1,4 @@
-"""Answers about models, versions, the service in the OpenAPI
-document."""
+"""Answers about models, versions and the service."""
 
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from service.api.schemas import JobAnswer
 
 
 class ColumnAnswer(BaseModel):
-    """What a caller must know of a column; only some have categories."""
+    """A column of a model; only categorical columns have categories."""
 
     name: str
     kind: Literal["numeric", "categorical", "time"]
@@ -19,7 +18,7 @@ class ColumnAnswer(BaseModel):
 
 
 class ReportAnswer(BaseModel):
-    """The summary of a version's evaluation report, and where its files are."""
+    """The summary of a version's evaluation report, and the paths of its files."""
 
     version: str
     created: Any
@@ -29,7 +28,7 @@ class ReportAnswer(BaseModel):
 
 
 class DriftAnswer(BaseModel):
-    """What was seen of live rows. Evidence is in nats; the alarm is of the largest so far."""
+    """The drift test on live rows. Evidence is in nats; its largest value decides the alarm."""
 
     rows: int
     flag_rate: float | None
@@ -42,7 +41,7 @@ class DriftAnswer(BaseModel):
 
 
 class OverviewAnswer(BaseModel):
-    """What there is of a model, and how `latest` is; null where no version is served."""
+    """A model's versions and a description of `latest`, null if no version is served."""
 
     name: str
     serving: str | None
@@ -66,14 +65,14 @@ class OverviewAnswer(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
-    """The models. With a `limit` also `next`: null where these are the last."""
+    """The models. With a `limit` also `next`, null on the last page."""
 
     models: list[OverviewAnswer]
     next: str | None = None
 
 
 class ModelAnswer(OverviewAnswer):
-    """A model; drift, manifest and report are those of the version that `latest` serves."""
+    """A model, with the drift, manifest and report of `latest`."""
 
     drift: DriftAnswer | None
     manifest: Manifest | None
@@ -81,7 +80,7 @@ class ModelAnswer(OverviewAnswer):
 
 
 class VersionAnswer(BaseModel):
-    """A version. `broken` says why it cannot be served."""
+    """A version. `broken` is the reason why it cannot be served, if any."""
 
     name: str
     version: str
@@ -92,14 +91,14 @@ class VersionAnswer(BaseModel):
 
 
 class StatusAnswer(BaseModel):
-    """That the process answers."""
+    """The process is alive."""
 
     status: Literal["live"]
 
 
 class ReadyAnswer(BaseModel):
-    """Whether every alias serves what it names; versions by model, and what is degraded, for those
-    who may see models."""
+    """Readiness: `degraded` if an alias cannot serve its version. The versions by model and the
+    problems need a key if there are keys."""
 
     status: Literal["ready", "degraded"]
     models: dict[str, str] | None = None
@@ -107,20 +106,20 @@ class ReadyAnswer(BaseModel):
 
 
 class ServingAnswer(BaseModel):
-    """What is served of a model, and what cannot be."""
+    """The version that a model serves, and the reasons why others cannot be served."""
 
     serving: str | None
     broken: dict[str, str]
 
 
 class RefreshAnswer(BaseModel):
-    """What is served after a look at the store."""
+    """The models after the store was read again."""
 
     models: dict[str, ServingAnswer]
 
 
 class PromoteAnswer(BaseModel):
-    """Which version `latest` names by now, and which was served before."""
+    """The version that `latest` names after a promotion, and the version served before."""
 
     model: str
     version: str
@@ -128,8 +127,8 @@ class PromoteAnswer(BaseModel):
 
 
 class CandidateJobAnswer(BaseModel):
-    """Whether a candidate can be fitted here, the command elsewhere, and the last job that does so,
-    with the last lines of its log."""
+    """The last job that fits a candidate, with the end of its log. `command` fits a candidate on
+    another machine; `can_fit`: this one can, too."""
 
     model: str
     can_fit: bool
@@ -139,7 +138,7 @@ class CandidateJobAnswer(BaseModel):
 
 
 class UnloadAnswer(BaseModel):
-    """Whether a version was in memory."""
+    """The version; `unloaded` is false if it was not in memory."""
 
     model: str
     version: str
@@ -147,7 +146,7 @@ class UnloadAnswer(BaseModel):
 
 
 class DriftResetAnswer(BaseModel):
-    """Whether rows of a version were watched."""
+    """The version; `reset` is false if it had no live rows."""
 
     model: str
     version: str

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from model_store.errors import InvalidInput
-from service.auth.scopes import owner_of
+from service.auth.scopes import get_owner
 from service.context import Context, context_of
-from service.request_context import RequestContext, prefix_of
+from service.request_context import RequestContext, get_link_prefix
 
 
 async def _context(request: Request) -> Context:
@@ -19,20 +19,20 @@ async def _begin(request: Request) -> RequestContext:
 
 
 async def _owner(request: Request) -> str:
-    return owner_of(request.scope)
+    return get_owner(request.scope)
 
 
 async def _link_prefix(request: Request) -> str:
-    return prefix_of(request.scope)
+    return get_link_prefix(request.scope)
 
 
 CurrentContext = Annotated[Context, Depends(_context)]
-BegunRequest = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
+CurrentRequest = Annotated[RequestContext, Depends(_begin)]  # of a request that takes work
 Owner = Annotated[str, Depends(_owner)]  # of jobs: the digest of the request's key
 LinkPrefix = Annotated[str, Depends(_link_prefix)]
 
 
-async def refuse_unread_query(request: Request) -> None:
+async def check_query_is_read(request: Request) -> None:
     """Refuse a query if the route reads none. Models of queries refuse unknown names themselves."""
     route = request.scope["route"]
     reads_query = route.dependant.query_params or "parameters" in (route.openapi_extra or {})

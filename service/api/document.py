@@ -26,8 +26,8 @@ from service.api.openapi import (
     FORMS,
     PROBLEM,
     SCHEMAS,
-    as_written,
     form_name,
+    query_schema,
     without_default,
 )
 from service.api.schemas import (
@@ -82,7 +82,7 @@ def without_null(document: dict[str, Any]) -> dict[str, Any]:
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "query":
-                    parameter["schema"] = as_written(parameter["schema"])
+                    parameter["schema"] = query_schema(parameter["schema"])
     return document
 
 

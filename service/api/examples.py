@@ -15,15 +15,15 @@ from model_store.artifacts.manifest import (
     TimeColumn,
     column_width,
 )
-from service.api.dependencies import BegunRequest, CurrentContext
+from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import ROW_ERRORS
 from service.api.responses import json_response
 from service.api.schemas import ExamplesAnswer, ModelQuery
 from service.auth.scopes import needs
 from service.models.models import Served
 
-MOST_ROWS = 32
-MOST_NUMBERS = 1 << 16  # of all rows
+MAX_ROWS = 32
+MAX_NUMBERS = 1 << 16  # of all rows
 DIGITS = 5  # of a standard deviation that float32 keeps
 
 router = APIRouter(tags=["Predict"])
@@ -36,7 +36,7 @@ router = APIRouter(tags=["Predict"])
     dependencies=[needs("predict")],
 )
 async def get_examples(
-    context: CurrentContext, call: BegunRequest, query: Annotated[ModelQuery, Query()]
+    context: CurrentContext, call: CurrentRequest, query: Annotated[ModelQuery, Query()]
 ) -> Response:
     """Return some rows that were published with a version, as `/predict` takes them."""
     served = await context.find_model(call, query)
@@ -51,7 +51,7 @@ def example_rows(served: Served, encoded: bool) -> list[Any]:
     if model.training_rows is None or model.manifest.encoder is not None:
         return []
     kept, spec = model.training_rows.x, model.manifest.input
-    count = min(len(kept), MOST_ROWS, MOST_NUMBERS // kept.shape[1])
+    count = min(len(kept), MAX_ROWS, MAX_NUMBERS // kept.shape[1])
     rows = kept[np.arange(count) * len(kept) // max(count, 1)]
     if spec.columns and not encoded:
         return [row for row in map(_decoder(spec), rows) if row is not None]

@@ -33,7 +33,7 @@ NO_ROWS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Explained:
+class ExplainedRows:
     """Explanations of N rows of a request; `cells` is None if the rows were not objects."""
 
     manifest: Manifest
@@ -43,7 +43,7 @@ class Explained:
     def __len__(self) -> int:
         return len(self.explanation.flag.statistic)
 
-    def take(self, rows: slice) -> "Explained":
+    def take(self, rows: slice) -> "ExplainedRows":
         whole, flag = self.explanation, self.explanation.flag
 
         def part(values: Any) -> Any:
@@ -55,7 +55,7 @@ class Explained:
             {name: is_low[rows] for name, is_low in flag.is_low.items()},
         )
         explanation = Explanation(flag, part(whole.falls), part(whole.shares), part(whole.nearest))
-        return Explained(self.manifest, explanation, part(self.cells))
+        return ExplainedRows(self.manifest, explanation, part(self.cells))
 
 
 class DetectorShareAnswer(BaseModel):
@@ -86,16 +86,16 @@ class NearestAnswer(BaseModel):
     distance: float
 
 
-def _columns(explained: Explained) -> list[str]:
+def _columns(explained: ExplainedRows) -> list[str]:
     return [column.name for column in explained.manifest.input.columns]
 
 
-def _detectors(explained: Explained) -> dict[str, dict[str, np.ndarray]]:
+def _detectors(explained: ExplainedRows) -> dict[str, dict[str, np.ndarray]]:
     flag = explained.explanation.flag
     return {name: {"share": s, "low": flag.is_low[name]} for name, s in flag.share.items()}
 
 
-def _falls(explained: Explained) -> list[Any] | None:
+def _falls(explained: ExplainedRows) -> list[Any] | None:
     """Return each row's columns, those with the largest fall first."""
     names, falls = _columns(explained), explained.explanation.falls
     if falls is None:
@@ -107,17 +107,17 @@ def _falls(explained: Explained) -> list[Any] | None:
     ]
 
 
-def _attributed(explained: Explained) -> np.ndarray | None:
+def _attributed(explained: ExplainedRows) -> np.ndarray | None:
     shares = explained.explanation.shares
     return None if shares is None else shares.sum(axis=1)
 
 
-def _map(explained: Explained) -> np.ndarray | None:
+def _map(explained: ExplainedRows) -> np.ndarray | None:
     shares = explained.explanation.shares
     return None if shares is None else shares.reshape(-1, *explained.manifest.input.shape)
 
 
-def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
+def _odd_columns(explained: ExplainedRows, kind: str) -> np.ndarray | None:
     """Return which columns are `unseen` or `missing` in each row."""
     if explained.cells is None:
         return None
@@ -125,18 +125,18 @@ def _odd_columns(explained: Explained, kind: str) -> np.ndarray | None:
     return np.array([[name in getattr(cell, kind) for name in names] for cell in explained.cells])
 
 
-def _unseen(explained: Explained) -> list[Any] | None:
+def _unseen(explained: ExplainedRows) -> list[Any] | None:
     return explained.cells and [
         [{"column": name, "value": value[:MAX_SHOWN]} for name, value in cells.unseen.items()]
         for cells in explained.cells
     ]
 
 
-def _missing(explained: Explained) -> list[Any] | None:
+def _missing(explained: ExplainedRows) -> list[Any] | None:
     return explained.cells and [cells.missing for cells in explained.cells]
 
 
-def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
+def _nearest_arrays(explained: ExplainedRows) -> dict[str, np.ndarray] | None:
     nearest = explained.explanation.nearest
     if nearest is None:
         return None
@@ -144,7 +144,7 @@ def _nearest_arrays(explained: Explained) -> dict[str, np.ndarray] | None:
     return {"id": np.array(ids), "distance": np.array(distances)}
 
 
-def _nearest(explained: Explained) -> list[Any] | None:
+def _nearest(explained: ExplainedRows) -> list[Any] | None:
     nearest = explained.explanation.nearest
     if nearest is None:
         return None
@@ -240,7 +240,7 @@ ExplanationAnswer = answer_model(
 )
 
 
-def null_because(explained: Explained) -> dict[str, str]:
+def null_because(explained: ExplainedRows) -> dict[str, str]:
     manifest, explanation = explained.manifest, explained.explanation
     why: dict[str, str] = {}
     if manifest.input.columns:

@@ -37,7 +37,7 @@ class Field:
     place: int = 1  # among arrays; JSON goes by the order of declaration
 
 
-def of_task(fields: Iterable[Field], task: Task) -> list[Field]:
+def fields_for_task(fields: Iterable[Field], task: Task) -> list[Field]:
     return [field for field in fields if field.task in (None, task)]
 
 

@@ -8,12 +8,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from service.api.answers import ReadyAnswer, StatusAnswer
 from service.api.dependencies import CurrentContext
 from service.api.openapi import errors
-from service.auth.scopes import OPEN_TO_ALL, may_see_names, needs
+from service.auth.scopes import OPEN_TO_ALL, can_see_names, needs
 from service.context import Context
 from service.errors import NotReady
 from service.models.models import HOW_TO_PUBLISH
 
-BEING_TRIED = "the versions to be served are being tried"
+PREFLIGHTS_RUNNING = "the versions to be served are being tried"
 
 router = APIRouter(tags=["Health"])  # its callers may add to the query
 
@@ -36,8 +36,8 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
 
     Only requests with a valid key see the models' names, if there are keys.
     """
-    shows_names = may_see_names(request.scope)
-    serving = refuse_unready(context, shows_names)
+    shows_names = can_see_names(request.scope)
+    serving = check_ready(context, shows_names)
     troubles = [*context.watcher.troubles.values()]
     answer: dict[str, Any] = {"status": "degraded" if troubles else "ready"}
     if shows_names:
@@ -45,7 +45,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
     return answer
 
 
-def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str]:
+def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]:
     """Return what is served, version by model."""
     models = context.models
     if context.ending.is_set():
@@ -53,8 +53,8 @@ def refuse_unready(context: Context, is_told_why: bool = False) -> dict[str, str
     serving = context.served_versions()
     if not serving:
         broken = [text for name in models.names() for text in models.broken(name).values()]
-        otherwise = BEING_TRIED if context.watcher.awaits_preflights else HOW_TO_PUBLISH
-        raise NotReady("; ".join(broken if is_told_why else ()) or otherwise)
+        otherwise = PREFLIGHTS_RUNNING if context.watcher.awaits_preflights else HOW_TO_PUBLISH
+        raise NotReady("; ".join(broken if shows_reasons else ()) or otherwise)
     return serving
 
 

@@ -10,10 +10,10 @@ from service.api.media_types import JSON
 from service.api.problems import error_response, other_form
 from service.api.requests import accepts, header
 from service.errors import NotAcceptable
-from service.request_context import prefix_of
+from service.request_context import get_link_prefix
 
-READING = {"GET", "HEAD"}
-OF_FRAMEWORK = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
+READ_METHODS = {"GET", "HEAD"}
+FRAMEWORK_PATHS = {"/docs", "/openapi.json"}  # whose links begin with `root_path`
 
 
 class HttpForms:
@@ -26,14 +26,14 @@ class HttpForms:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["path"] in OF_FRAMEWORK:
-            scope["root_path"] = prefix_of(scope)
-        if scope["method"] in READING:
+        if scope["path"] in FRAMEWORK_PATHS:
+            scope["root_path"] = get_link_prefix(scope)
+        if scope["method"] in READ_METHODS:
             answer = _Answer(scope, receive, send)
             scope["method"] = "GET"  # the method of routes
             await self.app(scope, receive, answer.send)
         else:
-            await (_refusal(scope, JSON) or self.app)(scope, receive, send)
+            await (_check_accept(scope, JSON) or self.app)(scope, receive, send)
 
 
 class _Answer:
@@ -62,7 +62,7 @@ class _Answer:
         headers = MutableHeaders(raw=start["headers"])
         if start["status"] == 200:
             media_type = headers.get("content-type", "").partition(";")[0]
-            refusal = _refusal(self.scope, media_type)
+            refusal = _check_accept(self.scope, media_type)
             if refusal is not None:
                 self._is_over = True
                 await refusal(self.scope, self._receive, self._send)
@@ -84,7 +84,7 @@ def _is_known(etag: str | None, known: str) -> bool:
     return etag is not None and (known == "*" or etag.removeprefix("W/") in known)
 
 
-def _refusal(scope: Scope, media_type: str) -> Response | None:
+def _check_accept(scope: Scope, media_type: str) -> Response | None:
     """Return 406 if the client does not accept the media type. Other protocols have no 406."""
     request = Request(scope)
     if other_form(scope["path"]) is not None or accepts(header(request, b"accept"), media_type):

@@ -7,7 +7,7 @@ from hashlib import sha256
 from model_store.errors import InvalidInput, kind_of
 from model_store.state.answers import Repeatable, refuse_again
 from service.api.requests import header
-from service.auth.scopes import owner_of
+from service.auth.scopes import get_owner
 from service.context import Context
 from service.request_context import RequestContext
 
@@ -33,6 +33,6 @@ async def repeatable(
     said = (request.scope["path"], str(request.query_params), header(request, b"content-type"))
     digest = sha256("\n".join(said).encode())
     await context.threads.requests.run(call, len(body), partial(digest.update, body))
-    asked = Repeatable(owner_of(request.scope), key, digest.hexdigest())
+    asked = Repeatable(get_owner(request.scope), key, digest.hexdigest())
     await context.threads.state(lambda: refuse_again(context.state, asked))
     return asked

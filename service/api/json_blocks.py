@@ -1,10 +1,9 @@
-"""Large JSON bodies, taken apart block by block.
+"""Split large JSON bodies into blocks that are parsed one by one.
 
-A parser holds the interpreter until it is done, half a second for 16 MB, in whatever thread it
-runs, and its objects take many times the body's size and stop everything again when they are looked
-through for garbage. So the rows of a large body are only found at first, and then parsed and read a
-block at a time. Whatever is found is parsed in the end, so that what is accepted is JSON (RFC 8259)
-and nothing else.
+A parser blocks all threads until it returns, half a second for 16 MB. Its objects take many times
+the body's size, and block all threads again in garbage collection. So regular expressions first
+locate the rows of a large body, and its blocks are parsed and converted one at a time. Since every
+block is parsed in the end, only valid JSON (RFC 8259) is accepted.
 """
 
 import re
@@ -17,9 +16,9 @@ from model_store.errors import InvalidInput
 from model_store.types import Pause, no_pause
 from service.errors import TooLarge
 
-BLOCK_BYTES = 64 << 10  # of an array that are parsed at once, or one item: some milliseconds
-MOST_ITEM_BYTES = 4 << 20  # of an item that is no string
-NESTED = 4  # arrays and objects in one another in an item
+BLOCK_BYTES = 64 << 10  # unless one item is larger; a few milliseconds
+MAX_ITEM_BYTES = 4 << 20  # except strings
+MAX_DEPTH = 4  # of arrays and objects in an item
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _SPACE = re.compile(rb"[ \t\n\r]*+")
@@ -27,10 +26,9 @@ _KEY = re.compile(rb"[ \t\n\r]*+(" + _STRING + rb")[ \t\n\r]*+:[ \t\n\r]*+", re.
 
 
 def _item() -> re.Pattern[bytes]:
-    """Return what an item looks like from outside: brackets in pairs, and no comma outside of
-    them."""
+    """Build the pattern of an item: brackets in pairs, and no comma outside them."""
     nested = rb""
-    for _ in range(NESTED):
+    for _ in range(MAX_DEPTH):
         nested = rb"|[\[{](?:[^\"\[\]{}]++|" + _STRING + nested + rb")*+[\]}]"
     return re.compile(rb"(?:[^\"\[\]{},]++|" + _STRING + nested + rb")*+", re.DOTALL)
 
@@ -39,7 +37,7 @@ _ITEM = _item()
 
 
 class JsonRows:
-    """The rows of a JSON body, not parsed yet; `blocks` are where their text begins and ends."""
+    """The unparsed rows of a JSON body; `blocks` are the starts and ends of their text."""
 
     def __init__(self, body: bytes | bytearray, blocks: list[tuple[int, int]], count: int) -> None:
         self.body = body
@@ -53,7 +51,7 @@ class JsonRows:
         for start, end in self.blocks:
             items: list[Any] = parse(b"[" + self.body[start:end] + b"]")
             if not items:
-                raise not_json("unexpected ',', expected a JSON value")
+                raise invalid_json("unexpected ',', expected a JSON value")
             yield items
 
 
@@ -61,13 +59,13 @@ def parse(text: bytes | bytearray) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise not_json(error.msg) from None
+        raise invalid_json(error.msg) from None
 
 
-def take_apart(
+def split_json(
     body: bytes | bytearray, rows_field: str, max_rows: int, pause: Pause = no_pause
 ) -> tuple[dict[str, Any], JsonRows | None]:
-    """Return the fields of a JSON object, and the array of rows by itself, if it is one."""
+    """Return the fields of a JSON object, and its array of rows separately, if there is one."""
     position = _after_space(body, 0)
     if body[position : position + 1] != b"{":
         raise InvalidInput("body", "a JSON object", "another JSON value, or none")
@@ -79,19 +77,19 @@ def take_apart(
         if key is None:
             if not content and body[_after_space(body, position) :].rstrip(b" \t\n\r") == b"}":
                 return content, rows
-            raise not_json("unexpected character, expected a field's name")
+            raise invalid_json("unexpected character, expected a field's name")
         name = parse(key[1])
-        # the last one counts, but this one too must be JSON
+        # The last duplicate counts, but the others must be valid JSON, too.
         if name == rows_field and rows is not None:
             for _ in rows.parse_blocks():
                 pause()
         if body[key.end() : key.end() + 1] == b"[":
-            found, position = _find_blocks(body, key.end() + 1, name, max_rows, pause)
+            blocks, position = _find_blocks(body, key.end() + 1, name, max_rows, pause)
             if name == rows_field:
-                rows, content[name] = found, []
+                rows, content[name] = blocks, []
             else:
                 content[name] = []
-                for items in found.parse_blocks():
+                for items in blocks.parse_blocks():
                     content[name] += items
                     pause()
         else:
@@ -103,9 +101,9 @@ def take_apart(
         if mark == b"}":
             break
         if mark != b",":
-            raise not_json("unexpected character, expected ',' or '}'")
+            raise invalid_json("unexpected character, expected ',' or '}'")
     if _after_space(body, position) != len(body):
-        raise not_json("unexpected content after document")
+        raise invalid_json("unexpected content after document")
     return content, rows
 
 
@@ -113,7 +111,7 @@ def _find_blocks(
     body: bytes | bytearray, start: int, field: str, max_rows: int, pause: Pause
 ) -> tuple[JsonRows, int]:
     blocks: list[tuple[int, int]] = []
-    position = begun = start
+    position = block_start = start
     end = _after_space(body, start)
     if body[end : end + 1] == b"]":
         return JsonRows(body, [], 0), end + 1
@@ -125,10 +123,10 @@ def _find_blocks(
             raise TooLarge(field, f"at most {max_rows} rows", "more")
         mark = body[position : position + 1]
         if mark not in (b",", b"]"):
-            raise not_json("unexpected character, expected ',' or ']'")
-        if mark == b"]" or position - begun >= BLOCK_BYTES:
-            blocks.append((begun, position))
-            begun = position + 1
+            raise invalid_json("unexpected character, expected ',' or ']'")
+        if mark == b"]" or position - block_start >= BLOCK_BYTES:
+            blocks.append((block_start, position))
+            block_start = position + 1
             if mark == b"]":
                 return JsonRows(body, blocks, count), position + 1
             pause()
@@ -136,23 +134,21 @@ def _find_blocks(
 
 
 def _item_end(body: bytes | bytearray, start: int, field: str) -> int:
-    begun = _after_space(body, start)
-    if body[begun : begun + 1] == b'"':  # may be long: an image
-        end = body.find(b'"', begun + 1)
-        if end > 0 and body.find(b"\\", begun, end) < 0:
+    item_start = _after_space(body, start)
+    if body[item_start : item_start + 1] == b'"':  # images are long strings
+        end = body.find(b'"', item_start + 1)
+        if end > 0 and body.find(b"\\", item_start, end) < 0:
             return _after_space(body, end + 1)
-    last = begun + MOST_ITEM_BYTES
-    found = _ITEM.match(body, begun, last)
-    assert found is not None  # it may be empty
-    end = found.end()
+    last = item_start + MAX_ITEM_BYTES
+    match = _ITEM.match(body, item_start, last)
+    assert match is not None  # the pattern matches empty text
+    end = match.end()
     if len(body) > last and (end == last or body[end : end + 1] not in (b",", b"]", b"}")):
-        raise TooLarge(
-            field[:80], f"at most {MOST_ITEM_BYTES} bytes of JSON", "more or no end of it"
-        )
+        raise TooLarge(field[:80], f"at most {MAX_ITEM_BYTES} bytes of JSON", "more")
     if body[end : end + 1] in (b"[", b"{"):
-        nested = f"at most {NESTED} in one another in {field[:80]}"
-        expected = f"JSON whose arrays and objects have an end, and {nested}"
-        raise InvalidInput("body", expected, "something else")
+        depth = f"at most {MAX_DEPTH} levels in {field[:80]}"
+        expected = f"JSON with closed arrays and objects of {depth}"
+        raise InvalidInput("body", expected, "other JSON")
     return end
 
 
@@ -162,5 +158,5 @@ def _after_space(body: bytes | bytearray, position: int) -> int:
     return space.end()
 
 
-def not_json(what: str) -> InvalidInput:
-    return InvalidInput("body", "JSON (which has no NaN or Infinity)", what)
+def invalid_json(reason: str) -> InvalidInput:
+    return InvalidInput("body", "JSON (which has no NaN or Infinity)", reason)

@@ -27,11 +27,11 @@ from model_store.state.labels import (
 )
 from model_store.state.live import FEWEST, live_figures
 from service import limits
-from service.api.dependencies import BegunRequest, CurrentContext
+from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.idempotency import repeatable
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, json_body
-from service.api.requests import parse_json, read_body, refuse_but_json, validate
+from service.api.requests import parse_json, read_body, require_json, validate
 from service.api.responses import json_response, moment
 from service.api.rows import rows_array
 from service.api.schemas import (
@@ -65,10 +65,10 @@ router = APIRouter(tags=["Labels"])
     openapi_extra=json_body(LabelsRequest),
     dependencies=[needs("label")],
 )
-async def post_labels(context: CurrentContext, call: BegunRequest) -> Response:
+async def post_labels(context: CurrentContext, call: CurrentRequest) -> Response:
     """Keep labels of rows, all or none. They are on disk before the answer; repeating the request
     changes nothing."""
-    refuse_but_json(call.request)
+    require_json(call.request)
     body = await _body(call)
     try:
         repeat = await repeatable(context, call, body)
@@ -110,7 +110,7 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     name = context.models.name(query.model)
 
     def listed() -> list[dict[str, Any]]:
-        state = context.state_if_any()
+        state = context.find_state()
         if state is None:
             return []
         return kept_labels(state, name, query.annotator, query.after, query.limit + 1)
@@ -131,15 +131,15 @@ async def get_labels(context: CurrentContext, query: Annotated[LabelsQuery, Quer
     openapi_extra=json_body(LabelsDeletion),
     dependencies=[needs("label")],
 )
-async def post_labels_delete(context: CurrentContext, call: BegunRequest) -> dict[str, Any]:
+async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> dict[str, Any]:
     """Delete labels by their rows' ids; ids without a label are skipped."""
-    refuse_but_json(call.request)
+    require_json(call.request)
     body = await _body(call)
 
     def deleted() -> dict[str, Any]:
         request = validate(LabelsDeletion, parse_json(body))
         name = context.models.name(request.model)
-        state = context.state_if_any()
+        state = context.find_state()
         if state is None:
             return {"model": name, "deleted": 0, "labels": 0}
         count = delete_labels(state, name, request.ids)
@@ -243,7 +243,7 @@ async def get_label_figures(context: CurrentContext, name: str) -> dict[str, Any
 def _figures(context: Context, name: str) -> dict[str, Any]:
     latest = context.models.latest(name)
     serving = None if latest is None else latest.version
-    database = context.state_if_any()
+    database = context.find_state()
     if database is None:
         numbers, rows, tried = NONE_YET, [], []
     else:

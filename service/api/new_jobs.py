@@ -29,11 +29,11 @@ from service.api.idempotency import repeatable
 from service.api.jobs import job_json
 from service.api.media_types import JSON
 from service.api.openapi import ROW_ERRORS, errors, request_body
-from service.api.options import groups_of, num_samples_of
+from service.api.options import resolve_groups, resolve_num_samples
 from service.api.pool_files import open_rows_file
-from service.api.requests import ENDINGS, read_body, read_rows, row_numbers
+from service.api.requests import ENDINGS, read_body, read_rows, to_numbers
 from service.api.schemas import AcquireRequest, JobAnswer, PredictJobRequest
-from service.auth.scopes import needs, owner_of
+from service.auth.scopes import get_owner, needs
 from service.batch.computation import request_fields
 from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobRequest
 from service.context import Context
@@ -41,7 +41,7 @@ from service.engine.pool_ranking import check_keep
 from service.errors import Overloaded, PastDeadline, TooLarge
 from service.models.models import Served
 from service.models.reservoir import fresh_seed
-from service.request_context import RequestContext, prefix_of
+from service.request_context import RequestContext, get_link_prefix
 from service.server.shares import is_within_share
 
 RETRY_AFTER_S = 60  # if too many jobs are queued
@@ -83,8 +83,8 @@ async def _accept(
         RequestContext.from_request(request, context.settings.deadline_s),
     )
     body = await read_body(call, settings.max_body_bytes)
-    call.begun = time.monotonic()  # the body of a job may take long to arrive
-    call.deadline = call.begun + settings.deadline_s
+    call.started = time.monotonic()  # the body of a job may take long to arrive
+    call.deadline = call.started + settings.deadline_s
     try:
         repeat = await repeatable(context, call, body)
         new_job = await _check(context, call, kind, body, envelope_kind, field)
@@ -96,7 +96,7 @@ async def _accept(
         answer = orjson.dumps(job_json(context, job))
     except Repeated as repeated:
         answer = repeated.answer
-    headers = {"Location": f"{prefix_of(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
+    headers = {"Location": f"{get_link_prefix(request.scope)}/jobs/{orjson.loads(answer)['id']}"}
     return Response(answer, 202, headers, media_type=JSON)
 
 
@@ -119,9 +119,9 @@ async def _check(
     if inline is None:
         rows = await open_rows_file(context, call, body, envelope, served, field)
     else:
-        rows = await row_numbers(context, call, inline, served, field, envelope.encoded)
+        rows = await to_numbers(context, call, inline, served, field, envelope.encoded)
     del inline  # it may be much larger than the numbers
-    num_samples = num_samples_of(envelope, served, context.settings)
+    num_samples = resolve_num_samples(envelope, served, context.settings)
     if len(rows) * num_samples > limits.MAX_JOB_ROW_DRAWS:
         expected = f"at most {limits.MAX_JOB_ROW_DRAWS} of a job"
         raise TooLarge("rows x num_samples", expected, str(len(rows) * num_samples))
@@ -151,7 +151,7 @@ class NewJob:
             OverQuota: if the files of the key's jobs take too much space.
         """
         settings, jobs = self.context.settings, Jobs(self.context.state)
-        owner = owner_of(self.call.request.scope)
+        owner = get_owner(self.call.request.scope)
         client = owner or str(self.call.client)
 
         def may_wait(queued: Mapping[str, int]) -> bool:
@@ -188,7 +188,7 @@ class NewJob:
         if envelope.ids is not None:
             _write(folder / IDS_FILE, orjson.dumps(envelope.ids))
         if getattr(envelope, "groups", None) is not None:
-            groups_of(envelope, pool.rows, served)
+            resolve_groups(envelope, pool.rows, served)
             _write(folder / GROUPS_FILE, orjson.dumps(envelope.groups))
         seed = fresh_seed() if envelope.seed is None else envelope.seed
         fields = request_fields(envelope, served, self.num_samples)

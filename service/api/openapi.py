@@ -27,7 +27,7 @@ IN_QUERY = "with a body that is no JSON"
 PROBLEM: dict[str, Any] = {"content": {PROBLEM_JSON: {"schema": {"$ref": f"{SCHEMAS}Problem"}}}}
 Answers = dict[int | str, dict[str, Any]]
 ERRORS = (404, 413, 415, 422, 429, 503, 504)  # of requests that bring rows
-OF_ALL: Answers = {"default": {"description": "Any other error", **PROBLEM}}
+DEFAULT_ERRORS: Answers = {"default": {"description": "Any other error", **PROBLEM}}
 PURPOSE_PARAMETER: dict[str, Any] = {
     "name": PURPOSE,
     "in": "header",
@@ -70,7 +70,10 @@ def json_body(kind: type[RequestModel]) -> dict[str, Any]:
 
 def file_body(kind: type[RequestModel], media_types: Iterable[str]) -> dict[str, Any]:
     content = {media_type: {"schema": BINARY} for media_type in media_types}
-    return {"requestBody": {"required": True, "content": content}, "parameters": query_of(kind)}
+    return {
+        "requestBody": {"required": True, "content": content},
+        "parameters": query_parameters(kind),
+    }
 
 
 def request_body(kind: type[Envelope]) -> dict[str, Any]:
@@ -80,19 +83,19 @@ def request_body(kind: type[Envelope]) -> dict[str, Any]:
     content = body["requestBody"]["content"]
     content |= {media: {"schema": BINARY} for media in (NPY, *FILE_ENDINGS)}
     content[FORM] = {"schema": {"$ref": f"{SCHEMAS}{form_name(kind)}"}}
-    parameters = query_of(kind, but=FORMS[kind])
+    parameters = query_parameters(kind, but=FORMS[kind])
     return {**body, "parameters": [{**each, "description": IN_QUERY} for each in parameters]}
 
 
-def query_of(kind: type[RequestModel], but: str = "") -> list[dict[str, Any]]:
+def query_parameters(kind: type[RequestModel], but: str = "") -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "query", "schema": as_written(schema)}
+        {"name": name, "in": "query", "schema": query_schema(schema)}
         for name, schema in kind.model_json_schema()["properties"].items()
         if name != but
     ]
 
 
-def as_written(schema: dict[str, Any]) -> dict[str, Any]:
+def query_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Describe a parameter of a query, which is left out rather than null; objects are JSON."""
     kind = schema.get("anyOf", [schema])[0]
     if kind["type"] == "object":

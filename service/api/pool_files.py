@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from model_store.errors import InvalidInput, kind_of
 from model_store.sources.files import open_rows
 from model_store.sources.row_file import Bounds, Part, RowFile, Source
-from service.api.dependencies import BegunRequest, CurrentContext
+from service.api.dependencies import CurrentContext, CurrentRequest
 from service.api.openapi import ROW_ERRORS, file_body
 from service.api.requests import (
     ENDINGS,
     FILE_ENDINGS,
     PARQUET,
-    came,
+    describe_media_type,
     query_fields,
     read_body,
     request_media_type,
@@ -46,12 +46,14 @@ router = APIRouter(tags=["Acquire"])
     openapi_extra=file_body(PreviewRequest, ENDINGS),
     dependencies=[needs("acquire")],
 )
-async def post_preview(request: Request, context: CurrentContext, call: BegunRequest) -> Response:
+async def post_preview(request: Request, context: CurrentContext, call: CurrentRequest) -> Response:
     """Show some rows of a file as the service reads them, before or after it is ranked."""
     body = await read_body(call, context.settings.max_body_bytes)
     ending = ENDINGS.get(request_media_type(request))
     if ending is None:
-        raise Unsupported("Content-Type", f"one of {', '.join(ENDINGS)}", came(request))
+        raise Unsupported(
+            "Content-Type", f"one of {', '.join(ENDINGS)}", describe_media_type(request)
+        )
     query = query_fields(request, PreviewRequest)
     served = await context.find_model(call, query)
     pool = await open_file(context, call, body, served, "pool", query.encoded, ending)
@@ -81,7 +83,7 @@ async def open_rows_file(
     name = getattr(envelope, file_field, None)
     if name is not None:
         path = await context.threads.state(
-            partial(path_in, context.settings.pools, name, file_field)
+            partial(resolve_path, context.settings.pools, name, file_field)
         )
         return await open_file(context, call, path, served, file_field, envelope.encoded)
     ending = ENDINGS[request_media_type(call.request)]
@@ -156,7 +158,7 @@ def _plain(cell: Any) -> Any:
     return cell if isinstance(cell, int | str | None) else str(cell)
 
 
-def path_in(folder: Path | None, name: str, field: str) -> Path:
+def resolve_path(folder: Path | None, name: str, field: str) -> Path:
     """Return the file with this name in the operator's folder."""
     if folder is None:
         expected = "none, since the service has no folder of pools (DUBITO_POOLS)"

@@ -21,26 +21,26 @@ from model_store.inference.prediction import DecisionOptions, Prediction, check_
 from model_store.sources.columns import OddCells, unknown_categories, usual_row
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
-from service.api.explanations import Explained, explanation_bytes
+from service.api.explanations import ExplainedRows, explanation_bytes
 from service.api.media_types import JSON
 from service.api.openapi import BINARY, ERRORS, PURPOSE_PARAMETER, answers, request_body
 from service.api.options import (
+    check_answer_size,
     decision_options,
-    groups_of,
-    num_samples_of,
-    refuse_large_answers,
+    resolve_groups,
+    resolve_num_samples,
 )
 from service.api.pool_files import open_rows_file
 from service.api.predictions import PredictAnswer, Results
 from service.api.requests import (
     NPZ,
     answer_type,
+    check_row_count,
     find_odd_cells,
     is_test,
     read_body,
     read_rows,
-    refuse_none_or_many,
-    row_numbers,
+    to_numbers,
 )
 from service.api.responses import (
     NUMBERS_AT_ONCE,
@@ -86,7 +86,7 @@ PredictWork = RowWork[PredictRequest]
 
 
 @dataclass(frozen=True, eq=False)
-class ToExplain:
+class ExplanationInputs:
     cells: list[OddCells] | None
     as_usual: Prediction | None
 
@@ -119,7 +119,7 @@ async def read_work(
         return RowWork(call, envelope, served, inline, field)
     file = await open_rows_file(context, call, body, envelope, served, field)
     jobs = f"{call.request.scope['path']}/jobs"
-    refuse_none_or_many(file.field, len(file), max_rows, f" ({jobs} takes more)")
+    check_row_count(file.field, len(file), max_rows, f" ({jobs} takes more)")
     return RowWork(call, envelope, served, file, field)
 
 
@@ -135,18 +135,18 @@ async def predict(
     settings, call, envelope, served = context.settings, work.call, work.envelope, work.served
     model, reservation, num_rows = served.model, call.reservation, len(work.rows)
     manifest = model.manifest
-    num_samples = num_samples_of(envelope, served, settings)
+    num_samples = resolve_num_samples(envelope, served, settings)
     options = decision_options(envelope, served, num_samples)
-    groups = groups_of(envelope, num_rows, served)
-    refuse_large_answers(envelope, num_rows, num_samples, served)
-    extra = rows_to_explain(manifest.input) if envelope.explain else 0
+    groups = resolve_groups(envelope, num_rows, served)
+    check_answer_size(envelope, num_rows, num_samples, served)
+    extra = count_extra_rows(manifest.input) if envelope.explain else 0
     all_rows, encoding = num_rows * (1 + extra), model.encoding_draws
     with context.admission.admit(
         all_rows, num_samples, BATCH_ROW_DRAWS, call.client, encoding, call.length
     ):
         counts = work.is_live and not is_test(call.request)
         rows, work.rows, cells = work.rows, [], None
-        x = await row_numbers(context, call, rows, served, work.field, envelope.encoded)
+        x = await to_numbers(context, call, rows, served, work.field, envelope.encoded)
         if envelope.explain and manifest.input.columns and not isinstance(rows, RowFile):
             cells = await find_odd_cells(context, call, rows, served)
         del rows
@@ -162,8 +162,8 @@ async def predict(
         await context.engine.compute(computed)
         to_explain = None
         if envelope.explain:
-            as_usual = await _predict_as_usual(context, computed) if extra else None
-            to_explain = ToExplain(cells, as_usual)
+            as_usual = await _predict_usual_rows(context, computed) if extra else None
+            to_explain = ExplanationInputs(cells, as_usual)
         write = partial(
             _write, context, computed, options, groups, encode, to_explain, counts, work.field
         )
@@ -173,7 +173,7 @@ async def predict(
         else:
             parts, flags = await context.threads.answers.run(call, reservation.held, write)
     call.record.add_phases(computed.phases)
-    call.record.add_usage(served.name, served.version, num_rows, num_samples, flags)
+    call.record.set_usage(served.name, served.version, num_rows, num_samples, flags)
     del x, computed, write  # an answer may take long to be read
     reservation.shrink(sum(map(len, parts)))
     return parts
@@ -184,13 +184,13 @@ def _answer_numbers(work: EngineWork) -> int:
     return len(work.x) * (20 + 2 * work.model.manifest.output_size)
 
 
-def rows_to_explain(spec: InputSpec) -> int:
+def count_extra_rows(spec: InputSpec) -> int:
     """Return how many more rows are predicted for each that is explained: itself, and once for each
     column."""
     return 1 + len(spec.columns) if spec.columns and usual_row(spec.columns) is not None else 0
 
 
-async def _predict_as_usual(context: Context, work: EngineWork) -> Prediction:
+async def _predict_usual_rows(context: Context, work: EngineWork) -> Prediction:
     columns = work.model.manifest.input.columns
     make = partial(rows_as_usual, columns, work.x, work.context.pause)
     x = await context.threads.requests.run(work.context, work.x.nbytes, make)
@@ -207,7 +207,7 @@ def _write(
     options: DecisionOptions,
     groups: Groups,
     encode: Encoder,
-    to_explain: ToExplain | None,
+    to_explain: ExplanationInputs | None,
     counts: bool,
     field: str,
 ) -> tuple[list[bytes], int]:
@@ -237,7 +237,7 @@ def _decide(
     predicted: Predicted,
     options: DecisionOptions,
     groups: Groups,
-    to_explain: ToExplain | None,
+    to_explain: ExplanationInputs | None,
 ) -> tuple[Results, slice]:
     """Return results, and which rows of them are the request's.
 
@@ -246,7 +246,7 @@ def _decide(
     """
     model = work.model
 
-    def results(prediction: Prediction, explained: Explained | None = None) -> Results:
+    def results(prediction: Prediction, explained: ExplainedRows | None = None) -> Results:
         decision, samples = decide(prediction, options), predicted.samples
         return Results(model.manifest, work.num_samples, prediction, decision, samples, explained)
 
@@ -260,6 +260,6 @@ def _decide(
     if groups is not None:
         prediction = prediction.of_groups(groups)
     if to_explain is not None:
-        why = explain(model, prediction, work.x, to_explain.as_usual, work.context.pause)
-        explained = Explained(model.manifest, why, to_explain.cells)
+        explanation = explain(model, prediction, work.x, to_explain.as_usual, work.context.pause)
+        explained = ExplainedRows(model.manifest, explanation, to_explain.cells)
     return results(prediction, explained), slice(None)

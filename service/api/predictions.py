@@ -1,4 +1,4 @@
-"""What an answer says of a row: the fields of a prediction, in the order of JSON."""
+"""The fields of a prediction, in the order of JSON."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from model_store.inference.prediction import Decision, Prediction
 from model_store.scores.classification import Scores
 from model_store.scores.records import take as take_rows
 from model_store.scores.tasks import DETECTED, AnyScores
-from service.api.explanations import EXPLANATION, Explained, ExplanationAnswer
+from service.api.explanations import EXPLANATION, ExplainedRows, ExplanationAnswer
 from service.api.fields import (
     CLASSES,
     DRAWS,
@@ -26,20 +26,20 @@ from service.api.fields import (
     Values,
     answer_model,
     arrays_by_name,
-    of_task,
+    fields_for_task,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What was computed and decided of N rows, from which fields take their values."""
+    """Predictions and decisions of N rows, from which the fields take their values."""
 
     manifest: Manifest
     num_samples: int
     prediction: Prediction
     decision: Decision
     samples: Float[np.ndarray, "K N C"] | None = None
-    explained: Explained | None = None
+    explained: ExplainedRows | None = None
 
     def __len__(self) -> int:
         return len(self.decision.flag)
@@ -55,13 +55,13 @@ class Results:
 
     @cached_property
     def scores(self) -> AnyScores:
-        """The scores in the units of the answer: for regression, those of the target."""
+        """The scores; for regression in units of the target."""
         scores = self.prediction.scores
         return scores if isinstance(scores, Scores) else scores.in_units
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
-        """What JSON says of each row. Infinite bounds become null in it."""
+        """An object for JSON per row. JSON turns infinite bounds into null."""
         return json_objects(self._fields, self, len(self))
 
     @cached_property
@@ -76,7 +76,7 @@ class Results:
 
 
 def json_objects(fields: Iterable[Field], results: Any, count: int) -> list[dict[str, Any]]:
-    """Return an object for each row, with the fields in their order; null is what there is not."""
+    """Return an object with all fields for each row; missing values are None."""
     return _rows({field.name: (field.json or field.values)(results) for field in fields}, count)
 
 
@@ -99,7 +99,7 @@ def _rows(columns: Mapping[str, list[Any] | Values], count: int) -> list[dict[st
 
 
 class DetectorAnswer(BaseModel):
-    """A detector's score of a row, more meaning more unlike the data, and its conformal p-value."""
+    """A detector's score of a row and its conformal p-value. High scores are unusual."""
 
     score: float
     p_value: float
@@ -107,15 +107,15 @@ class DetectorAnswer(BaseModel):
 
 
 class CategoryAnswer(BaseModel):
-    """The category that a row was judged in, and how many rows rank its flag; no name: the most
-    cautious of all."""
+    """The category within which a row is ranked, and its number of calibration rows. No name: the
+    category was unknown, and the most cautious one was used."""
 
     name: str | None
     rows: int
 
 
 class GaussianAnswer(BaseModel):
-    """What a draw of a regression says of a row, in the target's units."""
+    """The predictive distribution of one draw, in the target's units."""
 
     mean: float
     std: float
@@ -136,9 +136,9 @@ def _categories(results: Results) -> list[dict[str, Any]] | None:
     if spec is None or categories is None:
         return None
     judged = spec.judged_rows
-    known = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
+    answers = [{"name": name, "rows": n} for name, n in zip(spec.names, judged, strict=True)]
     most_cautious = {"name": None, "rows": min(judged[c] for c in cautious_categories(judged))}
-    return [most_cautious if c == UNKNOWN else known[c] for c in categories.tolist()]
+    return [most_cautious if c == UNKNOWN else answers[c] for c in categories.tolist()]
 
 
 def _detectors(results: Results) -> dict[str, dict[str, np.ndarray]]:
@@ -154,7 +154,7 @@ def _detector_objects(results: Results) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{} for _ in range(len(results))]
     for name, arrays in _detectors(results).items():
         parts = zip(rows, *(array.tolist() for array in arrays.values()), strict=True)
-        for row, score, fired, p_value in parts:  # a literal takes a third of dict(zip())'s time
+        for row, score, fired, p_value in parts:  # three times as fast as dict(zip())
             row[name] = {"score": score, "p_value": p_value, "fired": fired}
     return rows
 
@@ -381,33 +381,33 @@ FIELDS = (
     ),
 )
 
-BY_TASK = {task: of_task(FIELDS, task) for task in DETECTED}
+BY_TASK = {task: fields_for_task(FIELDS, task) for task in DETECTED}
 PredictionAnswer = answer_model(
     "PredictionAnswer",
-    """What a model of classification says of a row; information in nats. Without a risk `abstain`
-is null.
+    """The prediction of a classification model for a row; entropies are in nats. `abstain` is null
+if no `risk` applies.
 
-`bald` is `entropy` less `expected_entropy`; of K draws it is some `bald` / K too small on
-average, which `bald_corrected` is not. One draw gives none.""",
+`bald` is `entropy` - `expected_entropy`. With K draws it is biased by about -`bald` / K, which
+`bald_corrected` corrects, unless there is only one draw.""",
     BY_TASK["classification"],
 )
 RegressionAnswer = answer_model(
     "RegressionAnswer",
-    """What a model of regression says of a row, in the target's units; one draw says nothing of
-`epistemic_std`.
+    """The prediction of a regression model for a row, in the target's units. `epistemic_std` needs
+two draws.
 
-The bounds of `interval` are null where there are too few calibration rows for the coverage. A
-model whose target was transformed also says the `median`, which is null of others; its
-detectors' scores are of the transformed target.""",
+The bounds of `interval` are null if there are too few calibration rows for the coverage. If the
+target was transformed for the fit, there is a `median`, and the detectors' scores are of the
+transformed target.""",
     BY_TASK["regression"],
 )
 
 
 class PredictAnswer(BaseModel):
-    """The answer of /predict. `num_samples` is the most draws of a row; the rates are those that
-    rows were judged by.
+    """The answer of /predict. `num_samples` is the largest number of draws of a row; the rates are
+    the ones in use.
 
-    Where `fdr` decided the flags, `fpr` is what `fired` and `abstain` go by.
+    If `fdr` decides the flags, `fpr` still decides `fired` and `abstain`.
     """
 
     model: str
@@ -425,7 +425,7 @@ class PredictAnswer(BaseModel):
 
 
 def part_names(manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """Return by array the names of its columns, of those that have several numbers a row."""
+    """Return the column names of each array that has several numbers per row."""
     axes = {field.name: field.axes[0] for field in BY_TASK[manifest.task] if len(field.axes) == 1}
     return {
         name: (manifest.classes or ()) if isinstance(axis, str) else axis

@@ -21,9 +21,9 @@ from starlette.types import Scope
 
 from model_store.errors import DubitoError, InvalidInput, NotFound, all_of, kind_of
 from service.api.media_types import JSON, PROBLEM_JSON
-from service.auth.scopes import GRANTED, OPEN_TO_ALL, REALM
+from service.auth.scopes import OPEN_TO_ALL, REALM, SCOPES_KEY
 from service.errors import MethodNotAllowed, RequestError, Unauthorized
-from service.request_context import prefix_of, record_of
+from service.request_context import get_link_prefix, get_record
 
 PROBLEMS = "/problems"
 
@@ -60,7 +60,7 @@ def error_content(scope: Scope, error: DubitoError) -> tuple[int, bytes, str]:
         return status, orjson.dumps(form.content(status, detail)), JSON
     wrong = [error, *error.others] if isinstance(error, InvalidInput) else []
     content = {
-        "type": f"{prefix_of(scope)}{PROBLEMS}#{error.code}",
+        "type": f"{get_link_prefix(scope)}{PROBLEMS}#{error.code}",
         "title": HTTPStatus(error.status).phrase,
         "status": error.status,
         "detail": detail,
@@ -75,7 +75,7 @@ def error_response(scope: Scope, error: DubitoError) -> Response:
     """Return the answer to an error, and record its code as the reason of the failure."""
     # The frames hold the body, in cycles through the future that raised the error.
     clear_frames(error.__traceback__)
-    record = record_of(scope)
+    record = get_record(scope)
     record.reason = record.reason or error.code
     status, body, media_type = error_content(scope, error)
     headers = dict(error.headers) if isinstance(error, RequestError) else None
@@ -111,7 +111,7 @@ def _invalid(error: Mapping[str, Any]) -> InvalidInput:
 async def _answer_routing_error(request: Request, error: Exception) -> Response:
     """Answer if no route has the path (404) or the method (405)."""
     assert isinstance(error, HTTPException)
-    if not request.scope[GRANTED]:
+    if not request.scope[SCOPES_KEY]:
         return error_response(request.scope, Unauthorized(REALM))
     if error.status_code == 405:
         return error_response(request.scope, MethodNotAllowed(_methods(request), request.method))

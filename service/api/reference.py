@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from service.api.explanations import EXPLANATION
-from service.api.fields import of_task, reference_table
+from service.api.fields import fields_for_task, reference_table
 from service.api.predictions import FIELDS
 from service.api.problems import problem_table
 from service.settings import PREFIX, Settings
@@ -13,7 +13,7 @@ REFERENCE = DOCS / "api.md"
 PROBLEMS = DOCS / "problems.md"
 SETTINGS = DOCS / "settings.md"
 TABLES = {
-    "classification": of_task(FIELDS, "classification"),
+    "classification": fields_for_task(FIELDS, "classification"),
     "regression": [field for field in FIELDS if field.task == "regression"],
     "explanation": EXPLANATION,
 }

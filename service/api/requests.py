@@ -1,5 +1,4 @@
-"""Reading requests: bodies within limits, strict JSON, npy arrays, and forms (RFC 7578), in memory:
-nothing is written to disk."""
+"""Read requests in memory: bodies within limits, strict JSON, npy arrays and forms (RFC 7578)."""
 
 import mimetypes
 import re
@@ -26,10 +25,10 @@ from model_store.sources.npy import parse_npy
 from model_store.sources.row_file import RowFile
 from model_store.types import Pause
 from service import limits
-from service.api.json_blocks import JsonRows, not_json, take_apart
+from service.api.json_blocks import JsonRows, invalid_json, split_json
 from service.api.media_types import JSON
-from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, pool_array, rows_array
-from service.api.schemas import Envelope, PredictRequest, RequestModel, leave_few_unknown
+from service.api.rows import NUMBERS_AT_ONCE, Cells, Rows, file_array, rows_array
+from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_extra_unknown
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import NotAcceptable, TooLarge, Unsupported
@@ -40,27 +39,29 @@ NPY = "application/x-npy"
 NPZ = "application/x-npz"
 PARQUET = "application/vnd.apache.parquet"
 FORM = "multipart/form-data"
-PURPOSE, TEST = "Dubito-Purpose", "test"  # a header and its only value
+PURPOSE, TEST = "Dubito-Purpose", "test"  # header and its only value
 FILE_ENDINGS = {NPZ: ".npz", PARQUET: ".parquet", "application/zip": ".zip", "text/csv": ".csv"}
 ENDINGS = {**FILE_ENDINGS, NPY: ".npy"}
-STEP_BYTES = 1 << 20  # of a form that are parsed at once
-MAX_FORM_FIELDS = 16  # of a form, in addition to its rows
-SMALL_JSON_BYTES = 64 << 10  # read in one step, and not counted: it becomes 2 MB at most
-NESTED_A_ROW = 64  # arrays and objects, on average
+FORM_STEP_BYTES = 1 << 20  # of a form, parsed without a pause
+MAX_FORM_FIELDS = 16  # in addition to the rows
+# Smaller JSON is parsed in one step without reserving memory: its objects take up to 2 MB.
+SMALL_JSON_BYTES = 64 << 10
+MAX_NESTED_PER_ROW = 64  # arrays and objects per row, on average
 MAX_NESTED = 1_000_000
-# What is kept for each, at most: a number (as float32, and whether it is finite), a row's place,
-# and half of a string outside the rows; rows that are objects have fewer numbers than commas and
-# colons.
+# Upper bounds of the memory behind each mark: a number (float32 and whether it is finite), the
+# offsets of a row, half of a string outside the rows. Rows that are objects have fewer numbers
+# than commas and colons.
 JSON_OBJECT_BYTES = {",": 5, "[": 32, "{": 32, '"': 40, ":": 5}
-COUNTED_BYTES = 256 << 10  # of JSON, at once: some tenths of a millisecond
-AT_ONCE = {b"[": 10, b"{": 10, b":": 2, b",": 1}  # how long each takes to parse, in tenths of a us
-MOST_AT_ONCE = 1_000_000
-_NEVER = re.compile(r"q=0(\.0*)?")  # of a media type that a client does not take
-ARRAY_BYTES = 5  # of a number of an array: as float32, and whether it is finite
+COUNT_STEP_BYTES = 256 << 10  # takes a few tenths of a millisecond
+# Time to parse each mark, in tenths of a microsecond
+PARSE_COSTS = {b"[": 10, b"{": 10, b":": 2, b",": 1}
+MAX_PARSE_COST = 1_000_000
+_QUALITY_ZERO = re.compile(r"q=0(\.0*)?")  # marks a media type that the client refuses
+ARRAY_BYTES = 5  # per number: float32 and whether it is finite
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# Those of /predict that go with any form of an answer.
-KNOWN = tuple(
+# Fields of /predict that other protocols take as parameters
+PREDICT_OPTIONS = tuple(
     name
     for name in PredictRequest.model_fields
     if name not in ("model", "version", "inputs", "groups", "explain")
@@ -73,17 +74,15 @@ T = TypeVar("T")
 
 
 def header(request: Request, name: bytes, default: str = "") -> str:
-    """Return the first header of a name in lower case, several times as fast as Starlette does."""
+    """Return the first header with this lower-case name, several times as fast as Starlette."""
     for key, value in request.scope["headers"]:
         if key == name:
-            found: str = value.decode("latin-1")
-            return found
+            return str(value, "latin-1")
     return default
 
 
 def is_test(request: Request) -> bool:
-    """Return whether a request is marked as a test, which counts neither for drift nor for metrics
-    of rows."""
+    """Check for the header of tests, which count neither for drift nor for metrics of rows."""
     purpose = header(request, PURPOSE.lower().encode())
     if purpose not in ("", TEST):
         raise InvalidInput(PURPOSE, f"{TEST!r}, or no such header", repr(purpose[:80]))
@@ -94,64 +93,66 @@ def request_media_type(request: Request) -> str:
     return header(request, b"content-type").partition(";")[0].strip().lower()
 
 
-def came(request: Request) -> str:
-    """Say which media type came, if it is one that has a name."""
+def describe_media_type(request: Request) -> str:
+    """Return the media type of the body for error messages, which never repeat unknown names."""
     media_type = request_media_type(request)
     if not media_type:
         return "none"
-    known = {"application/x-www-form-urlencoded", *FILE_ENDINGS, *mimetypes.types_map.values()}
-    return media_type if media_type in known else "one that is not known"
+    names = {"application/x-www-form-urlencoded", *FILE_ENDINGS, *mimetypes.types_map.values()}
+    return media_type if media_type in names else "an unknown media type"
 
 
 def accepts(accept: str, media_type: str) -> bool:
-    """Whether a client with an Accept header, or none, takes a media type."""
+    """Check whether an Accept header, empty if missing, allows a media type."""
     if accept in ("", "*/*", media_type):
         return True
     kinds = {"*/*", media_type, f"{media_type.partition('/')[0]}/*"}
-    return not kinds.isdisjoint(_named(accept))
+    return not kinds.isdisjoint(_accepted_types(accept))
 
 
-def _named(accept: str) -> set[str]:
+def _accepted_types(accept: str) -> set[str]:
     parts = ([word.strip() for word in part.split(";")] for part in accept.lower().split(","))
-    return {kind for kind, *parameters in parts if not any(map(_NEVER.fullmatch, parameters))}
+    return {
+        kind for kind, *parameters in parts if not any(map(_QUALITY_ZERO.fullmatch, parameters))
+    }
 
 
 def answer_type(request: Request, *media_types: str) -> str:
-    """Return the last of the media types that a client names, else the first where it takes that.
+    """Choose the media type of the answer: the first one, unless `Accept` names another.
 
     Raises:
-        NotAcceptable: if it takes none of them.
+        NotAcceptable: if the client accepts none of them.
     """
     accept = header(request, b"accept")
-    named = [kind for kind in media_types[1:] if kind in accept and kind in _named(accept)]
-    if not named and not accepts(accept, media_types[0]):
+    names = [kind for kind in media_types[1:] if kind in accept and kind in _accepted_types(accept)]
+    if not names and not accepts(accept, media_types[0]):
         raise NotAcceptable(*media_types)
-    return named[-1] if named else media_types[0]
+    return names[-1] if names else media_types[0]
 
 
-def refuse_but_json(request: Request) -> None:
-    """Raise Unsupported where a body is not said to be JSON: pages of others may send such."""
+def require_json(request: Request) -> None:
+    """Raise Unsupported unless the body is JSON: other sites' pages can send forms and text."""
     if request_media_type(request) != JSON:
-        raise Unsupported("Content-Type", JSON, came(request))
+        raise Unsupported("Content-Type", JSON, describe_media_type(request))
 
 
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
-    more = True
-    while more:
+    is_complete = False
+    while not is_complete:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        more = message.get("more_body", False)
+        is_complete = not message.get("more_body", False)
         yield message.get("body", b"")
 
 
 async def read_body(call: RequestContext, limit: int) -> bytes | bytearray:
-    """Read a request's body of up to `limit` bytes, or the limit of JSON if that is smaller.
+    """Read a request's body of up to `limit` bytes; JSON has a smaller limit.
 
     Raises:
-        TooLarge: before more than that is kept.
-        Overloaded: before more is kept than the process's budget of bytes has left.
-        Unsupported: if it is encoded.
+        TooLarge: before the body exceeds the limit.
+        Overloaded: before the body exceeds the process's memory budget.
+        Unsupported: if the body is encoded.
     """
     request = call.request
     if header(request, b"content-encoding", "identity") != "identity":
@@ -183,54 +184,50 @@ async def read_rows(
     max_rows: int,
     endings: Mapping[str, str] = FILE_ENDINGS,
 ) -> tuple[AnyEnvelope, Rows | None]:
-    """Return a request's envelope and its rows as they came, None where they stand in a file: a
-    body of a media type of `endings`, or one that the envelope names. Forms and long JSON take a
-    thread.
+    """Parse a request's envelope and its rows; the rows are None if they are in a file.
 
-    An npy body holds the rows alone; the envelope's other fields are then query parameters. A form
-    holds a file for each row, and the other fields as its own or in the query.
+    A file is a body with a media type of `endings`, or is named in the envelope. An npy body
+    consists of rows only, so the other fields are query parameters. A form has a file for each row
+    and takes other fields from its parts or the query. Forms and long JSON are parsed in a thread.
 
     Raises:
-        Unsupported: if the media type is none of these.
-        InvalidInput: naming the field that is wrong.
+        Unsupported: if the media type is unknown.
+        InvalidInput: if a field is wrong.
         TooLarge: if there are more than `max_rows` rows.
     """
     media_type, file_field = request_media_type(call.request), f"{rows_field}_file"
     if media_type in endings:
         envelope = query_fields(call.request, kind, rows_field)
         if getattr(envelope, file_field, None) is not None:
-            raise InvalidInput(file_field, "none with a body that is a file", "both")
+            raise InvalidInput(file_field, "no such field with a body that is a file", "both")
         return envelope, None
     work = partial(_read, call, media_type, body, kind, rows_field, max_rows)
     if media_type == FORM or (media_type == JSON and len(body) > SMALL_JSON_BYTES):
         envelope, rows = await context.threads.requests.run(call, len(body), work)
     else:
         envelope, rows = work()
-    call.record.read = time.perf_counter()
+    call.record.parsed_at = time.perf_counter()
     if getattr(envelope, file_field, None) is not None:
         if len(rows) > 0:
-            raise InvalidInput(file_field, f"none with {rows_field}", "both")
+            raise InvalidInput(file_field, f"no such field with {rows_field}", "both")
         return envelope, None
-    refuse_none_or_many(rows_field, len(rows), max_rows)
+    check_row_count(rows_field, len(rows), max_rows)
     return envelope, rows
 
 
-async def run_reading(
-    context: Context, call: RequestContext, size: int, work: Callable[[], T]
-) -> T:
-    """Return the result of work that reads `size` bytes: few at once, many off the event loop."""
+async def run_parser(context: Context, call: RequestContext, size: int, work: Callable[[], T]) -> T:
+    """Parse `size` bytes, in a thread unless they are few."""
     if size <= SMALL_JSON_BYTES:
         return work()
     return await context.threads.requests.run(call, size, work)
 
 
-def refuse_none_or_many(field: str, rows: int, most: int, otherwise: str = "") -> None:
-    """Raise InvalidInput or TooLarge unless there are 1 to `most` rows; `otherwise` says what takes
-    more."""
+def check_row_count(field: str, rows: int, max_rows: int, advice: str = "") -> None:
+    """Check that there are 1 to `max_rows` rows; `advice` extends the error about too many."""
     if rows == 0:
         raise InvalidInput(field, "at least one row", "none")
-    if rows > most:
-        raise TooLarge(field, f"at most {most} rows", f"{rows}{otherwise}")
+    if rows > max_rows:
+        raise TooLarge(field, f"at most {max_rows} rows", f"{rows}{advice}")
 
 
 def _read(
@@ -243,14 +240,14 @@ def _read(
 ) -> tuple[AnyEnvelope, Rows]:
     request, rows = call.request, list[Any]()
     if media_type == JSON:
-        # else a seed put there would be passed over in silence
+        # A seed in the query would be ignored silently.
         if request.scope["query_string"] and request.query_params:
-            expected = "nothing, since a JSON body holds every field"
-            raise InvalidInput("query", expected, "parameters")
+            expected = "no parameters, because a JSON body has all fields"
+            raise InvalidInput("query", expected, "some")
         if len(body) > SMALL_JSON_BYTES:
             reserve_json(body, rows_field, max_rows, call)
-            content, found = take_apart(body, rows_field, max_rows, call.pause)
-            return validate(kind, content), rows if found is None else found
+            content, blocks = split_json(body, rows_field, max_rows, call.pause)
+            return validate(kind, content), rows if blocks is None else blocks
         content = parse_json(body)
         rows = content.get(rows_field, rows)
         if isinstance(rows, list) and rows_field in content:
@@ -262,21 +259,21 @@ def _read(
         call.reservation.acquire(ARRAY_BYTES * array.size)
         return envelope, array
     if media_type != FORM:
-        known = ", ".join((JSON, NPY, *FILE_ENDINGS))
-        raise Unsupported("Content-Type", f"{known} or {FORM}", came(call.request))
-    call.reservation.acquire(2 * len(body))  # parts as they are gathered, and as they are kept
+        names = ", ".join((JSON, NPY, *FILE_ENDINGS))
+        raise Unsupported("Content-Type", f"{names} or {FORM}", describe_media_type(call.request))
+    call.reservation.acquire(2 * len(body))  # parts exist twice while they are collected
     max_parts = max_rows + MAX_FORM_FIELDS
-    others = request.query_params.multi_items()
+    pairs = request.query_params.multi_items()
     for part in parse_form(body, request.headers["content-type"], max_parts, call.pause):
         if part.name == rows_field:
             rows.append(bytes(part.content))
         else:
-            others.append((part.name, part.content.decode("utf-8", "replace")))
-    fields = text_fields(others, kind, rows_field, "form")
+            pairs.append((part.name, part.content.decode("utf-8", "replace")))
+    fields = text_fields(pairs, kind, rows_field, "form")
     return validate(kind, {rows_field: [], **fields}), rows
 
 
-async def row_numbers(
+async def to_numbers(
     context: Context,
     call: RequestContext,
     rows: Rows | RowFile,
@@ -284,12 +281,12 @@ async def row_numbers(
     rows_field: str,
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
-    """Return a request's rows as numbers; files, objects and many numbers take a thread."""
+    """Convert a request's rows to numbers, in a thread if they are files, objects or many."""
     model, max_pixels = served.model, limits.MAX_IMAGE_PIXELS
     size, encoder = 4 * len(rows) * model.row_size, model.text_encoder
     if isinstance(rows, RowFile):
         call.reservation.reserve(size, rows.field)
-        work, is_dear = partial(pool_array, rows, max_pixels, call, encoder), True
+        work, is_dear = partial(file_array, rows, max_pixels, call, encoder), True
     else:
         call.reservation.reserve(size, rows_field)
         spec = model.manifest.input.encoded if encoded else model.manifest.input
@@ -305,18 +302,18 @@ async def row_numbers(
 async def find_odd_cells(
     context: Context, call: RequestContext, rows: Rows, served: Served
 ) -> list[OddCells] | None:
-    """Return what is odd about the cells of rows that were objects, None of others."""
+    """Find unknown categories and missing values; None unless all rows are objects."""
     columns = served.model.manifest.input.columns
 
     def work() -> list[OddCells] | None:
-        found = []
+        results = []
         blocks: Iterable[Any] = rows.parse_blocks() if isinstance(rows, JsonRows) else [rows]
         for row in chain.from_iterable(blocks):
             if not isinstance(row, dict):
                 return None
-            found.append(odd_cells(row, columns))
+            results.append(odd_cells(row, columns))
             call.pause()
-        return found
+        return results
 
     return await context.threads.requests.run(call, SLICE_BYTES, work)
 
@@ -324,11 +321,11 @@ async def find_odd_cells(
 def validate(kind: type[Validated], content: dict[str, Any]) -> Validated:
     try:
         if len(content) > len(kind.model_fields):
-            content = leave_few_unknown(kind, content)
+            content = drop_extra_unknown(kind, content)
         return kind.model_validate(content)
     except ValidationError as error:
-        found = error.errors(include_url=False)[:MOST_ERRORS]
-    raise all_of([_invalid(kind, each) for each in found])
+        errors = error.errors(include_url=False)[:MOST_ERRORS]
+    raise all_of([_invalid(kind, each) for each in errors])
 
 
 def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
@@ -346,34 +343,35 @@ def _invalid(kind: type[BaseModel], error: ErrorDetails) -> InvalidInput:
 
 
 def query_fields(request: Request, kind: type[AnyQuery], rows_field: str = "") -> AnyQuery:
-    """Return the parameters of a query; the rows of `rows_field` are in the body."""
+    """Parse the query of a request whose rows, if any, are in the body."""
     fields = text_fields(request.query_params.multi_items(), kind, rows_field, "query")
     for name in (name for name, value in fields.items() if value is None):
-        raise InvalidInput(name, "a value, where it is not left out", "null")
+        raise InvalidInput(name, "a value (leave the parameter out for the default)", "null")
     return validate(kind, {rows_field: [], **fields} if rows_field else fields)
 
 
-def fields_of(parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return parameters as fields of /predict; numbers, booleans, null and `priors` may come as
-    strings of JSON."""
+def parse_options(
+    parameters: dict[str, Any], where: str, also: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Parse another protocol's parameters, values or JSON strings, as fields of /predict."""
     fields: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name not in KNOWN:
+        if name not in PREDICT_OPTIONS:
             place = f"{where}.{name}" if _NAME.fullmatch(name) else where
-            expected = f"one of {', '.join(sorted((*KNOWN, *also)))}"
-            raise InvalidInput(place, expected, "an unknown one")
+            expected = f"one of {', '.join(sorted((*PREDICT_OPTIONS, *also)))}"
+            raise InvalidInput(place, expected, "an unknown parameter")
         if isinstance(value, str):
             try:
                 value = orjson.loads(value.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
-                expected = "a number, or one as a string"
+                expected = "a number, possibly as a string"
                 raise InvalidInput(f"{where}.{name}", expected, "another string") from None
         fields[name] = value
     return fields
 
 
-def envelope_of(fields: dict[str, Any], where: str) -> PredictRequest:
-    """Return the envelope of a request whose fields came as parameters."""
+def build_envelope(fields: dict[str, Any], where: str) -> PredictRequest:
+    """Validate fields from `parse_options`; errors name the parameters in `where`."""
     try:
         return validate(PredictRequest, {"inputs": [], **fields})
     except InvalidInput as error:
@@ -385,24 +383,28 @@ def reserve_json(
     field: str,
     max_rows: int,
     call: RequestContext,
-    bytes_of: Mapping[str, int] = JSON_OBJECT_BYTES,
+    mark_bytes: Mapping[str, int] = JSON_OBJECT_BYTES,
 ) -> None:
-    """Take from the budget what a JSON body will need, counted by its punctuation before it is
-    parsed: by default rows become arrays a block at a time, and all else is held as objects."""
+    """Reserve memory for a JSON body before it is parsed, estimated from its punctuation.
+
+    By default rows become arrays block by block, and other fields become objects.
+    """
     counts = _count_marks(body, call.pause)
-    nested, most = counts["["] + counts["{"], min(max_rows * NESTED_A_ROW, MAX_NESTED)
-    if nested > most:
-        raise TooLarge(field, f"at most {most} arrays and objects", str(nested))
-    size = sum(bytes_of.get(mark, 0) * count for mark, count in counts.items())
+    nested, max_nested = counts["["] + counts["{"], min(max_rows * MAX_NESTED_PER_ROW, MAX_NESTED)
+    if nested > max_nested:
+        raise TooLarge(field, f"at most {max_nested} arrays and objects", str(nested))
+    size = sum(mark_bytes.get(mark, 0) * count for mark, count in counts.items())
     call.reservation.reserve(size, "body")
 
 
 def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
-    """Count the punctuation of JSON in steps: `bytes.count` keeps the interpreter, and takes longer
-    where it finds many."""
-    whole, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
-    for first in range(0, len(whole), COUNTED_BYTES):
-        part = whole[first : first + COUNTED_BYTES]
+    """Count the punctuation of JSON in steps.
+
+    `bytes.count` would block other threads, and is slower if there are many matches.
+    """
+    array, counts = np.frombuffer(body, dtype=np.uint8), dict.fromkeys(JSON_OBJECT_BYTES, 0)
+    for first in range(0, len(array), COUNT_STEP_BYTES):
+        part = array[first : first + COUNT_STEP_BYTES]
         for mark in counts:
             counts[mark] += int(np.count_nonzero(part == ord(mark)))
         pause()
@@ -410,17 +412,17 @@ def _count_marks(body: bytes | bytearray, pause: Pause) -> dict[str, int]:
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object in one step, in which nobody else has a turn."""
-    cost = max(AT_ONCE.values()) * len(body)  # at most
-    if cost > MOST_AT_ONCE:  # as few bodies may
-        cost = sum(weight * body.count(mark) for mark, weight in AT_ONCE.items())
-    if cost > MOST_AT_ONCE:
-        expected = f"at most {MOST_AT_ONCE} marks, of [ and {{ ten each and of : two"
-        raise TooLarge("body", f"JSON of {expected}", str(cost))
+    """Parse a JSON object in one step, which blocks all other threads."""
+    cost = max(PARSE_COSTS.values()) * len(body)
+    if cost > MAX_PARSE_COST:  # count exactly only if this upper bound is too high
+        cost = sum(weight * body.count(mark) for mark, weight in PARSE_COSTS.items())
+    if cost > MAX_PARSE_COST:
+        expected = f"JSON of at most {MAX_PARSE_COST} marks ([ and {{ count ten times, : twice)"
+        raise TooLarge("body", expected, str(cost))
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise not_json(error.msg) from None
+        raise invalid_json(error.msg) from None
     if not isinstance(content, dict):
         raise InvalidInput("body", "a JSON object", kind_of(content))
     return content
@@ -428,36 +430,35 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 @cache
 def _json_types(kind: type[RequestModel]) -> dict[str, tuple[str, str]]:
-    """Return by field what it is in JSON, and of an array what its items are; else a string."""
+    """Return the JSON types of each field and of its items; both are `string` by default."""
     types = {}
     for name, schema in kind.model_json_schema()["properties"].items():
-        of = schema.get("anyOf", [schema])[0]
-        types[name] = of.get("type", "string"), of.get("items", {}).get("type", "string")
+        value = schema.get("anyOf", [schema])[0]
+        types[name] = value.get("type", "string"), value.get("items", {}).get("type", "string")
     return types
 
 
 def text_fields(
     pairs: Iterable[tuple[str, str]], kind: type[RequestModel], rows_field: str, where: str
 ) -> dict[str, Any]:
-    """Return the envelope's fields that a query or form gives, as JSON values where they are, else
-    as strings."""
+    """Parse the envelope's fields in a query or form, as JSON unless they are strings."""
     fields: dict[str, Any] = {}
-    items = set()  # fields that come item by item
+    repeated = set()  # arrays that are sent item by item
     for name, text in pairs:
-        of, of_item = _json_types(kind).get(name, ("string", "string"))
-        is_item = of == "array" and name != rows_field and not text.startswith("[")
+        field_type, item_type = _json_types(kind).get(name, ("string", "string"))
+        is_item = field_type == "array" and name != rows_field and not text.startswith("[")
         value: Any = text
-        if (of_item if is_item else of) != "string" and name != rows_field:
+        if (item_type if is_item else field_type) != "string" and name != rows_field:
             try:
                 value = orjson.loads(text.encode("utf-8", "replace"))
             except orjson.JSONDecodeError:
-                raise InvalidInput(f"{where}: {name}", "a JSON value", "something else") from None
-        if is_item and (name in items or name not in fields):  # a field for each
-            items.add(name)
+                raise InvalidInput(f"{where}: {name}", "a JSON value", "other text") from None
+        if is_item and (name in repeated or name not in fields):
+            repeated.add(name)
             fields.setdefault(name, []).append(value)
             continue
         if name == rows_field or name in fields:
-            raise InvalidInput(f"{where}: {name[:80]}", "once, next to the rows", "it again")
+            raise InvalidInput(f"{where}: {name[:80]}", "one value, outside the rows", "another")
         fields[name] = value
     return fields
 
@@ -472,7 +473,7 @@ class Form:
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts
         self.parts: list[FormPart] = []
-        self.ended = False
+        self.is_complete = False
         self._header = bytearray()
         self._value = bytearray()
 
@@ -491,7 +492,7 @@ class Form:
         self._value += data[start:end]
 
     def on_header_end(self) -> None:
-        """Take the part's name from its Content-Disposition, and nothing from other headers."""
+        """Read the part's name from its Content-Disposition; other headers are ignored."""
         if bytes(self._header).lower() == b"content-disposition":
             _, options = parse_options_header(bytes(self._value))
             self.parts[-1].name = options.get(b"name", b"").decode("utf-8", "replace")
@@ -499,7 +500,7 @@ class Form:
         self._value.clear()
 
     def on_end(self) -> None:
-        self.ended = True
+        self.is_complete = True
 
 
 def parse_form(
@@ -507,20 +508,20 @@ def parse_form(
 ) -> list[FormPart]:
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if not options.get(b"boundary"):
-        raise InvalidInput("Content-Type", "multipart/form-data with a boundary", "one without")
+        raise InvalidInput("Content-Type", "multipart/form-data with a boundary", "no boundary")
     form = Form(max_parts)
     callbacks = {name: getattr(form, name) for name in dir(form) if name.startswith("on_")}
     try:
         parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]
-        for start in range(0, len(body), STEP_BYTES):
-            parser.write(bytes(body[start : start + STEP_BYTES]))
+        for start in range(0, len(body), FORM_STEP_BYTES):
+            parser.write(bytes(body[start : start + FORM_STEP_BYTES]))
             pause()
         parser.finalize()
     except FormParserError:
         expected = "multipart/form-data with the boundary of its Content-Type"
-        raise InvalidInput("body", expected, "another") from None
-    if not form.ended:
-        raise InvalidInput("body", "a whole form", "one without its end")
+        raise InvalidInput("body", expected, "a malformed form") from None
+    if not form.is_complete:
+        raise InvalidInput("body", "a complete form", "a form without its end")
     if not all(part.name for part in form.parts):
-        raise InvalidInput("body", "parts with a name each", "one without")
+        raise InvalidInput("body", "a name for each part", "a part without one")
     return form.parts

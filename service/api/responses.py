@@ -102,11 +102,11 @@ def predict_json(answer: Answer, pause: Pause) -> list[bytes]:
         "version": manifest.version,
         "num_samples": results.num_samples,
         "seed": answer.seed,
-        **rates_of(answer.options),
+        **get_rates(answer.options),
         "priors": priors_by_class(manifest, answer.options.priors),
         "unknown_categories": answer.unknown,
     }
-    at_once = max(1, NUMBERS_AT_ONCE // numbers_a_row(results))
+    at_once = max(1, NUMBERS_AT_ONCE // numbers_per_row(results))
     if len(answer) <= at_once:
         return [orjson.dumps({**head, "predictions": results.objects[answer.rows]})]
     parts = [orjson.dumps({**head, "predictions": []}).removesuffix(b"]}")]
@@ -123,7 +123,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
     What is null in JSON for all rows is left out; infinite bounds are infinite.
     """
     manifest = answer.results.manifest
-    arrays = about_arrays(manifest, answer.seed, answer.options)
+    arrays = metadata_arrays(manifest, answer.seed, answer.options)
     if manifest.input.columns:
         counts = [answer.unknown.get(column.name, 0) for column in manifest.input.columns]
         arrays["unknown_categories"] = np.array(counts)
@@ -134,7 +134,7 @@ def predict_npz(answer: Answer, pause: Pause) -> list[bytes]:
     return [packed.getvalue()]
 
 
-def numbers_a_row(results: Results) -> int:
+def numbers_per_row(results: Results) -> int:
     manifest, samples = results.manifest, results.samples
     numbers = 20 + manifest.output_size * (2 if samples is None else 2 + len(samples))
     return numbers + (0 if results.explained is None else math.prod(manifest.input.shape))
@@ -155,17 +155,19 @@ def priors_by_class(
     return None if priors is None else dict(zip(manifest.classes or (), priors, strict=True))
 
 
-def rates_of(options: DecisionOptions) -> dict[str, float | None]:
+def get_rates(options: DecisionOptions) -> dict[str, float | None]:
     names = ("fpr", "fdr", "coverage", "confidence", "risk")
     return {name: getattr(options, name) for name in names}
 
 
-def about_arrays(manifest: Manifest, seed: int, options: DecisionOptions) -> dict[str, np.ndarray]:
+def metadata_arrays(
+    manifest: Manifest, seed: int, options: DecisionOptions
+) -> dict[str, np.ndarray]:
     said = {
         "model": manifest.name,
         "version": manifest.version,
         "seed": seed,
-        **rates_of(options),
+        **get_rates(options),
         "priors": options.priors,
         "classes": manifest.classes,
     }

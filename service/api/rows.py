@@ -1,4 +1,4 @@
-"""Rows of requests and files as numbers: arrays, lists, objects, cells by column, images, texts."""
+"""Convert rows to numbers: arrays, lists, objects, cells by column, images and texts."""
 
 import math
 from array import array
@@ -29,21 +29,21 @@ from service.request_context import RequestContext
 if TYPE_CHECKING:
     from model_store.sources.text import TextEncoder
 
-# Looked at by Python: numpy lets go of the interpreter, and may wait long to get it back
+# Python checks up to so many numbers: numpy would release the interpreter and wait to get it back.
 FEW_NUMBERS = 4096
-NUMBERS_AT_ONCE = 1 << 16  # of rows in lists: a millisecond or so a step
+NUMBERS_AT_ONCE = 1 << 16  # of rows in lists, about a millisecond
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    of: dict[str, list[Any] | np.ndarray]
+    columns: dict[str, list[Any] | np.ndarray]
     count: int
 
     def __len__(self) -> int:
         return self.count
 
     def take(self, rows: slice) -> dict[str, list[Any] | np.ndarray]:
-        return {name: cells[rows] for name, cells in self.of.items()}
+        return {name: cells[rows] for name, cells in self.columns.items()}
 
 
 Rows = list[Any] | np.ndarray | JsonRows | Cells
@@ -58,19 +58,19 @@ def rows_array(
     encoder: "TextEncoder | None" = None,
     first_row: int = 0,
 ) -> Float32[np.ndarray, "N I"]:
-    """Return rows as a flat float32 array. Decoding holds memory of its own for the moment. Errors
-    count from `first_row`.
+    """Convert rows to a flat float32 array.
 
-    Each comes flat or in the model's input shape; to a model of columns as an object keyed by
-    column alone, or all of them as cells by column; to a model of images also as an image file, of
-    which all together may have `max_pixels`; to a model of text also as a string, an object of that
-    alone, or a file.
+    Rows are flat or in the model's input shape. Models of columns take objects keyed by column, or
+    cells by column. Models of images also take image files of up to `max_pixels` together. Models
+    of text also take strings, objects with one string, and text files.
+
+    Args:
+        first_row: the number of the first row in errors.
 
     Raises:
-        InvalidInput: naming the row and element that is not a finite float32 number, or no id of
-            the model's, or the shape that is wrong.
-        TooLarge: if images have more pixels, or one takes more memory to decode than there may be.
-        Overloaded: if there is no memory left to decode an image.
+        InvalidInput: if a shape is wrong, a number is not finite, or an id is unknown.
+        TooLarge: if images have too many pixels or one needs too much memory to decode.
+        Overloaded: if the memory left does not suffice to decode an image.
     """
     shape = spec.shape
     size = math.prod(shape)
@@ -94,8 +94,8 @@ def rows_array(
     if isinstance(rows, Cells):
         x = np.empty((len(rows), size), dtype=np.float32)
         for first in range(0, len(rows), at_once):
-            here = slice(first, first + at_once)
-            x[here] = from_cells(rows.take(here), spec.columns, field, first_row + first)
+            step_rows = slice(first, first + at_once)
+            x[step_rows] = from_cells(rows.take(step_rows), spec.columns, field, first_row + first)
             call.pause()
         return x
     if isinstance(rows, list) and len(rows) <= at_once and not _is_long(rows[0], spec):
@@ -105,20 +105,20 @@ def rows_array(
     else:
         blocks = (rows[first : first + at_once] for first in range(0, len(rows), at_once))
     x = np.empty((len(rows), size), dtype=np.float32)
-    reader, done = None, 0
+    reader, count = None, 0
     for block in blocks:
         reader = reader or _Reader(block[0], spec, field, max_pixels, call, encoder)
         step = 1 if _is_long(block[0], spec) else len(block)
         for first in range(0, len(block), step):
             part = block[first : first + step]
-            x[done : done + len(part)] = reader.block(part, first_row + done)
-            done += len(part)
+            x[count : count + len(part)] = reader.block(part, first_row + count)
+            count += len(part)
             call.pause()
-    assert done == len(rows)
+    assert count == len(rows)
     return x
 
 
-def pool_array(
+def file_array(
     pool: RowFile, max_pixels: int, call: RequestContext, encoder: "TextEncoder | None"
 ) -> Float32[np.ndarray, "N I"]:
     x = np.empty((pool.rows, pool.row_size), dtype=np.float32)
@@ -136,7 +136,7 @@ def _is_long(row: Any, spec: InputSpec) -> bool:
 
 
 class _Reader:
-    """Reads rows in lists; the first row decides what all are."""
+    """Reads rows in lists. All rows must have the form of the first one."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Reader:
         self.encoder = encoder
         self.field = field
         self.max_pixels = max_pixels
-        self.pixels = 0  # of images so far
+        self.pixels = 0  # sum over images
         self.is_objects = bool(spec.columns)
         if self.is_objects and not isinstance(first, dict):
             raise not_by_column(field, _kind_of(first))
@@ -172,29 +172,28 @@ class _Reader:
         return np.stack([read(row, f"{self.field}.{n}") for n, row in numbered])
 
     def _text(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Return a text, a string, the bytes of a file or an object of its column alone, as a row
-        of ids."""
+        """Tokenize a string, a text file, or an object with one string."""
         assert self.spec.text is not None
         assert self.encoder is not None
         if isinstance(row, dict):
             name = self.spec.text.column
-            row, field = _only(row, name, field), f"{field}.{name}"
+            row, field = _single_value(row, name, field), f"{field}.{name}"
         if isinstance(row, bytes):
             try:
-                row = row.decode("utf-8-sig")  # without the mark that some editors begin with
+                row = row.decode("utf-8-sig")  # removes the mark that some editors write
             except UnicodeDecodeError:
-                raise InvalidInput(field, "a text in UTF-8", "other bytes") from None
+                raise InvalidInput(field, "text in UTF-8", "other bytes") from None
         if type(row) is not str:
-            raise InvalidInput(field, "a string, as the row before it", kind_of(row))
+            raise InvalidInput(field, "a string, like the first row", kind_of(row))
         with self.reservation.hold(self.encoder.bytes_for(row, field), field):
             try:
                 return self.encoder.row(row)
             except ValueError:
-                expected = "text that the version's tokenizer takes"
+                expected = "text that the version's tokenizer supports"
                 raise InvalidInput(field, expected, "other text") from None
 
     def _image(self, row: Any, field: str) -> Float32[np.ndarray, "I"]:
-        """Return an image, the bytes of a file or base64 of them, as a flat row of pixels."""
+        """Decode an image file, as bytes or base64, to a flat row of pixels."""
         assert self.spec.image is not None
         content = image_content(row, field)
         image = open_image(content, field)
@@ -208,13 +207,13 @@ class _Reader:
             return pixels(image, shape, spec, field).astype(np.float32)
 
 
-def _only(row: dict[str, Any], name: str, field: str) -> Any:
+def _single_value(row: dict[str, Any], name: str, field: str) -> Any:
     if name not in row:
         raise InvalidInput(f"{field}.{name[:80]}", "a string", "no such column")
     unknown = next((key for key in row if key != name), None)
     if unknown is not None:
-        expected = f"no column but {name[:80]}"
-        raise InvalidInput(f"{field}.{unknown[:80]}", expected, "an unknown one")
+        expected = f"only the column {name[:80]}"
+        raise InvalidInput(f"{field}.{unknown[:80]}", expected, "an unknown column")
     return row[name]
 
 
@@ -242,7 +241,7 @@ def _block(
     if spec.takes_ids:
         ids = np.array(level, dtype=np.float64).reshape(len(rows), size)
         _check_ids(ids, spec, field, first_row)
-    # In half of numpy's time, and too large ones become infinite without a warning
+    # This takes half of numpy's time, and large numbers become infinite without a warning.
     numbers = array("f", level)
     flat = np.frombuffer(numbers, dtype=np.float32).reshape(len(rows), size)
     if len(numbers) > FEW_NUMBERS or not math.isfinite(sum(numbers)):
@@ -251,8 +250,8 @@ def _block(
 
 
 def _kind_of(row: Any) -> str:
-    more = "; a file of many rows is a body of its own" if isinstance(row, bytes) else ""
-    return kind_of(row) + more
+    advice = "; send a file of many rows as the body" if isinstance(row, bytes) else ""
+    return kind_of(row) + advice
 
 
 def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int = 0) -> None:
@@ -260,7 +259,7 @@ def _check_finite(flat: Float32[np.ndarray, "N I"], field: str, first_row: int =
     if not finite.all():
         n, i = np.argwhere(~finite)[0]
         expected = "a finite number in float32's range"
-        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, "one that is not")
+        raise InvalidInput(f"{field}.{n + first_row}.{i}", expected, "another value")
 
 
 def _check_ids(flat: np.ndarray, spec: InputSpec, field: str, first_row: int = 0) -> None:
@@ -285,15 +284,16 @@ def _path(field: str, index: int, lengths: tuple[int, ...]) -> str:
     return ".".join([field, str(index), *reversed(parts)])
 
 
-def with_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
-    """Return an error of a row, and those found with it, with the rows' ids if they have any."""
+def add_row_id(error: InvalidInput, ids: Sequence[str] | None) -> InvalidInput:
+    """Add the ids of the wrong rows, if they have ids, to an error and its companions."""
     if ids is None:
         return error
 
-    def named(one: InvalidInput) -> InvalidInput:
-        place = next((part for part in one.field.split(".")[1:2] if part.isdigit()), None)
-        if place is None:
-            return one
-        return InvalidInput(one.field, one.expected, f"{one.got} (id {ids[int(place)][:200]!r})")
+    def add_id(error: InvalidInput) -> InvalidInput:
+        row = next((part for part in error.field.split(".")[1:2] if part.isdigit()), None)
+        if row is None:
+            return error
+        row_id = ids[int(row)][:200]
+        return InvalidInput(error.field, error.expected, f"{error.got} (id {row_id!r})")
 
-    return all_of([named(one) for one in (error, *error.others)])
+    return all_of([add_id(each) for each in (error, *error.others)])

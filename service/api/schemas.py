@@ -38,7 +38,7 @@ def _first_wrong(values: Any) -> Any:
 Priors = Annotated[dict[str, float], BeforeValidator(_first_wrong)]
 
 
-def leave_few_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
+def drop_extra_unknown(kind: type[BaseModel], content: dict[str, Any]) -> dict[str, Any]:
     """Keep only the first unknown fields: pydantic creates an error of a kilobyte for each."""
     known = {name: content[name] for name in kind.model_fields if name in content}
     unknown = (name for name in content if name not in kind.model_fields)
@@ -245,7 +245,7 @@ class LabelEntry(RequestModel):
     @classmethod
     def _leave_few_unknown(cls, content: Any) -> Any:
         has_more = isinstance(content, dict) and len(content) > len(cls.model_fields)
-        return leave_few_unknown(cls, content) if has_more else content
+        return drop_extra_unknown(cls, content) if has_more else content
 
     id: str
     """id of the row"""

@@ -12,7 +12,7 @@ from model_store.errors import DubitoError
 from service.api.problems import error_response
 from service.api.requests import NPZ, PARQUET
 from service.api.responses import PartsResponse
-from service.auth.scopes import GRANTED, authorize, needed_scope
+from service.auth.scopes import SCOPES_KEY, authorize, needed_scope
 from service.auth.scopes import Scope as KeyScope
 
 # JSON takes a fourth of its length, at 100 MB/s
@@ -47,7 +47,7 @@ class Shortcut:
         request = Request(scope, receive, send)
         answer: ASGIApp
         try:
-            if needed is not None and needed not in scope[GRANTED]:
+            if needed is not None and needed not in scope[SCOPES_KEY]:
                 authorize(scope, needed)  # raises why not
             response = await route.endpoint(request, **parameters)
         except DubitoError as error:

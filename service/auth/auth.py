@@ -9,14 +9,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.problems import error_response
 from service.auth.keys import KeyRing, Keys
-from service.auth.scopes import API_SCOPES, GRANTED, OWNER
+from service.auth.scopes import API_SCOPES, OWNER_KEY, SCOPES_KEY
 from service.errors import Forbidden, RequestError, WrongHost
-from service.request_context import record_of
+from service.request_context import get_record
 from service.server.shares import KEY_NAME
 
-READING = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
-OF_OWN_PAGES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
-_OF_NO_PAGE = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
+READ_METHODS = {"GET", "HEAD", "OPTIONS"}  # methods of requests that change nothing
+SAME_ORIGIN_SITES = {b"same-origin", b"none"}  # values of Sec-Fetch-Site
+_SAFE_HOST = re.compile(r"[0-9.]*|[^.]*")  # addresses, and names without dots
 
 
 class AuthMiddleware:
@@ -36,11 +36,11 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         keys = self.ring.keys
-        scope[GRANTED] = API_SCOPES if keys.api_is_open else frozenset()
+        scope[SCOPES_KEY] = API_SCOPES if keys.api_is_open else frozenset()
         authenticate(scope, keys, _read_key(scope))
         try:
             if keys.api_is_open:
-                _refuse_other_pages(scope, self.hosts, self.origins)
+                _check_page(scope, self.hosts, self.origins)
         except RequestError as error:
             await error_response(scope, error)(scope, receive, send)
         else:
@@ -51,15 +51,13 @@ def authenticate(scope: Scope, keys: Keys, text: bytes) -> None:
     """Record the key that a request came with, and grant what it may do."""
     key = keys.find(text) if keys.names and text else None
     if key is not None:
-        record_of(scope).key = key.name
+        get_record(scope).key = key.name
         if not key.has_expired:
-            scope[KEY_NAME], scope[OWNER] = key.name, key.digest.hex()
-            scope[GRANTED] |= key.scopes
+            scope[KEY_NAME], scope[OWNER_KEY] = key.name, key.digest.hex()
+            scope[SCOPES_KEY] |= key.scopes
 
 
-def _refuse_other_pages(
-    scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]
-) -> None:
+def _check_page(scope: Scope, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
     """Raise Forbidden if a request may come from a page of an origin that has no business here.
 
     A page may let the browser send requests here. If it uses a host name that resolves to this
@@ -69,16 +67,16 @@ def _refuse_other_pages(
     headers = dict(scope["headers"])
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name = host.rpartition(":")[0] or host
-    if hosts is not None and _OF_NO_PAGE.fullmatch(name) is None and name not in hosts:
+    if hosts is not None and _SAFE_HOST.fullmatch(name) is None and name not in hosts:
         raise WrongHost(
             "Host", "an address, a name without dots or one of DUBITO_ALLOWED_HOSTS", "another"
         )
-    if scope["method"] in READING:
+    if scope["method"] in READ_METHODS:
         return
     if origins & {"*", headers.get(b"origin", b"").decode("latin-1").lower()}:
         return
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin", b"").decode("latin-1")
-    is_own = site in OF_OWN_PAGES if site else origin.partition("://")[2].lower() in ("", host)
+    is_own = site in SAME_ORIGIN_SITES if site else origin.partition("://")[2].lower() in ("", host)
     if not is_own or origin == "null":
         raise Forbidden("Origin", "none, or that of the service's own page", "another page's")
 

@@ -52,8 +52,8 @@ logger = logging.getLogger("dubito")
 FILE_VARIABLE = f"{PREFIX}KEYS_FILE"
 LISTS = ("api_keys", "admin_key")  # instead of the file
 KEY_PATTERN = re.compile(r"[!-+\--~]{16,256}")  # printable ASCII without space and comma
-WHAT_KEYS_ARE = "16 to 256 printable ASCII characters, without spaces and commas"
-NOT_SHOWN = "something else, which is not shown"
+KEY_FORMAT = "16 to 256 printable ASCII characters, without spaces and commas"
+HIDDEN_VALUE = "something else, which is not shown"
 MAX_FILE_BYTES = 1 << 20
 NEW_KEY_PREFIX = "dubito_"  # recognised by scanners for secrets
 NEW_KEY_BYTES = 32
@@ -108,8 +108,8 @@ def _read_digests(name: str, secret: SecretStr | None) -> list[bytes]:
         return []
     keys = [key.strip() for key in secret.get_secret_value().split(",")]
     if not all(KEY_PATTERN.fullmatch(key) for key in keys):
-        expected = f"keys of {WHAT_KEYS_ARE}, separated by commas"
-        raise InvalidInput(PREFIX + name, expected, NOT_SHOWN)
+        expected = f"keys of {KEY_FORMAT}, separated by commas"
+        raise InvalidInput(PREFIX + name, expected, HIDDEN_VALUE)
     return [sha256(key.encode()).digest() for key in keys]
 
 
@@ -177,8 +177,8 @@ def _describe(error: ValidationError) -> InvalidInput:
         place = place[:-1]
         expected = f"no fields but {', '.join((KeyEntry if place else KeyFile).model_fields)}"
     elif place[-1] == "key":
-        expected = WHAT_KEYS_ARE
-    return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, NOT_SHOWN)
+        expected = KEY_FORMAT
+    return InvalidInput(".".join([FILE_VARIABLE, *map(str, place)]), expected, HIDDEN_VALUE)
 
 
 class KeyRing:
@@ -208,9 +208,9 @@ class KeyRing:
 
     def _watch(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            self.look()
+            self.reload()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the file's keys if they have changed. If it is invalid, the previous keys stay."""
         assert self._file is not None
         try:

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.types import Scope as AsgiScope
 
 from service.errors import Forbidden, Unauthorized
-from service.request_context import record_of
+from service.request_context import get_record
 from service.server.shares import KEY_NAME
 
 Scope = Literal["read", "predict", "acquire", "label", "metrics", "admin"]
@@ -20,8 +20,8 @@ API_SCOPES: Final = frozenset(SCOPES) - {"admin"}  # of keys without a list of s
 ADMIN_SCOPES: Final = frozenset[Scope]({"admin", "metrics"})
 
 # Keys of a request's ASGI scope, which the middleware sets
-GRANTED = "dubito.scopes"
-OWNER = "dubito.owner"  # the digest of its valid key
+SCOPES_KEY = "dubito.scopes"
+OWNER_KEY = "dubito.owner"  # the digest of its valid key
 
 REALM = 'Bearer realm="dubito"'
 
@@ -34,7 +34,7 @@ def authorize(scope: AsgiScope, needed: Scope) -> None:
             ones.
         Forbidden: if its key lacks the scope.
     """
-    if needed in scope[GRANTED]:
+    if needed in scope[SCOPES_KEY]:
         return
     if KEY_NAME not in scope:
         refuse_keyless(scope)
@@ -46,7 +46,7 @@ def authorize(scope: AsgiScope, needed: Scope) -> None:
 
 
 def refuse_keyless(scope: AsgiScope) -> None:
-    record = record_of(scope)
+    record = get_record(scope)
     if record.key is not None:
         record.reason = "expired_key"
     raise Unauthorized(REALM)
@@ -82,15 +82,15 @@ def needed_scope(route: APIRoute) -> Scope | None:
     raise AssertionError(f"{route.path}: add needs(...) or OPEN_TO_ALL to its dependencies")
 
 
-def may_see_names(scope: AsgiScope) -> bool:
+def can_see_names(scope: AsgiScope) -> bool:
     """Whether a request to an open route may learn models' names."""
-    return bool(scope[GRANTED])
+    return bool(scope[SCOPES_KEY])
 
 
 def key_name(scope: AsgiScope) -> str | None:
     return scope.get(KEY_NAME)
 
 
-def owner_of(scope: AsgiScope) -> str:
+def get_owner(scope: AsgiScope) -> str:
     """Return the digest of the request's key, by which its jobs are kept; "" without keys."""
-    return str(scope.get(OWNER, ""))
+    return str(scope.get(OWNER_KEY, ""))

@@ -22,7 +22,7 @@ from model_store.artifacts.place import is_url, open_store, whole_path
 from model_store.errors import InvalidInput
 from model_store.inference.model import NEEDED, Model
 from model_store.processes import processors
-from service.api.options import num_samples_of
+from service.api.options import resolve_num_samples
 from service.api.requests import validate
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.batch.computation import Kind, request_fields
@@ -145,7 +145,7 @@ def _request(
             given[name] = _json(value) if name == "priors" else value
     envelope = validate(PredictRequest if kind == "score" else AcquireRequest, given)
     assert isinstance(envelope, AcquireRequest | PredictRequest)
-    num_samples = num_samples_of(envelope, loaded, settings)
+    num_samples = resolve_num_samples(envelope, loaded, settings)
     fields: dict[str, Any] = {
         "model": loaded.name,
         "version": loaded.version,

@@ -21,9 +21,9 @@ from model_store.inference.runtime import DrawSet
 from model_store.scores.joint import Candidates
 from model_store.scores.tasks import PREDICTIVES
 from model_store.sources.row_file import Part
-from service.api.options import decision_options, priors_of
+from service.api.options import decision_options, resolve_priors
 from service.api.predictions import Results
-from service.api.responses import about_arrays, priors_by_class
+from service.api.responses import metadata_arrays, priors_by_class
 from service.api.rows import rows_array
 from service.api.schemas import AcquireRequest, PredictRequest
 from service.engine.batching import part_rows
@@ -77,7 +77,7 @@ def ranking_fields(envelope: AcquireRequest, served: Any) -> dict[str, Any]:
         "acquisition": acquisition,
         "k": envelope.k,
         "beta": checked_beta(envelope.beta, acquisition, task),
-        "priors": priors_of(envelope, served),
+        "priors": resolve_priors(envelope, served),
     }
 
 
@@ -170,7 +170,7 @@ class Computation:
 
     def about(self, unknown: dict[str, int]) -> dict[str, np.ndarray]:
         assert self.request.options is not None
-        about = about_arrays(self.manifest, self.request.seed, self.request.options)
+        about = metadata_arrays(self.manifest, self.request.seed, self.request.options)
         if columns := self.manifest.input.columns:
             about[UNKNOWN_CATEGORIES] = np.array([unknown.get(c.name, 0) for c in columns])
         return about

@@ -48,7 +48,7 @@ from model_store.state.database import Database, of_disk
 from model_store.state.jobs import Job, Jobs, State
 from model_store.state.labels import Acquisition, keep_acquired, row_format
 from service.api.options import group_numbers
-from service.api.rows import with_id
+from service.api.rows import add_row_id
 from service.batch.candidate import Cancelled, fit_candidate
 from service.batch.computation import (
     UNKNOWN_CATEGORIES,
@@ -472,7 +472,7 @@ def _compute(
     try:
         return predict(rows) if job.kind == "predict" else acquire(rows, database)
     except InvalidInput as error:
-        raise with_id(error, rows.ids() if rows.has_ids else None) from None
+        raise add_row_id(error, rows.ids() if rows.has_ids else None) from None
 
 
 if __name__ == "__main__":

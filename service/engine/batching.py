@@ -401,7 +401,7 @@ class Engine:
     def _count(self, batch: list[EngineWork], rows: int, start: float, end: float) -> None:
         key, draws = batch[0].served_model.key, batch[0].num_samples
         row_draws = rows * batch[0].row_draws
-        queue_s = [start - work.phases[-1].queued for work in batch]
+        queue_s = [start - work.phases[-1].queued_at for work in batch]
         new = [work for work in batch if len(work.phases) == 1]
         fresh_draws = len({id(work.draws) for work in new}) * draws
         self.metrics.count_batch(key, rows, queue_s, end - start)

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from model_store.conformal.drift import EDGES
 from service.models.watcher import Watcher
-from service.telemetry.metrics import OF_MODEL
+from service.telemetry.metrics import VERSION_LABELS
 
 
 class LoadedCollector(Collector):
@@ -25,13 +25,13 @@ class LoadedCollector(Collector):
 
         def of_loaded(name: str, text: str, field: str) -> Metric:
             values = ((key, getattr(report, field)) for key, report in reports.items())
-            return _gauge(name, text, OF_MODEL, values)
+            return _gauge(name, text, VERSION_LABELS, values)
 
         ones = ((key, 1.0) for key in loaded)
-        yield _gauge("dubito_loaded_version", "1 for each version in memory", OF_MODEL, ones)
+        yield _gauge("dubito_loaded_version", "1 for each version in memory", VERSION_LABELS, ones)
         text = "1 for each version that cannot be served"
         broken = ((key, 1.0) for key in models.all_broken())
-        yield _gauge("dubito_broken_version", text, OF_MODEL, broken)
+        yield _gauge("dubito_broken_version", text, VERSION_LABELS, broken)
         text, labels = "1 for each alias that is served", ("model", "alias", "version")
         yield _gauge("dubito_alias", text, labels, ((a, 1.0) for a in models.all_aliases()))
         text = "1 for each alias that does not serve what it names"
@@ -48,7 +48,7 @@ class LoadedCollector(Collector):
         text = "Calibration rows that the flag's p-values are ranks among"
         yield of_loaded("dubito_calibration_rows", text, "calibration_rows")
         text = "The flag's p-values of rows watched"
-        p_values = HistogramMetricFamily("dubito_flag_p_value", text, labels=OF_MODEL)
+        p_values = HistogramMetricFamily("dubito_flag_p_value", text, labels=VERSION_LABELS)
         for key, drift in loaded.items():
             own = drift.own_report()
             counts = np.cumsum(own.binned_rows).tolist()

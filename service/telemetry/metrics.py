@@ -32,7 +32,7 @@ NATS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2, 3, 5, 7
 TARGET_UNITS = tuple(float(f"{10.0 ** (i / 2):.2g}") for i in range(-8, 9))  # 1e-4 to 1e4
 POWERS_OF_2 = tuple(2**i for i in range(13))
 MAX_VERSIONS = 100  # with counts; the least recently used go first
-FEW = 16  # values, which bisect sorts into buckets faster than numpy
+SMALL_COUNT = 16  # values, which bisect sorts into buckets faster than numpy
 
 COUNTERS = {
     "rows": "Rows predicted",
@@ -54,7 +54,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 KINDS = get_args(Kind)
 BUILD = ("version", "python", "onnxruntime")
-OF_MODEL = ("model", "version")
+VERSION_LABELS = ("model", "version")
 VersionKey = tuple[str, str]  # model and version
 
 
@@ -74,7 +74,7 @@ class Histogram:
     def add_array(self, values: Float64[np.ndarray, "N"]) -> None:
         """Count an array of values, except those that are not finite."""
         values = values[np.isfinite(values)]
-        if len(values) <= FEW:
+        if len(values) <= SMALL_COUNT:
             self.add(values.tolist())
         else:
             counts = np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
@@ -86,7 +86,7 @@ class Histogram:
         return list(zip(ends, np.cumsum(self.counts).tolist(), strict=True))
 
 
-class OfVersion:
+class VersionMetrics:
     """The counts of one version of a model. Hold `lock` while changing or reading them."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Metrics(Collector):
         self.state_usable.set(1)
         build = gauge("dubito_build_info", "1, by what serves", BUILD)
         build.labels(VERSION, platform.python_version(), onnxruntime.__version__).set(1)
-        self._versions: OrderedDict[VersionKey, OfVersion] = OrderedDict()
+        self._versions: OrderedDict[VersionKey, VersionMetrics] = OrderedDict()
         self._lock = threading.Lock()
         self._of_route = cache(self._route_metrics)  # looking labels up takes longer than counting
         registry.register(self)
@@ -160,7 +160,7 @@ class Metrics(Collector):
     def count_prediction(
         self, key: VersionKey, name: str, values: Float64[np.ndarray, "N"], draws: int, flags: int
     ) -> None:
-        version = self.of_version(key)
+        version = self.version_metrics(key)
         with version.lock:
             version.counts["rows"] += len(values)
             version.counts["draws"] += draws
@@ -180,7 +180,7 @@ class Metrics(Collector):
     def count_batch(
         self, key: VersionKey, rows: int, queue_s: Sequence[float], compute_s: float
     ) -> None:
-        version = self.of_version(key)
+        version = self.version_metrics(key)
         with version.lock:
             version.histogram("queue_seconds").add(queue_s)
             version.histogram("compute_seconds").add((compute_s,))
@@ -191,23 +191,23 @@ class Metrics(Collector):
         self._add(key, draws_made=made, draws_reused=reused)
 
     def _add(self, key: VersionKey, **counts: int) -> None:
-        version = self.of_version(key)
+        version = self.version_metrics(key)
         with version.lock:
             for name, count in counts.items():
                 version.counts[name] += count
 
-    def of_version(self, key: VersionKey) -> OfVersion:
+    def version_metrics(self, key: VersionKey) -> VersionMetrics:
         with self._lock:
             found = self._versions.get(key)
             if found is None:
-                found = self._versions[key] = OfVersion()
+                found = self._versions[key] = VersionMetrics()
                 if len(self._versions) > MAX_VERSIONS:
                     self._versions.popitem(last=False)
             else:
                 self._versions.move_to_end(key)
             return found
 
-    def versions(self) -> list[tuple[VersionKey, OfVersion]]:
+    def versions(self) -> list[tuple[VersionKey, VersionMetrics]]:
         with self._lock:
             return list(self._versions.items())
 
@@ -216,11 +216,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counters = {
-            name: CounterMetricFamily(f"dubito_{name}", text, labels=OF_MODEL)
+            name: CounterMetricFamily(f"dubito_{name}", text, labels=VERSION_LABELS)
             for name, text in COUNTERS.items()
         }
         histograms = {
-            name: HistogramMetricFamily(f"dubito_{name}", text, labels=OF_MODEL)
+            name: HistogramMetricFamily(f"dubito_{name}", text, labels=VERSION_LABELS)
             for name, (text, _) in HISTOGRAMS.items()
         }
         for labels, version in self.versions():

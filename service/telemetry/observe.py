@@ -25,7 +25,7 @@ METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 )
 VERSION_PREFIX = "/v1"  # of the API, before any path
-_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Observe:
@@ -75,7 +75,7 @@ class Observe:
         except Exception as error:
             record.reason = "unexpected"
             logger.error("unexpected error in request %s: %s", record.request_id, where(error))
-            # Otherwise the answer has begun, and the server ends the connection.
+            # Otherwise the answer has started, and the server ends the connection.
             if status is None:
                 detail = (
                     "an error that Dubito did not expect; the service's log has it under this "
@@ -84,7 +84,7 @@ class Observe:
                 await error_response(scope, DubitoError(detail))(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - record.begun
+            seconds = time.perf_counter() - record.started
             self.metrics.count_request(route, status, record.reason, seconds)
             if self.log is not None:
                 self.log(record, route, status, seconds)
@@ -102,12 +102,12 @@ class Observe:
 
     def _new_record(self, scope: Scope) -> RequestRecord:
         """Start the record of a request, with the client's id if it sent one plain id."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
-        is_plain = len(given) == 1 and _GIVEN_ID.fullmatch(given[0])
+        is_plain = len(given) == 1 and _CLIENT_ID.fullmatch(given[0])
         request_id = given[0].decode() if is_plain else self._new_id()
         method = scope["method"] if scope["method"] in METHODS else "other"
-        return RequestRecord(request_id, method, begun)
+        return RequestRecord(request_id, method, started)
 
     def _new_id(self) -> str:
         """Return an unpredictable id. Random bytes are read for many ids at a time."""

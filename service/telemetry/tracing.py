@@ -63,8 +63,8 @@ class Tracing:
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._context.extract(carrier)
-        record.begun_ns = time.time_ns() - int((time.perf_counter() - record.begun) * 1e9)
-        span = self._tracer.start_span("request", parent, self._kind, start_time=record.begun_ns)
+        record.started_ns = time.time_ns() - int((time.perf_counter() - record.started) * 1e9)
+        span = self._tracer.start_span("request", parent, self._kind, start_time=record.started_ns)
         record.trace_id = f"{span.get_span_context().trace_id:032x}"
         return span
 
@@ -75,15 +75,15 @@ class Tracing:
         ended = time.perf_counter()
 
         def at(moment: float) -> int:  # by one clock, so that phases lie within their request
-            return record.begun_ns + int((moment - record.begun) * 1e9)
+            return record.started_ns + int((moment - record.started) * 1e9)
 
-        phases = [(READ, record.begun, record.read)] if record.read is not None else []
+        phases = [(READ, record.started, record.parsed_at)] if record.parsed_at is not None else []
         phases += record.phases
-        if record.worked is not None:
-            phases.append((ANSWER, record.worked, ended))
+        if record.computed_at is not None:
+            phases.append((ANSWER, record.computed_at, ended))
         parent = self._within(span)
-        for name, begun, end in phases:
-            self._tracer.start_span(name, parent, start_time=at(begun)).end(at(end))
+        for name, started, end in phases:
+            self._tracer.start_span(name, parent, start_time=at(started)).end(at(end))
         known = {
             "http.request.method": record.method,
             "http.route": route,
@@ -110,7 +110,7 @@ class Tracing:
         closing.join(CLOSE_S)
 
 
-def tracing_of(settings: Settings) -> Tracing | None:
+def create_tracing(settings: Settings) -> Tracing | None:
     """Return the tracing that the settings configure, if any; raises like `check_tracing`."""
     check_tracing(settings)
     if settings.otlp_endpoint is None:

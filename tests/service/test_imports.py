@@ -12,7 +12,7 @@ from tests.support.environment import ROOT, environment_with
 
 OF_TEXT = {"tokenizers", "huggingface_hub"}  # which models of text alone need
 OF_CLUSTERS = {"obstore", "ray"}  # which stores in buckets need, and services of several machines
-OF_TRAINING = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
+TRAINING_VARIABLES = {"torch", "training", "sklearn", "matplotlib", "onnxscript", "scipy", "tqdm"}
 OF_TABLES = {"pyarrow"}  # which files of Parquet alone need
 CREATE_APP = """
 import json, sys
@@ -48,16 +48,17 @@ def test_the_service_starts_without_what_only_training_needs():
     )
     loaded = set(json.loads(done.stdout))
     assert {"service", "model_store", "fastapi", "onnxruntime"} <= loaded
-    assert not loaded & (OF_TRAINING | OF_TABLES | OF_TEXT | OF_CLUSTERS)
+    assert not loaded & (TRAINING_VARIABLES | OF_TABLES | OF_TEXT | OF_CLUSTERS)
 
 
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("service", OF_TRAINING | {"tests", "benchmarks", "dubito"}),
+        ("service", TRAINING_VARIABLES | {"tests", "benchmarks", "dubito"}),
         (
             "model_store",
-            OF_TRAINING | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"},
+            TRAINING_VARIABLES
+            | {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"},
         ),
         ("training", {"service", "fastapi", "starlette", "tests", "benchmarks", "dubito"}),
     ],

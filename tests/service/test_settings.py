@@ -8,7 +8,7 @@ import pytest
 from model_store.errors import InvalidInput
 from service.api.reference import SETTINGS, settings_table, with_table
 from service.integrations import integration_variables
-from service.settings import OF_CLIENT, OF_TRAINING, Settings, read_settings
+from service.settings import CLIENT_VARIABLES, TRAINING_VARIABLES, Settings, read_settings
 from tests.support.environment import run_service
 
 
@@ -17,7 +17,7 @@ def test_every_setting_is_documented_as_it_is():
     assert with_table(text, "settings", settings_table()) == text, "python -m service.api.reference"
     documented = set(re.findall(r"^\| `(DUBITO_\w+)`", text, re.MULTILINE))
     settings = {f"DUBITO_{name.upper()}" for name in Settings.model_fields}
-    assert documented - OF_TRAINING - OF_CLIENT == settings | integration_variables()
+    assert documented - TRAINING_VARIABLES - CLIENT_VARIABLES == settings | integration_variables()
 
 
 @pytest.mark.parametrize(

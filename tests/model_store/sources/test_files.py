@@ -23,7 +23,7 @@ from model_store.sources import row_file
 from model_store.sources.columns import from_cells, from_objects
 from model_store.sources.files import check_ids, open_rows
 from model_store.sources.parquet import ParquetFile
-from service.api.pool_files import path_in
+from service.api.pool_files import resolve_path
 from service.batch.files import Listed
 from tests.support.files import npy_bytes, npy_header, zip_bytes
 from tests.support.recipes import recipe_of
@@ -529,16 +529,16 @@ def test_names_stay_in_the_operator_s_folder(tmp_path):
     (folder / "sub" / "rows.npy").write_text("")
     (folder / "link.npy").symlink_to(outside)
     (folder / "inside.npy").symlink_to(folder / "sub" / "rows.npy")
-    assert path_in(folder, "sub/rows.npy", "pool_file") == folder / "sub" / "rows.npy"
-    assert path_in(folder, "inside.npy", "pool_file") == folder / "sub" / "rows.npy"
+    assert resolve_path(folder, "sub/rows.npy", "pool_file") == folder / "sub" / "rows.npy"
+    assert resolve_path(folder, "inside.npy", "pool_file") == folder / "sub" / "rows.npy"
     for name in ("../secret.npy", str(outside), "link.npy", "sub/../../secret.npy", "."):
         with pytest.raises(InvalidInput, match=r"pool_file: .* a path that leads out of it"):
-            path_in(folder, name, "pool_file")
+            resolve_path(folder, name, "pool_file")
     for name in ("no.npy", "sub"):
         with pytest.raises(InvalidInput, match="one that is not there"):
-            path_in(folder, name, "pool_file")
+            resolve_path(folder, name, "pool_file")
     for name in ("", "a\0b"):
         with pytest.raises(InvalidInput, match="the name of a file"):
-            path_in(folder, name, "pool_file")
+            resolve_path(folder, name, "pool_file")
     with pytest.raises(InvalidInput, match="DUBITO_POOLS"):
-        path_in(None, "rows.npy", "pool_file")
+        resolve_path(None, "rows.npy", "pool_file")

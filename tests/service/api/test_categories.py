@@ -131,12 +131,12 @@ def test_groups_may_come_in_the_query_beside_an_array(served):
         (
             "class",
             GROUPS,
-            "groups: expected none, since class is not calibrated by group, got some",
+            "groups: expected none, because class is not calibrated by group, got some",
         ),
         (
             "plain",
             GROUPS,
-            "groups: expected none, since plain is not calibrated by group, got some",
+            "groups: expected none, because plain is not calibrated by group, got some",
         ),
         ("group", [1] * 6, "groups.0"),
     ],

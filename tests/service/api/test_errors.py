@@ -236,13 +236,15 @@ def test_the_type_of_a_problem_leads_to_what_it_means(client):
 def test_a_flag_is_decided_by_one_rate(client):
     request = {"inputs": [ROW], "fpr": 0.05, "fdr": 0.05}
     assert_problem(
-        client.post("/predict", json=request), 422, "fdr: expected none with fpr", "got both"
+        client.post("/predict", json=request), 422, "fdr: expected either fdr or fpr", "got both"
     )
 
 
 @pytest.mark.parametrize("field", ["fpr", "fdr"])
 def test_a_rate_that_the_calibration_cannot_tell_is_refused_however_the_rows_come(client, field):
-    words = f"{field}: expected at least 0.00452489, the smallest that digits can tell, got 0.004"
+    words = (
+        f"{field}: expected at least 0.00452489, the smallest rate that digits supports, got 0.004"
+    )
     rows, rate = npy_bytes(np.zeros((1, 64))), {field: "0.004"}
     assert_problem(client.post("/predict", json={"inputs": [ROW], field: 0.004}), 422, words)
     assert_problem(client.post("/predict", params=rate, content=rows, headers=NPY), 422, words)
@@ -340,8 +342,8 @@ def test_a_bad_npy_body_is_refused(client, body, words):
     ("query", "words"),
     [
         ("sead=7", "sead: expected one of"),
-        ("seed=7&seed=8", "query: seed: expected once"),
-        ("inputs=[]", "query: inputs: expected once"),
+        ("seed=7&seed=8", "query: seed: expected one value"),
+        ("inputs=[]", "query: inputs: expected one value"),
         ("seed=seven", "query: seed: expected a JSON value"),
         ("seed=", "query: seed: expected a JSON value"),
         ("seed=%ff", "query: seed: expected a JSON value"),
@@ -361,7 +363,9 @@ def test_a_bad_query_beside_an_npy_body_is_refused(client, query, words):
 @pytest.mark.parametrize("query", ["seed=7", "x", "%ff=%00"])
 def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query):
     assert_problem(
-        client.post(f"/predict?{query}", json={"inputs": [ROW]}), 422, "query: expected nothing"
+        client.post(f"/predict?{query}", json={"inputs": [ROW]}),
+        422,
+        "query: expected no parameters",
     )
 
 
@@ -372,9 +376,9 @@ def test_a_query_beside_a_json_body_is_refused_and_not_passed_over(client, query
         ("", "none"),
         ("text/plain", "text/plain"),
         ("application/x-www-form-urlencoded", "application/x-www-form-urlencoded"),
-        ("multipart/mixed; boundary=x", "one that is not known"),
-        ("json", "one that is not known"),
-        ("a" * 5000, "one that is not known"),
+        ("multipart/mixed; boundary=x", "an unknown media type"),
+        ("json", "an unknown media type"),
+        ("a" * 5000, "an unknown media type"),
     ],
 )
 def test_another_media_type_is_refused_by_its_name(client, content_type, got):

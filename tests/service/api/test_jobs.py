@@ -214,7 +214,7 @@ def test_a_running_job_reports_progress_and_is_cancelled_then_deleted(service):
         (
             {"pool_file": "rows.npz", "pool": [[0] * 64]},
             422,
-            "pool_file: expected none with pool, got both",
+            "pool_file: expected no such field with pool, got both",
         ),
         ({"pool_file": "../rows.npz"}, 422, "a path that leads out of it"),
         ({"pool_file": "no.npz"}, 422, "one that is not there"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import DubitoError, InvalidInput
 from service.api import json_blocks
-from service.api.json_blocks import take_apart
+from service.api.json_blocks import split_json
 from service.errors import TooLarge
 
 LEAVES = (
@@ -42,7 +42,7 @@ def _small_blocks():
 def read(text):
     """The content of a body, block by block, or None where it is refused."""
     try:
-        content, rows = take_apart(text, "inputs", 1000)
+        content, rows = split_json(text, "inputs", 1000)
         if rows is not None:
             content["inputs"] = [row for block in rows.parse_blocks() for row in block]
             assert len(rows) == len(content["inputs"])
@@ -62,7 +62,7 @@ def depth(value):
 def test_what_is_json_is_read_as_it_is(content, indent, as_bytearray):
     text = json.dumps(content, indent=indent).encode()
     deepest = max((depth(v) - isinstance(v, list) for v in content.values()), default=0)
-    if deepest <= json_blocks.NESTED:
+    if deepest <= json_blocks.MAX_DEPTH:
         assert read(bytearray(text) if as_bytearray else text) == orjson.loads(text)
 
 
@@ -101,22 +101,22 @@ def test_what_is_not_json_is_refused(content, data):
         else:
             assert (
                 max(depth(value) - isinstance(value, list) for value in expected.values())
-                > json_blocks.NESTED
+                > json_blocks.MAX_DEPTH
             ), each
 
 
 def test_rows_are_counted_and_long_ones_refused_before_they_are_parsed(monkeypatch):
-    monkeypatch.setattr(json_blocks, "MOST_ITEM_BYTES", 100)
+    monkeypatch.setattr(json_blocks, "MAX_ITEM_BYTES", 100)
     with pytest.raises(TooLarge, match="inputs: expected at most 3 rows"):
-        take_apart(b'{"inputs": [1, 2, 3, 4', "inputs", 3)
+        split_json(b'{"inputs": [1, 2, 3, 4', "inputs", 3)
     with pytest.raises(TooLarge, match=r"inputs\.1: expected at most 100 bytes of JSON"):
-        take_apart(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
+        split_json(b'{"inputs": [[0], [' + b"1," * 100 + b"1]]}", "inputs", 3)
     long = b"a" * 1000  # a string may be long: an image
-    _, rows = take_apart(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
+    _, rows = split_json(b'{"inputs": ["' + long + b'"]}', "inputs", 3)
     assert list(rows.parse_blocks()) == [[long.decode()]]
 
 
 def test_rows_that_count_no_more_must_be_json_too():
     assert read(b'{"inputs": [1], "inputs": [2]}') == {"inputs": [2]}
     with pytest.raises(InvalidInput):
-        take_apart(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3)
+        split_json(b'{"inputs": [1x], "inputs": [2]}', "inputs", 3)

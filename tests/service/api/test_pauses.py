@@ -12,8 +12,8 @@ import pytest
 
 from model_store.artifacts.manifest import InputSpec
 from service import limits
-from service.api.json_blocks import take_apart
-from service.api.requests import COUNTED_BYTES, JSON_OBJECT_BYTES, reserve_json
+from service.api.json_blocks import split_json
+from service.api.requests import COUNT_STEP_BYTES, JSON_OBJECT_BYTES, reserve_json
 from service.api.rows import rows_array
 from service.app import create_app
 from service.request_context import RequestContext
@@ -55,7 +55,7 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
     begun = time.thread_time()
     orjson.loads(body)
     whole = time.thread_time() - begun
-    (_, rows), found = longest_step(lambda call: take_apart(body, "pool", 10_000_000, call.pause))
+    (_, rows), found = longest_step(lambda call: split_json(body, "pool", 10_000_000, call.pause))
     assert found < whole / 5
     spec = InputSpec(shape=(1, 64) if row[1:2] == b"[" else (64,), minimum=0, maximum=16)
     if row[1:2] == b"1":
@@ -72,7 +72,7 @@ def test_a_body_of_the_largest_size_is_read_in_steps_far_shorter_than_a_parser_t
 
 def test_memory_is_taken_for_all_marks_of_a_body_wherever_its_steps_end():
     marks = "".join(JSON_OBJECT_BYTES).encode()
-    body = marks * (2 * COUNTED_BYTES // len(marks) + 3)
+    body = marks * (2 * COUNT_STEP_BYTES // len(marks) + 3)
     pauses: list[int] = []
     call = RequestContext(on_pause=lambda: pauses.append(1))
     reserve_json(body, "pool", len(body), call)

@@ -171,7 +171,7 @@ def test_a_coverage_that_so_few_rows_cannot_keep_with_confidence_is_refused_with
     refusal = client.post("/predict", json=request)
     assert refusal.status_code == 422
     # 220 ranking rows: .01^(1/220) = .97929
-    expected = "coverage: expected at most 0.9792, which digits can keep with confidence 0.99 (220 rows), got 0.995"
+    expected = "coverage: expected at most 0.9792, which digits can guarantee with confidence 0.99 (220 rows), got 0.995"
     assert refusal.json()["detail"] == expected
     assert client.post("/predict", json={**request, "coverage": 0.9792}).status_code == 200
     for confidence in (0, 1, "0.9", -0.1):

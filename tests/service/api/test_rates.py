@@ -45,7 +45,7 @@ def test_without_fpr_a_model_of_few_rows_refuses_as_it_refuses_an_explicit_05(fe
     refused = predict(client)
     assert refused.status_code == 422
     assert refused.json()["detail"] == (
-        "fpr: expected at least 0.333334, the smallest that digits can tell, got 0.05"
+        "fpr: expected at least 0.333334, the smallest rate that digits supports, got 0.05"
     )
     assert predict(client, fpr=0.05).json() == refused.json()
 

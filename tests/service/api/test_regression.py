@@ -246,7 +246,7 @@ def test_a_risk_is_refused(client, wavy):
         "/predict", json={"model": "wavy", "inputs": wavy["x_test"][:1].tolist(), "risk": 0.1}
     )
     assert answer.status_code == 422
-    assert "risk: expected none, since wavy is a regression" in answer.json()["detail"]
+    assert "risk: expected none, because wavy is a regression" in answer.json()["detail"]
     assert client.get("/models/wavy").json()["smallest_risk"] is None
 
 

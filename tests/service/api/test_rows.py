@@ -340,7 +340,7 @@ def test_an_image_sent_to_a_model_of_none_is_refused(client):
     assert_refused(predict(client, [text(picture())]), says)
     answer = client.post("/predict", files=[("inputs", ("x", picture()))], data={"model": "people"})
     assert_refused(answer, says)
-    assert "bytes; a file of many rows is a body of its own" in answer.json()["detail"]
+    assert "bytes; send a file of many rows as the body" in answer.json()["detail"]
     assert_refused(
         predict(client, [{"a": 1}], "pictures"),
         "inputs.0: expected an array of 144 (rows have shape (3, 6, 8)",
@@ -362,12 +362,12 @@ def test_an_image_sent_to_a_model_of_none_is_refused(client):
         (
             "multipart/form-data; boundary=x",
             b"--x\r\n\r\nno name\r\n--x--\r\n",
-            "body: expected parts with a name",
+            "body: expected a name for each part",
         ),
         (
             "multipart/form-data; boundary=x",
             b'--x\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ncut',
-            "body: expected a whole form",
+            "body: expected a complete form",
         ),
         (
             "multipart/form-data; boundary=x",
@@ -404,7 +404,7 @@ def test_a_body_that_is_no_form_is_refused(client, content_type, body, says):
         ({"seed": "x"}, "form: seed: expected a JSON value"),
         ({"seed": "1.5"}, "seed: expected a valid integer"),
         ({"sead": "1"}, "sead: expected one of"),
-        ({"seed": ["1", "2"]}, "form: seed: expected once"),
+        ({"seed": ["1", "2"]}, "form: seed: expected one value"),
     ],
     ids=str,
 )

@@ -103,10 +103,13 @@ def test_texts_come_as_strings_objects_files_and_ids(client):
     ("row", "says"),
     [
         ("x" * (1 << 18) + "x", ": expected text of at most 262144 bytes in UTF-8, got 262145"),
-        (5, ": expected a string, as the row before it, got 5"),
-        ({"text": None}, ".text: expected a string, as the row before it, got null"),
+        (5, ": expected a string, like the first row, got 5"),
+        ({"text": None}, ".text: expected a string, like the first row, got null"),
         ({"body": "good"}, ".text: expected a string, got no such column"),
-        ({"text": "good", "stars": 1}, ".stars: expected no column but text, got an unknown one"),
+        (
+            {"text": "good", "stars": 1},
+            ".stars: expected only the column text, got an unknown column",
+        ),
     ],
 )
 def test_a_row_that_is_no_text_is_refused_by_its_name(client, row, says):
@@ -145,7 +148,7 @@ def test_a_number_that_is_no_id_is_refused_by_its_place(client, row, says):
 
 def test_bytes_that_are_no_text_are_refused(client):
     answer = client.post("/predict", files=[("inputs", ("a.txt", b"\xff\xfe"))])
-    assert answer.json()["detail"] == "inputs.0: expected a text in UTF-8, got other bytes"
+    assert answer.json()["detail"] == "inputs.0: expected text in UTF-8, got other bytes"
     answer = client.post(
         "/predict", content=b'{"inputs": ["\\ud800"]}', headers={"Content-Type": "application/json"}
     )

@@ -190,16 +190,16 @@ def test_a_file_that_became_bad_is_said_once_and_its_mending_too(tmp_path, caplo
     ring = ring_of(file)
     before = ring.keys
     caplog.set_level(logging.INFO)
-    ring.look()
+    ring.reload()
     assert caplog.records == []
     for bad in ("", "[[keys]]", None):
         file.unlink() if bad is None else file.write_text(bad)
-        ring.look()
-        ring.look()
+        ring.reload()
+        ring.reload()
     assert ring.keys is before
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
     file.write_text(FILE)
-    ring.look()
+    ring.reload()
     assert caplog.records[-1].levelname == "INFO"
     assert ring.keys.names == before.names
 

@@ -217,7 +217,7 @@ def test_clients_that_have_gone_are_not_computed_for(engine, served, digits_rows
 
     engine.admission.active_requests = 2
     asyncio.run(ask())
-    rows = engine.metrics.of_version(served.key).histogram("batch_rows")
+    rows = engine.metrics.version_metrics(served.key).histogram("batch_rows")
     assert (sum(rows.counts), rows.sum) == (2, 2)  # the first and the last
 
 
@@ -390,7 +390,7 @@ def test_another_clients_small_request_is_computed_before_the_next_part_of_many_
     small = replace(job(served, digits_rows[:1]), context=RequestContext(client="other"))
     together(engine, [*large, small], order)
     assert order[0] is small
-    queued = engine.metrics.of_version(served.key).histogram("batch_rows")
+    queued = engine.metrics.version_metrics(served.key).histogram("batch_rows")
     assert sum(queued.counts) > 10
 
 

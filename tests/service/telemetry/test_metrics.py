@@ -16,7 +16,7 @@ from tests.support.environment import ROOT
 from tests.support.serving import SOON, metric, wait_until
 from tests.support.stores import publish_again
 
-OF_MODEL = {"model": "digits", "version": "1"}
+VERSION_LABELS = {"model": "digits", "version": "1"}
 
 
 @pytest.fixture
@@ -48,20 +48,20 @@ def test_counters_move_by_what_requests_use(fresh, digits_rows):
     fresh.post("/predict", json={"inputs": rows[:1]})
     fresh.post("/acquire", json={"pool": rows, "num_samples": 10})
     page = fresh.get("/metrics").text
-    assert metric(page, "dubito_rows_total", **OF_MODEL) == 60 + 1
-    assert metric(page, "dubito_pool_rows_total", **OF_MODEL) == 60
-    assert metric(page, "dubito_draws_total", **OF_MODEL) == 50 + 100 + 10
-    assert metric(page, "dubito_draws_made_total", **OF_MODEL) == 50 + 100 + 10
-    assert metric(page, "dubito_draws_reused_total", **OF_MODEL) == 0
-    assert flags <= metric(page, "dubito_flags_total", **OF_MODEL) <= flags + 1
+    assert metric(page, "dubito_rows_total", **VERSION_LABELS) == 60 + 1
+    assert metric(page, "dubito_pool_rows_total", **VERSION_LABELS) == 60
+    assert metric(page, "dubito_draws_total", **VERSION_LABELS) == 50 + 100 + 10
+    assert metric(page, "dubito_draws_made_total", **VERSION_LABELS) == 50 + 100 + 10
+    assert metric(page, "dubito_draws_reused_total", **VERSION_LABELS) == 0
+    assert flags <= metric(page, "dubito_flags_total", **VERSION_LABELS) <= flags + 1
     assert metric(page, "dubito_requests_total", route="/predict", status="200") == 2
     assert metric(page, "dubito_requests_total", route="/acquire", status="200") == 1
     assert metric(page, "dubito_request_seconds_count", route="/predict") == 2
     assert metric(page, "dubito_request_seconds_sum", route="/predict") > 0
     assert metric(page, "dubito_queued_row_draws") == 0
     assert metric(page, "dubito_queued_requests") == 0
-    assert metric(page, "dubito_loaded_version", **OF_MODEL) == 1
-    assert 0 <= metric(page, "dubito_flag_rate", **OF_MODEL) <= 1
+    assert metric(page, "dubito_loaded_version", **VERSION_LABELS) == 1
+    assert 0 <= metric(page, "dubito_flag_rate", **VERSION_LABELS) <= 1
     assert metric(page, "process_resident_memory_bytes") > 1 << 20
 
 
@@ -76,8 +76,10 @@ def test_rows_fall_into_the_buckets_of_their_entropies(fresh, digits_rows):
         [sum(edge < value for edge in NATS) for value in entropies], minlength=len(NATS) + 1
     )
     assert np.count_nonzero(expected) > 3
-    assert buckets(page, "dubito_entropy", **OF_MODEL) == expected.tolist()
-    assert metric(page, "dubito_entropy_sum", **OF_MODEL) == pytest.approx(sum(entropies), rel=1e-9)
+    assert buckets(page, "dubito_entropy", **VERSION_LABELS) == expected.tolist()
+    assert metric(page, "dubito_entropy_sum", **VERSION_LABELS) == pytest.approx(
+        sum(entropies), rel=1e-9
+    )
     assert "dubito_std_bucket" not in page
 
 
@@ -87,14 +89,15 @@ def test_a_micro_batch_is_counted_with_its_rows_requests_and_seconds(fresh, digi
     fresh.post("/acquire", json={"pool": pool.tolist()})
     page = fresh.get("/metrics").text
     parts = -(-len(pool) // (BATCH_ROW_DRAWS // 100))
-    assert metric(page, "dubito_batch_rows_count", **OF_MODEL) == 1 + parts
-    assert metric(page, "dubito_batch_rows_sum", **OF_MODEL) == 3 + len(pool)
-    assert metric(page, "dubito_batch_requests_sum", **OF_MODEL) == 1 + parts
+    assert metric(page, "dubito_batch_rows_count", **VERSION_LABELS) == 1 + parts
+    assert metric(page, "dubito_batch_rows_sum", **VERSION_LABELS) == 3 + len(pool)
+    assert metric(page, "dubito_batch_requests_sum", **VERSION_LABELS) == 1 + parts
     waited, worked = (
-        metric(page, f"dubito_{kind}_seconds_sum", **OF_MODEL) for kind in ("queue", "compute")
+        metric(page, f"dubito_{kind}_seconds_sum", **VERSION_LABELS)
+        for kind in ("queue", "compute")
     )
-    assert metric(page, "dubito_queue_seconds_count", **OF_MODEL) == 1 + parts
-    assert metric(page, "dubito_compute_seconds_count", **OF_MODEL) == 1 + parts
+    assert metric(page, "dubito_queue_seconds_count", **VERSION_LABELS) == 1 + parts
+    assert metric(page, "dubito_compute_seconds_count", **VERSION_LABELS) == 1 + parts
     asked = sum(
         metric(page, "dubito_request_seconds_sum", route=route)
         for route in ("/predict", "/acquire")
@@ -136,22 +139,22 @@ def test_a_histogram_counts_arrays_as_it_counts_their_values_one_by_one(rows):
 
 def test_counts_of_many_threads_are_all_there(metrics):
     def count(_):
-        version = metrics.of_version(("m", "1"))
+        version = metrics.version_metrics(("m", "1"))
         with version.lock:
             version.counts["rows"] += 1
             version.histogram("entropy").add((0.5,))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(count, range(4000)))
-    version = metrics.of_version(("m", "1"))
+    version = metrics.version_metrics(("m", "1"))
     assert version.counts["rows"] == 4000
     assert sum(version.histogram("entropy").counts) == 4000
 
 
 def test_only_the_versions_used_last_are_counted_however_many_come(metrics):
     for i in range(3 * MAX_VERSIONS):
-        metrics.of_version(("m", str(i)))
-        metrics.of_version(("m", "used all the time"))
+        metrics.version_metrics(("m", str(i)))
+        metrics.version_metrics(("m", "used all the time"))
     kept = [version for (_, version), _ in metrics.versions()]
     assert len(kept) == MAX_VERSIONS
     assert kept[-1] == "used all the time"
@@ -194,8 +197,8 @@ def test_labels_and_rows_kept_for_them_are_counted(fresh, digits_rows):
     fresh.post("/acquire", json=pool)
     fresh.post("/acquire", json={**pool, "keep": True, "control": 0.5})
     page = fresh.get("/metrics").text
-    assert metric(page, "dubito_acquired_rows_total", **OF_MODEL) == 10
-    assert metric(page, "dubito_control_rows_total", **OF_MODEL) == 5
+    assert metric(page, "dubito_acquired_rows_total", **VERSION_LABELS) == 10
+    assert metric(page, "dubito_control_rows_total", **VERSION_LABELS) == 5
     rows = digits_rows[:3].tolist()
     labels = [{"id": f"own{n}", "label": "3", "input": row} for n, row in enumerate(rows)]
     for sent in (
@@ -221,11 +224,11 @@ def test_what_is_served_and_what_it_was_calibrated_on(fresh, digits_rows):
     assert "dubito_broken_version{" not in page
     assert time.time() - 60 < metric(page, "dubito_store_seen_timestamp_seconds") <= time.time()
     assert metric(page, "dubito_max_queued_row_draws") == limits.MAX_QUEUED_ROW_DRAWS
-    calibration = metric(page, "dubito_calibration_rows", **OF_MODEL)
+    calibration = metric(page, "dubito_calibration_rows", **VERSION_LABELS)
     assert (
         calibration == fresh.get("/models/digits").json()["manifest"]["detectors"]["ranking_rows"]
     )
-    expected = metric(page, "dubito_expected_flag_rate", **OF_MODEL)
+    expected = metric(page, "dubito_expected_flag_rate", **VERSION_LABELS)
     assert 0.05 - 1 / calibration < expected <= 0.05
 
 
