@@ -127,7 +127,7 @@ def test_groups_may_come_in_the_query_beside_an_array(served):
 @pytest.mark.parametrize(
     ("model", "groups", "says"),
     [
-        ("group", ["red"], "groups: expected one for each of the 6 rows, got 1"),
+        ("group", ["red"], "groups: expected a group for each of the 6 rows, got 1"),
         (
             "class",
             GROUPS,
