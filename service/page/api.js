@@ -1,10 +1,10 @@
-// The service, asked as any client may ask it. A key is kept in this module's memory, and nowhere else.
+// Requests to the service. Keys are kept only in this module's memory.
 
-const keys = { page: null, admin: null }; // of all but administration, and of that where it needs another
-let asking = null; // the dialog that asks for a key, while it is open
+const keys = { page: null, admin: null }; // admin requests fall back to the page's key
+let openDialog = null; // promise of the key dialog while it is open
 
-/** An answer of another status than asked for: `status`, and `message` as the service says it. */
-export class Refused extends Error {
+/** An error response: its `status` (0 if the service is unreachable) and the service's `message`. */
+export class ServiceError extends Error {
   constructor(status, message, retryAfter) {
     super(message);
     this.status = status;
@@ -12,17 +12,17 @@ export class Refused extends Error {
   }
 }
 
-/** Ask the service; `path` is relative to where the page lies, so that it also works below a prefix. */
-export async function ask(path, { method = "GET", json, body, type, query, signal } = {}) {
+/** Send a request; `path` is relative to the page's address, so that the page also works below a prefix. */
+export async function request(path, { method = "GET", json, body, type, query, signal } = {}) {
   const url = new URL(path.replace(/^\//, ""), document.baseURI.replace(/#.*/, ""));
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value !== null && value !== undefined) url.searchParams.append(name, asText(value));
   }
-  const door = path.startsWith("admin/") ? "admin" : "page";
-  const known = () => keys[door] ?? keys.page;
+  const keyName = path.startsWith("admin/") ? "admin" : "page";
+  const currentKey = () => keys[keyName] ?? keys.page;
   for (;;) {
-    const sent = known();
-    const headers = { "Dubito-Purpose": "test" }; // what people try here is no traffic
+    const sent = currentKey();
+    const headers = { "Dubito-Purpose": "test" }; // keeps the page's requests out of drift monitoring
     if (json !== undefined) headers["Content-Type"] = "application/json";
     else if (type) headers["Content-Type"] = type;
     if (sent) headers.Authorization = `Bearer ${sent}`;
@@ -32,32 +32,32 @@ export async function ask(path, { method = "GET", json, body, type, query, signa
       answer = await fetch(url, { method, headers, body: content, signal, credentials: "omit", redirect: "error" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused(0, "The service cannot be reached.");
+      throw new ServiceError(0, "Cannot reach the service.");
     }
-    if (answer.status === 401 || (answer.status === 403 && door === "admin" && sent !== null)) {
-      // else it was given meanwhile
-      if (known() === sent && !(await askForKey(door, sent !== null))) throw new Refused(answer.status, "This needs an administrator's key, and none was given.");
+    if (answer.status === 401 || (answer.status === 403 && keyName === "admin" && sent !== null)) {
+      // If the key has changed since, another request has already opened the dialog.
+      if (currentKey() === sent && !(await promptForKey(keyName, sent !== null))) throw new ServiceError(answer.status, "This needs an admin key, but none was entered.");
       continue;
     }
     if (answer.ok) return answer;
-    throw new Refused(answer.status, await reason(answer), Number(answer.headers.get("Retry-After")) || null);
+    throw new ServiceError(answer.status, await errorDetail(answer), Number(answer.headers.get("Retry-After")) || null);
   }
 }
 
-/** The same, and read the JSON of its answer. */
-export async function askJson(path, options) {
-  return (await ask(path, options)).json();
+/** Send a request and parse the JSON response. */
+export async function requestJson(path, options) {
+  return (await request(path, options)).json();
 }
 
-/** Ask for a picture and return a URL of it for an <img>; revoke it when it is no longer shown. */
-export async function askPicture(path) {
-  return URL.createObjectURL(await (await ask(path)).blob());
+/** Fetch a picture and return an object URL; the caller revokes it. */
+export async function requestPictureUrl(path) {
+  return URL.createObjectURL(await (await request(path)).blob());
 }
 
-/** A field as a query or a form has it: JSON where it is more than a word or a number. */
+/** Encode a value for a query or form: objects become JSON. */
 export const asText = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
-async function reason(answer) {
+async function errorDetail(answer) {
   try {
     const problem = await answer.json();
     return problem.detail ?? problem.title ?? answer.statusText;
@@ -66,36 +66,37 @@ async function reason(answer) {
   }
 }
 
-/** Have another key given, in place of one whose scopes do not suffice; who has none goes back. */
-export const changeKey = () => askForKey("page", true, true);
+/** Let the user enter another key, if the scopes of the current one do not suffice. */
+export const changeKey = () => promptForKey("page", true, true);
 
-/** Ask people for a key; return whether they gave one. */
-function askForKey(door, wasWrong, mayCancel = door === "admin") {
-  asking ??= new Promise((resolve) => {
+/** Open the key dialog; resolve to whether a key was entered. */
+function promptForKey(keyName, wasRejected, canCancel = keyName === "admin") {
+  openDialog ??= new Promise((resolve) => {
     const dialog = document.getElementById("key");
-    const given = document.getElementById("key-given");
-    document.getElementById("key-title").textContent = door === "admin" ? "This needs an administrator's key" : "This service needs a key";
-    document.getElementById("key-why").textContent = door === "admin"
-      ? `${wasWrong ? "The key that was given may not do this. " : ""}Fitting, promoting and rolling back need the scope admin.`
-      : wasWrong
-        ? "The key that was given is not valid here, has expired, or may not do this."
-        : "Those who run it can give you one, with the scopes read, predict, acquire, label and metrics for all of this page.";
-    document.getElementById("key-not").hidden = !mayCancel;
-    given.value = "";
+    const field = document.getElementById("key-given");
+    const isAdmin = keyName === "admin";
+    document.getElementById("key-title").textContent = isAdmin ? "This requires an admin key" : "This service requires a key";
+    document.getElementById("key-why").textContent = isAdmin
+      ? `${wasRejected ? "The last key is not allowed to do this. " : ""}Fitting, promoting, rolling back and resetting need the scope admin.`
+      : wasRejected
+        ? "The last key is not valid, has expired, or lacks a scope."
+        : "Ask the operator for a key. This page uses the scopes read, predict, acquire, label and metrics.";
+    document.getElementById("key-not").hidden = !canCancel;
+    field.value = "";
     dialog.returnValue = "";
-    dialog.oncancel = (event) => mayCancel || event.preventDefault();
+    dialog.oncancel = (event) => canCancel || event.preventDefault();
     dialog.addEventListener(
       "close",
       () => {
-        const isGiven = dialog.returnValue === "given";
-        if (isGiven) keys[door] = given.value.trim();
-        given.value = "";
-        asking = null;
-        resolve(isGiven);
+        const isEntered = dialog.returnValue === "ok";
+        if (isEntered) keys[keyName] = field.value.trim();
+        field.value = "";
+        openDialog = null;
+        resolve(isEntered);
       },
       { once: true },
     );
     dialog.showModal();
   });
-  return asking;
+  return openDialog;
 }

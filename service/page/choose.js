@@ -1,162 +1,160 @@
-// The view that chooses: a pool of rows in a file, and which of them to label.
+// The view Choose: rank a pool and label the selected rows.
 
-import { askJson, Refused } from "./api.js";
-import { bytes, field, fill, h, notice, number, tabs, unpublished, whenGiven } from "./dom.js";
-import { jobsOf } from "./jobs.js";
-import { learningOf } from "./learning.js";
-import { ACCEPTED, poolAtService, poolOf } from "./pools.js";
-import { shownRanking } from "./ranking.js";
+import { requestJson, ServiceError } from "./api.js";
+import { bytes, field, fill, h, noModel, notice, number, onFiles, tabs } from "./dom.js";
+import { jobList } from "./jobs.js";
+import { learningSection } from "./learning.js";
+import { ACCEPTED, poolFromFiles, poolFromService } from "./pools.js";
+import { rankingElement } from "./ranking.js";
 
-const LARGE_ROW_DRAWS = 1_000_000; // of a pool that is better ranked by a job
-const LARGE_BYTES = 8 << 20; // the same, where the number of rows is not known
+// Larger pools become a job.
+const LARGE_ROW_DRAWS = 1_000_000;
+const LARGE_BYTES = 8 << 20; // if the number of rows is unknown
 const STEPS = [
-  "Give it a pool: rows that nobody has labelled. It chooses those whose labels it would learn most from.",
-  "Label them here, one at a time, by buttons or keys.",
-  "Fit a candidate on the labels, compare it with the version that is served, and promote it if it is better.",
+  "Upload a pool of unlabelled rows. The most informative ones are selected for labelling.",
+  "Label them here, one at a time, with buttons or keys.",
+  "Fit a candidate on the labels, compare it with the served version, and promote it if it is better.",
 ];
-/** What to choose by, the first of a task being its default: the name, why a row is taken, and a hint. */
+/** The acquisitions of each task, starting with the default: API name, label and hint. */
 export const ACQUISITIONS = {
   classification: [
-    ["bald", "the draws disagree about its label", "BALD: the usual choice"],
-    ["bald_corrected", "they disagree, corrected for their number", "BALD as it were with no end of draws"],
-    ["entropy", "it is unsure, for whatever reason", "entropy of the mean probabilities"],
-    ["mean_std", "its probabilities differ between draws", "their mean standard deviation"],
-    ["variation_ratio", "its label is improbable", "1 - the largest mean probability"],
-    ["power_bald", "chance takes it, led by disagreement", "power BALD: for large batches"],
-    ["batchbald", "it adds most to those before it", "BatchBALD: for batches of about ten"],
-    ["max_det", "it differs from those before it", "MaxDet: for batches of up to 1000"],
-    ["random", "chance takes it", "random, to compare with"],
+    ["bald", "disagreement between the draws", "BALD, the usual choice"],
+    ["bald_corrected", "disagreement, bias-corrected", "BALD, bias-corrected for few draws"],
+    ["entropy", "total uncertainty", "entropy of the mean probabilities"],
+    ["mean_std", "spread of the probabilities", "mean standard deviation over the draws"],
+    ["variation_ratio", "low probability of the label", "1 minus the largest mean probability"],
+    ["power_bald", "random, weighted by disagreement", "power BALD, for large batches"],
+    ["batchbald", "disagreement of the whole batch", "BatchBALD, for batches of about ten"],
+    ["max_det", "uncertainty and diversity", "MaxDet, for batches of up to 1,000"],
+    ["random", "random", "for comparison"],
   ],
   regression: [
-    ["epistemic_variance", "the draws disagree about its target", "variance of their means: the usual choice"],
-    ["variance", "it is unsure, for whatever reason", "variance of the prediction"],
-    ["max_det", "it differs from those before it", "MaxDet: for batches of up to 1000"],
-    ["random", "chance takes it", "random, to compare with"],
+    ["epistemic_variance", "disagreement between the draws", "variance of the draws' means, the usual choice"],
+    ["variance", "total uncertainty", "variance of the prediction"],
+    ["max_det", "uncertainty and diversity", "MaxDet, for batches of up to 1,000"],
+    ["random", "random", "for comparison"],
   ],
 };
 
-/** Those by which rows can race: the others need all draws of all rows. */
+/** The acquisitions that support races; the others need all draws of all rows. */
 export const RACED = {
   classification: ["bald", "entropy", "mean_std", "variation_ratio"],
   regression: ["epistemic_variance", "variance"],
 };
-const MOST_CLASSES = 100; // whose shares can be stated here
+const MAX_CLASSES = 100; // with a field for their share
 
-const kept = new Map(); // by model, for when one comes back to the view: its pool, its ranking and what was asked
+const states = new Map(); // the form, pool and ranking of each model, restored when the user returns
 
-/** Show it. */
+/** Show the view. */
 export async function show(view, app) {
   if (!app.model) {
-    fill(view, unpublished("Choose what to label", app));
+    fill(view, noModel("Choose rows to label", app));
     return () => {};
   }
   const description = await app.describe(app.model);
   let manifest = description.manifest;
-  const before = kept.get(app.model);
-  let pool = before?.pool ?? null;
-  let ranked = null; // what is shown: {answer, asked}
-  let busy = null; // the controller of the question on its way
-  let forget = () => {}; // of the pictures that are shown
-  let left = false;
+  const state = states.get(app.model);
+  let pool = state?.pool ?? null;
+  let ranked = null; // {answer, source} of the visible ranking
+  let pending = null; // AbortController of the request
+  let releasePictures = () => {};
+  let hasLeft = false;
 
   const versions = [...new Set([...Object.keys(description.aliases), ...description.versions])];
   const version = h("select", { onchange: changeVersion }, versions.map((name) => h("option", { value: name, selected: name === "latest" }, name)));
-  const files = h("input", { type: "file", multiple: true, accept: ACCEPTED.join(), id: "pool-files", "aria-describedby": "pool-hint", onchange: () => take(files.files) });
-  const poolSaid = h("p", { role: "status" });
-  const drop = h("div", { class: "drop" }, h("label", { for: files.id }, "The pool"), " ", files, h("p", { class: "quiet", id: "pool-hint" }, hint(manifest.input)), poolSaid);
-  const named = h("input", { type: "text", spellcheck: "false" });
-  const source = tabs("Where the pool is", [["Your files", h("div", {}, drop)], ["At the service", h("div", {}, field("File", named, "its name in the service's folder of pools, if it has one (DUBITO_POOLS)"))]]);
+  const files = h("input", { type: "file", multiple: true, accept: ACCEPTED.join(), id: "pool-files", "aria-describedby": "pool-hint", onchange: () => selectFiles(files.files) });
+  const poolStatus = h("p", { role: "status" });
+  const drop = h("div", { class: "drop" }, h("label", { for: files.id }, "Pool"), " ", files, h("p", { class: "quiet", id: "pool-hint" }, hint(manifest.input)), poolStatus);
+  const poolName = h("input", { type: "text", spellcheck: "false" });
+  const source = tabs("Location of the pool", [["Upload", h("div", {}, drop)], ["On the server", h("div", {}, field("File", poolName, "a file name in the service's folder of pools (DUBITO_POOLS)"))]]);
   const k = h("input", { type: "number", min: 1, step: 1, value: 10 });
   const acquisition = h("select", { onchange: explain });
-  const acquisitionSaid = h("span", { class: "quiet" });
+  const acquisitionHint = h("span", { class: "quiet" });
   const draws = h("input", { type: "number", min: 1, max: manifest.noise.max_draws ?? 1000, step: 1, value: manifest.noise.default_draws });
   const seed = h("input", { type: "number", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 });
-  const race = h("select", {}, [["", "no: each row takes all draws"], ["0.05", "yes; one is missed with 5 %"], ["0.01", "yes; one is missed with 1 %"], ["0.001", "yes; one is missed with .1 %"]].map(([value, name]) => h("option", { value }, name)));
-  const raceField = field("Race", race, "rows that cannot be among the best take fewer draws: quicker where few rows are uncertain");
+  const race = h("select", {}, [["", "Off: all draws for every row"], ["0.05", "On: 5 % chance of missing a top row"], ["0.01", "On: 1 % chance of missing a top row"], ["0.001", "On: 0.1 % chance of missing a top row"]].map(([value, name]) => h("option", { value }, name)));
+  const raceField = field("Race", race, "drops hopeless rows early, which is faster if few rows are uncertain");
   const sharesPlace = h("div");
-  let shares = null; // of the classes, where they may be stated
-  const how = h("select", {}, [["", "by its size"], ["now", "at once"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
+  let shares = null; // fields for class shares, if the model supports them
+  const mode = h("select", {}, [["", "depending on the size"], ["now", "immediately"], ["job", "as a job"]].map(([value, name]) => h("option", { value }, name)));
   const excluded = h("input", { type: "checkbox", checked: true });
   const keep = h("input", { type: "checkbox", onchange: () => (control.disabled = !keep.checked) });
   const control = h("input", { type: "number", min: 0, max: 1, step: 0.05, value: 0, disabled: true });
   const start = h("button", { type: "submit", class: "main" }, "Choose");
-  const stop = h("button", { type: "button", hidden: true, onclick: () => busy?.abort() }, "Stop");
-  const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("h2", {}, "The rows that teach the model most"), h("ol", { class: "steps" }, STEPS.map((text) => h("li", {}, text))));
-  const acquisitionField = field("Take a row because", acquisition);
+  const stop = h("button", { type: "button", hidden: true, onclick: () => pending?.abort() }, "Stop");
+  const place = h("section", { class: "chosen", "aria-label": "Rows to label" }, h("h2", {}, "How it works"), h("ol", { class: "steps" }, STEPS.map((text) => h("li", {}, text))));
+  const acquisitionField = field("Rank by", acquisition);
   acquisitionField.classList.add("wide");
-  acquisitionField.append(acquisitionSaid);
-  const jobs = jobsOf({ show: showJob, without: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
-  const learning = learningOf(app.model, async () => { await app.refresh(); });
+  acquisitionField.append(acquisitionHint);
+  const jobs = jobList({ onresult: showJob, onfailure: (job) => fill(place, notice(job.error ?? `The job was ${job.state}.`)) });
+  const learning = learningSection(app.model, async () => { await app.refresh(); });
   const form = h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); choose(); } },
     source.element, field("Rows to label (k)", k), acquisitionField,
     h("p", { class: "actions" }, start, stop),
-    h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: fresh draws, and the answer says which"), raceField, field("Rank", how, "large pools become a job: it goes on when this page is closed"),
-      field("Leave out labelled rows", excluded, "those whose id has a label already"), field("Keep the chosen rows", keep, "on the service's disk, so that a label needs the id alone; the pool must have ids"), field("Share set aside", control, "of the k rows, at random: their labels judge the model. Needs kept rows"),
+    h("details", { class: "options" }, h("summary", {}, "Options"), field("Version", version), field("Draws", draws), field("Seed", seed, "empty: a new seed each time"), raceField, field("Run", mode, "large pools become a job, which continues after you close the page"),
+      field("Skip labelled rows", excluded, "rows whose ID already has a label"), field("Store the selected rows", keep, "on the service's disk, so that a label needs only the ID; the pool must have IDs"), field("Share of control rows", control, "chosen at random to measure the real quality; needs stored rows"),
       sharesPlace));
-  const controls = { named, version, k, draws, seed, how, race, excluded, keep, control, acquisition };
-  fill(view, h("h1", {}, `Choose what to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), learning.element, jobs.element);
-  whenGiven(drop, take);
-  acquisitionsOf();
-  if (before) await restore();
+  const controls = { poolName, version, k, draws, seed, mode, race, excluded, keep, control, acquisition };
+  fill(view, h("h1", {}, `Choose rows to label for ${app.model}`), h("div", { class: "two" }, h("section", { "aria-label": "Pool" }, form), place), learning.element, jobs.element);
+  onFiles(drop, selectFiles);
+  updateOptions();
+  if (state) await restore();
   await Promise.all([jobs.begin(), learning.begin()]);
 
-  function acquisitionsOf() {
-    const known = ACQUISITIONS[manifest.task];
+  function updateOptions() {
     const before = acquisition.value;
-    fill(acquisition, known.map(([name, because]) => h("option", { value: name, selected: name === before }, because)));
-    shares = sharesOf(manifest);
+    fill(acquisition, ACQUISITIONS[manifest.task].map(([name, label]) => h("option", { value: name, selected: name === before }, label)));
+    shares = classShares(manifest);
     fill(sharesPlace, shares?.element);
     explain();
   }
 
-  /** Put back what was asked and what came of it when one left the view. */
   async function restore() {
-    source.choose(before.source);
-    for (const [name, value] of Object.entries(before.values)) {
+    source.choose(state.source);
+    for (const [name, value] of Object.entries(state.values)) {
       if (controls[name].type === "checkbox") controls[name].checked = value;
       else controls[name].value = value;
     }
-    if (version.value === "") version.value = "latest"; // the one that was chosen is gone
+    if (version.value === "") version.value = "latest"; // the selected version is gone
     if (version.value !== "latest") await changeVersion();
-    draws.value = before.values.draws;
+    draws.value = state.values.draws;
     if (acquisition.value === "") acquisition.selectedIndex = 0;
     control.disabled = !keep.checked;
-    shares?.restore(before.shares);
+    shares?.restore(state.shares);
     explain();
-    if (pool) await sayPool();
-    if (before.ranked) await showRanking(before.ranked.answer, before.ranked.asked);
+    if (pool) await showPool();
+    if (state.ranked) await showRanking(state.ranked.answer, state.ranked.source);
   }
 
   function explain() {
-    acquisitionSaid.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)?.[2] ?? "";
+    acquisitionHint.textContent = ACQUISITIONS[manifest.task].find(([name]) => name === acquisition.value)?.[2] ?? "";
     raceField.hidden = !RACED[manifest.task].includes(acquisition.value);
   }
 
   async function changeVersion() {
     try {
-      manifest = version.value === "latest" ? description.manifest : (await askJson(`models/${encodeURIComponent(app.model)}/versions/${encodeURIComponent(version.value)}`)).manifest;
+      manifest = version.value === "latest" ? description.manifest : (await requestJson(`models/${encodeURIComponent(app.model)}/versions/${encodeURIComponent(version.value)}`)).manifest;
       draws.value = manifest.noise.default_draws;
-      acquisitionsOf();
+      updateOptions();
     } catch (error) {
       fail(error);
     }
   }
 
-  async function take(given) {
-    const chosen = [...given];
-    if (!chosen.length) return;
+  async function selectFiles(selection) {
+    if (!selection.length) return;
     try {
-      pool = await poolOf(chosen, manifest.input);
-      await sayPool();
+      pool = await poolFromFiles([...selection], manifest.input);
+      await showPool();
     } catch (error) {
       pool = null;
-      fill(poolSaid, notice(error.message));
+      fill(poolStatus, notice(error.message));
     }
   }
 
-  async function sayPool() {
+  async function showPool() {
     const rows = await pool.rows({ model: app.model, version: version.value });
-    fill(poolSaid, `${pool.name}: ${rows === null ? "" : `${number(rows)} ${rows === 1 ? "row" : "rows"}, `}${bytes(pool.size)}.`);
+    fill(poolStatus, `${pool.name}: ${rows === null ? "" : `${number(rows)} ${rows === 1 ? "row" : "rows"}, `}${bytes(pool.size)}.`);
   }
 
   function fields() {
@@ -169,29 +167,29 @@ export async function show(view, app) {
   }
 
   async function choose() {
-    const isOwn = source.chosen === 0;
-    const given = isOwn ? pool : named.value.trim() ? poolAtService(named.value.trim()) : null;
-    if (!given) {
-      fill(place, notice(isOwn ? "Choose the file of the pool first." : "Write the name of the pool's file first."));
-      (isOwn ? files : named).focus();
+    const isUpload = source.selected === 0;
+    const selection = isUpload ? pool : poolName.value.trim() ? poolFromService(poolName.value.trim()) : null;
+    if (!selection) {
+      fill(place, notice(isUpload ? "Choose a pool file first." : "Enter the name of a pool file first."));
+      (isUpload ? files : poolName).focus();
       return;
     }
-    const controller = (busy = new AbortController()), wanted = fields(), asked = { ...given, kept: wanted.keep };
-    const rows = await asked.rows(wanted);
-    const isLarge = rows === null ? asked.size > LARGE_BYTES : rows * (wanted.num_samples ?? 1) > LARGE_ROW_DRAWS;
-    const isJob = how.value === "job" || (how.value === "" && isLarge);
+    const controller = (pending = new AbortController()), options = fields(), rankedPool = { ...selection, isStored: options.keep };
+    const rows = await rankedPool.rows(options);
+    const isLarge = rows === null ? rankedPool.size > LARGE_BYTES : rows * (options.num_samples ?? 1) > LARGE_ROW_DRAWS;
+    const isJob = mode.value === "job" || (mode.value === "" && isLarge);
     start.disabled = true;
     stop.hidden = false;
-    forget();
+    releasePictures();
     ranked = null;
-    fill(place, h("p", { class: "quiet", role: "status" }, isJob ? "Sending the pool." : "Ranking."));
+    fill(place, h("p", { class: "quiet", role: "status" }, isJob ? "Uploading the pool …" : "Ranking …"));
     try {
-      const answer = await (await asked.send(isJob ? "acquire/jobs" : "acquire", wanted, controller.signal)).json();
-      if (left) return;
+      const answer = await (await rankedPool.send(isJob ? "acquire/jobs" : "acquire", options, controller.signal)).json();
+      if (hasLeft) return;
       if (isJob) {
-        fill(place, h("p", { role: "status" }, `It is a job now, of ${number(answer.rows)} rows. Its result comes here; later it is found in the list of jobs below.`));
-        jobs.add(answer, asked);
-      } else (await showRanking(answer, asked))?.focus();
+        fill(place, h("p", { role: "status" }, `Started a job for ${number(answer.rows)} rows. Its result will appear here and in the list of jobs below.`));
+        jobs.add(answer, rankedPool);
+      } else (await showRanking(answer, rankedPool))?.focus();
     } catch (error) {
       if (error.name === "AbortError") fill(place, h("p", { class: "quiet", role: "status" }, "Stopped."));
       else fail(error);
@@ -201,58 +199,58 @@ export async function show(view, app) {
     }
   }
 
-  async function showJob(job, asked) {
+  async function showJob(job, rankedPool) {
     try {
-      const answer = await askJson(job.result);
-      if (!left) await showRanking(answer, asked);
+      const answer = await requestJson(job.result);
+      if (!hasLeft) await showRanking(answer, rankedPool);
     } catch (error) {
       fail(error);
     }
   }
 
-  async function showRanking(answer, asked) {
-    forget();
-    const shown = await shownRanking(answer, asked, manifest.output, learning.refresh);
-    if (left) {
-      shown.forget();
+  async function showRanking(answer, rankedPool) {
+    releasePictures();
+    const ranking = await rankingElement(answer, rankedPool, manifest.output, learning.refresh);
+    if (hasLeft) {
+      ranking.release();
       return null;
     }
-    forget = shown.forget;
-    ranked = { answer, asked };
-    fill(place, shown.element);
-    return shown;
+    releasePictures = ranking.release;
+    ranked = { answer, source: rankedPool };
+    fill(place, ranking.element);
+    return ranking;
   }
 
   function fail(error) {
     fill(place, notice(error.message));
-    if (!(error instanceof Refused)) throw error;
+    if (!(error instanceof ServiceError)) throw error;
   }
 
   return () => {
-    const values = Object.fromEntries(Object.entries(controls).map(([name, one]) => [name, one.type === "checkbox" ? one.checked : one.value]));
-    kept.set(description.name, { pool, ranked, values, source: source.chosen, shares: shares?.saved() ?? null });
-    left = true;
-    busy?.abort();
-    forget();
+    const values = Object.fromEntries(Object.entries(controls).map(([name, input]) => [name, input.type === "checkbox" ? input.checked : input.value]));
+    states.set(description.name, { pool, ranked, values, source: source.selected, shares: shares?.saved() ?? null });
+    hasLeft = true;
+    pending?.abort();
+    releasePictures();
     jobs.end();
     learning.end();
   };
 }
 
 function hint(spec) {
-  const own = spec.text ? "a .csv with a column of texts, a .zip of text files, several .txt files" : spec.columns.length ? "a .csv with its columns" : spec.image ? "image files, or a .zip of them" : null;
-  return `${own ? `${own[0].toUpperCase()}${own.slice(1)}, or a` : "A"} file of rows: .npy, .npz or .parquet. A column or array of ids, or the files' names, name the rows.`;
+  const formats = spec.text ? "CSV with a column of texts, .txt files, a ZIP of text files, " : spec.columns.length ? "CSV with the model's columns, " : spec.image ? "Images, a ZIP of images, " : "";
+  return `${formats}.npy, .npz or .parquet. Row IDs come from an id column or the file names.`;
 }
 
-/** Fields for the shares of a model's classes in a pool; null where it can have no others than those of its training data. */
-function sharesOf({ output, categories }) {
-  if (!output.classes || !output.priors || categories || output.classes.length > MOST_CLASSES) return null;
-  const uses = h("input", { type: "checkbox", onchange: () => (of.hidden = !uses.checked) });
+/** Create fields for the class shares of the pool; null if the model's shares cannot be changed. */
+function classShares({ output, categories }) {
+  if (!output.classes || !output.priors || categories || output.classes.length > MAX_CLASSES) return null;
+  const uses = h("input", { type: "checkbox", onchange: () => (list.hidden = !uses.checked) });
   const inputs = output.classes.map((_, i) => h("input", { type: "number", min: 0, step: "any", value: Number((100 * output.priors[i]).toPrecision(3)) }));
-  const of = h("div", { class: "shares", hidden: true }, output.classes.map((name, i) => field(name, inputs[i])));
+  const list = h("div", { class: "shares", hidden: true }, output.classes.map((name, i) => field(name, inputs[i])));
   return {
-    element: [field("Other shares of classes", uses, "than in the training data: scores are those under the shares that you expect here, in %"), of],
-    /** Shares that sum to 1, by class; null where those of the training data hold. */
+    element: [field("Set class shares", uses, "in %, if they differ from the training data"), list],
+    /** Return shares by class that sum to 1; null to use those of the training data. */
     value() {
       const sum = inputs.reduce((total, input) => total + Number(input.value), 0);
       return uses.checked ? Object.fromEntries(output.classes.map((name, i) => [name, sum > 0 ? Number(inputs[i].value) / sum : 0])) : null;
@@ -261,7 +259,7 @@ function sharesOf({ output, categories }) {
     restore(saved) {
       if (saved?.values.length !== inputs.length) return;
       uses.checked = saved.uses;
-      of.hidden = !saved.uses;
+      list.hidden = !saved.uses;
       saved.values.forEach((value, i) => (inputs[i].value = value));
     },
   };

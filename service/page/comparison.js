@@ -1,131 +1,130 @@
-// Two versions side by side, in words and numbers: what differs is marked.
+// Compare two versions in a table, with the differences marked.
 
-import { bytes, h, moment, number } from "./dom.js";
-import { figureOf, figuresOf } from "./figures.js";
+import { bytes, duration, h, moment, number } from "./dom.js";
+import { describeFigure, mergeFigures } from "./figures.js";
 
-/** A table of two versions, as GET /models/{name}/versions/{version} describes them, and their reports (or null). */
-export function comparison(two, reports) {
+/** Create the table for a pair from GET /models/{name}/versions/{version}; `reports` may be null. */
+export function comparison(pair, reports) {
   const groups = [
-    ["Quality", quality(two, reports)],
-    ["Data", data(two, reports)],
-    ["Method", method(two)],
-    ["Draws and detectors", detectors(two)],
-    ["Recipe, where it differs", recipe(two)],
+    ["Quality", qualityRows(pair, reports)],
+    ["Data", dataRows(pair, reports)],
+    ["Method", methodRows(pair)],
+    ["Draws and detectors", detectorRows(pair)],
+    ["Recipe differences", recipeRows(pair)],
   ].filter(([, rows]) => rows.length);
   const only = h("input", { type: "checkbox", id: "only-differences" });
-  const body = groups.map(([title, rows]) => h("tbody", {}, h("tr", { class: "group" }, h("th", { scope: "rowgroup", colspan: 4 }, title)), rows.map(rowOf)));
-  const shown = h("table", { class: "versions" },
-    h("caption", {}, "What differs is marked with ≠. Whether a difference is more than chance, the intervals of the reports show."),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "what"), two.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
+  const body = groups.map(([title, rows]) => h("tbody", {}, h("tr", { class: "group" }, h("th", { scope: "rowgroup", colspan: 4 }, title)), rows.map(tableRow)));
+  const versions = h("table", { class: "versions" },
+    h("caption", {}, "Differences are marked with ≠. The intervals in the reports show whether a difference may be chance."),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "property"), pair.map((version) => h("th", { scope: "col" }, `version ${version.version}`)), h("th", { scope: "col" }, "difference"))),
     body);
-  only.addEventListener("change", () => shown.classList.toggle("only", only.checked));
+  only.addEventListener("change", () => versions.classList.toggle("only", only.checked));
   return [
-    h("p", {}, only, " ", h("label", { for: only.id }, "Only what differs")),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What differs" }, shown),
+    h("p", {}, only, " ", h("label", { for: only.id }, "Only differences")),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Differences" }, versions),
   ];
 }
 
-function rowOf({ name, texts, differs, difference = "" }) {
+function tableRow({ name, texts, differs, difference = "" }) {
   return h("tr", { class: differs ? "differs" : null },
     h("th", { scope: "row" }, differs ? h("span", { class: "mark", title: "differs" }, "≠ ") : null, name),
     texts.map((text) => h("td", {}, text)),
     h("td", { class: "number" }, difference));
 }
 
-/** A row of any two values. */
-function row(name, values, write = said) {
+function row(name, values, write = format) {
   return { name, texts: values.map((value) => write(value)), differs: JSON.stringify(values[0] ?? null) !== JSON.stringify(values[1] ?? null) };
 }
 
-function quality(two, reports) {
-  const figures = two.map((version, i) => figuresOf(version.manifest, version.report?.summary, reports[i]?.summary_intervals));
+function qualityRows(pair, reports) {
+  const figures = pair.map((version, i) => mergeFigures(version.manifest, version.report?.summary, reports[i]?.summary_intervals));
   const keys = [...new Set(figures.flat().map((figure) => figure.key))];
-  const of = (i, key) => figures[i].find((figure) => figure.key === key) ?? { published: null, reported: null, interval: null };
+  const find = (i, key) => figures[i].find((figure) => figure.key === key) ?? { published: null, reported: null, interval: null };
   return keys.flatMap((key) => {
-    const { name, write, better } = figureOf(key);
-    const told = better ? ` (${better} is better)` : "";
-    const found = [of(0, key), of(1, key)];
+    const { name, write, better } = describeFigure(key);
+    const direction = better ? ` (${better} is better)` : "";
+    const both = [find(0, key), find(1, key)];
     const rows = [];
-    if (found.some((figure) => figure.published !== null)) rows.push(numbers(`${name}${told}`, found.map((figure) => figure.published), write));
-    if (found.some((figure) => figure.reported !== null)) {
-      const withInterval = (value, i) => (found[i].interval ? `${write(value)} (${found[i].interval.map((end) => write(end)).join(" to ")})` : write(value));
-      rows.push(numbers(`${name}, by the report${told}`, found.map((figure) => figure.reported), write, withInterval));
+    if (both.some((figure) => figure.published !== null)) rows.push(numberRow(`${name}${direction}`, both.map((figure) => figure.published), write));
+    if (both.some((figure) => figure.reported !== null)) {
+      const withInterval = (value, i) => (both[i].interval ? `${write(value)} (${both[i].interval.map((end) => write(end)).join(" to ")})` : write(value));
+      rows.push(numberRow(`${name}, report${direction}`, both.map((figure) => figure.reported), write, withInterval));
     }
     return rows;
   });
 }
 
-function numbers(name, values, write, each = (value) => write(value)) {
+function numberRow(name, values, write, describe = (value) => write(value)) {
   const [a, b] = values;
-  const both = typeof a === "number" && typeof b === "number";
-  const change = both && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace("\u00a0%", " points")}` : "";
-  return { name, texts: values.map((value, i) => each(value, i)), differs: a !== b, difference: change };
+  const areNumbers = typeof a === "number" && typeof b === "number";
+  const change = areNumbers && a !== b ? `${b > a ? "+" : "−"}${write(Math.abs(b - a)).replace("\u00a0%", " points")}` : "";
+  return { name, texts: values.map((value, i) => describe(value, i)), differs: a !== b, difference: change };
 }
 
-function data(two, reports) {
-  const of = (f) => two.map(({ manifest }) => f(manifest.training?.recipe?.data ?? {}, manifest));
-  const sizes = [...new Set(two.flatMap(({ manifest }) => Object.keys(manifest.training?.rows ?? {})))];
+function dataRows(pair, reports) {
+  const both = (f) => pair.map(({ manifest }) => f(manifest.training?.recipe?.data ?? {}, manifest));
+  const parts = [...new Set(pair.flatMap(({ manifest }) => Object.keys(manifest.training?.rows ?? {})))];
   return [
-    row("Source", of((data) => data.source)),
-    row("Digest of the data", two.map(({ manifest }) => manifest.training?.data_digest?.slice(0, 12))),
-    ...sizes.map((name) => row(`${name === "train" ? "Training" : `${name[0].toUpperCase()}${name.slice(1)}`} rows`, two.map(({ manifest }) => manifest.training?.rows?.[name]))),
-    row("The report is of", reports.map((report) => (report && !report.cannot ? `${number(report.test?.rows)} rows of ${report.data}, ${number(report.draws)} draws` : null))),
-    row("Target", of((data, manifest) => manifest.output.target ?? data.target)),
-    row("Classes", two.map(({ manifest }) => manifest.output.classes), (classes) => (classes ? String(classes.length) : "–")),
-    row("Input", two.map(({ manifest }) => manifest.input.shape), (shape) => shape.join(" × ")),
+    row("Source", both((data) => data.source)),
+    row("Data digest", pair.map(({ manifest }) => manifest.training?.data_digest?.slice(0, 12))),
+    ...parts.map((name) => row(`${name === "train" ? "Training" : `${name[0].toUpperCase()}${name.slice(1)}`} rows`, pair.map(({ manifest }) => manifest.training?.rows?.[name]))),
+    row("Report", reports.map((report) => (report && !report.error ? `${number(report.test?.rows)} rows of ${report.data}, ${number(report.draws)} draws` : null))),
+    row("Target", both((data, manifest) => manifest.output.target ?? data.target)),
+    row("Classes", pair.map(({ manifest }) => manifest.output.classes), (classes) => (classes ? String(classes.length) : "–")),
+    row("Input", pair.map(({ manifest }) => manifest.input.shape), (shape) => shape.join(" × ")),
   ];
 }
 
-function method(two) {
-  const of = (f) => two.map(({ manifest }) => f(manifest.training ?? {}, manifest));
+function methodRows(pair) {
+  const both = (f) => pair.map(({ manifest }) => f(manifest.training ?? {}, manifest));
   return [
-    row("Method", of((_, manifest) => manifest.method)),
-    row("Made", of((_, manifest) => manifest.created), moment),
-    row("Parameters", of((training) => training.parameters)),
-    row("Epochs", of((training) => training.epochs)),
-    row("Seconds of the fit", of((training) => training.seconds)),
-    row("Went on from", of((training) => training.warm_start)),
-    row("The fit", of((training) => training.convergence?.says)),
-    row("Temperature", of((training) => training.temperature?.value)),
-    row("Numbers", of((_, manifest) => manifest.precision)),
-    row("Encoder", of((_, manifest) => manifest.encoder ?? null)),
-    row("Size of its files", of((_, manifest) => Object.values(manifest.files).reduce((sum, file) => sum + file.size, 0)), bytes),
+    row("Method", both((_, manifest) => manifest.method)),
+    row("Created", both((_, manifest) => manifest.created), moment),
+    row("Parameters", both((training) => training.parameters)),
+    row("Epochs", both((training) => training.epochs)),
+    row("Duration of the fit", both((training) => training.seconds), duration),
+    row("Started from", both((training) => training.warm_start), (parent) => (parent ? `${parent.name}, version ${parent.version}` : "–")),
+    row("Convergence", both((training) => training.convergence?.says)),
+    row("Temperature", both((training) => training.temperature?.value)),
+    row("Precision", both((_, manifest) => manifest.precision)),
+    row("Encoder", both((_, manifest) => manifest.encoder ?? null)),
+    row("Size of the files", both((_, manifest) => Object.values(manifest.files).reduce((sum, file) => sum + file.size, 0)), bytes),
   ];
 }
 
-function detectors(two) {
-  const of = (f) => two.map(({ manifest }) => f(manifest.detectors, manifest));
+function detectorRows(pair) {
+  const both = (f) => pair.map(({ manifest }) => f(manifest.detectors, manifest));
   return [
-    row("Draws", of((_, manifest) => manifest.noise.default_draws)),
-    row("Most draws", of((_, manifest) => manifest.noise.max_draws), (most) => most ?? "any"),
-    row("The flag is made of", of((found) => found.combined)),
-    row("All detectors", of((found) => found.density)),
-    row("Calibration rows", of((found) => found.ranking_rows)),
-    row("Smallest fpr", of((found) => found.smallest_fpr)),
-    row("Smallest risk", of((_, manifest) => manifest.abstention?.smallest_risk)),
-    row("Calibrated by", of((_, manifest) => manifest.categories?.kind), (kind) => kind ?? "all rows together"),
+    row("Draws", both((_, manifest) => manifest.noise.default_draws)),
+    row("Maximum draws", both((_, manifest) => manifest.noise.max_draws), (max) => max ?? "unlimited"),
+    row("Detectors in the flag", both((detectors) => detectors.combined)),
+    row("All detectors", both((detectors) => detectors.density)),
+    row("Calibration rows", both((detectors) => detectors.ranking_rows)),
+    row("Smallest fpr", both((detectors) => detectors.smallest_fpr)),
+    row("Smallest risk", both((_, manifest) => manifest.abstention?.smallest_risk)),
+    row("Calibrated per", both((_, manifest) => manifest.categories?.kind), (kind) => kind ?? "model"),
   ];
 }
 
-function recipe(two) {
-  const flat = two.map(({ manifest }) => flattened(manifest.training?.recipe ?? {}));
-  const keys = [...new Set(flat.flatMap((values) => [...values.keys()]))].sort();
-  return keys.map((key) => row(key, flat.map((values) => values.get(key)))).filter((found) => found.differs);
+function recipeRows(pair) {
+  const recipes = pair.map(({ manifest }) => flatten(manifest.training?.recipe ?? {}));
+  const keys = [...new Set(recipes.flatMap((values) => [...values.keys()]))].sort();
+  return keys.map((key) => row(key, recipes.map((values) => values.get(key)))).filter((row) => row.differs);
 }
 
-function flattened(value, path = "", into = new Map()) {
+function flatten(value, path = "", into = new Map()) {
   for (const [key, inner] of Object.entries(value)) {
     const name = path ? `${path}.${key}` : key;
-    if (inner !== null && typeof inner === "object" && !Array.isArray(inner)) flattened(inner, name, into);
+    if (inner !== null && typeof inner === "object" && !Array.isArray(inner)) flatten(inner, name, into);
     else into.set(name, inner);
   }
   return into;
 }
 
-function said(value) {
+function format(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "number") return number(value);
   if (typeof value === "string") return value;
-  if (Array.isArray(value)) return value.map((one) => (typeof one === "string" ? one.replaceAll("_", " ") : said(one))).join(", ") || "–";
+  if (Array.isArray(value)) return value.map((item) => (typeof item === "string" ? item.replaceAll("_", " ") : format(item))).join(", ") || "–";
   return JSON.stringify(value);
 }

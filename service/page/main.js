@@ -1,6 +1,6 @@
-// The frame of the page: which view is shown, and of which model.
+// The frame of the page: the router and the state that the views share.
 
-import { askJson, Refused } from "./api.js";
+import { requestJson, ServiceError } from "./api.js";
 import { fill, h, notice } from "./dom.js";
 
 const VIEWS = {
@@ -9,28 +9,27 @@ const VIEWS = {
   live: () => import("./live.js"),
   choose: () => import("./choose.js"),
 };
-const FIRST = "ask";
+const DEFAULT_VIEW = "ask";
 
-/** What the views share. `models` are as GET /models lists them, `model` is the name of the one that is looked at. */
+/** State shared by the views: `models` as listed by GET /models, and `model`, the name of the selected one. */
 const app = {
   models: [],
   model: null,
   descriptions: new Map(),
-  replayed: null, // a question that a link brought: the view `ask` takes it
-  /** What GET /models/{name} says, or of another version than `latest` what it says of that one. */
+  /** Return GET /models/{name}, cached unless `fresh`. */
   async describe(name, { fresh = false } = {}) {
     if (fresh || !this.descriptions.has(name)) {
-      this.descriptions.set(name, await askJson(`models/${encodeURIComponent(name)}`));
+      this.descriptions.set(name, await requestJson(`models/${encodeURIComponent(name)}`));
     }
     return this.descriptions.get(name);
   },
-  /** Ask again which models there are; what was known of those that have changed is forgotten. */
+  /** Reload the list of models and drop the cached descriptions of those that changed. */
   async refresh() {
-    const before = new Map(this.models.map((model) => [model.name, stateOf(model)]));
-    this.models = (await askJson("models")).models;
+    const before = new Map(this.models.map((model) => [model.name, stateKey(model)]));
+    this.models = (await requestJson("models")).models;
     for (const name of [...this.descriptions.keys()]) {
-      const now = this.models.find((model) => model.name === name);
-      if (!now || stateOf(now) !== before.get(name)) this.descriptions.delete(name);
+      const current = this.models.find((model) => model.name === name);
+      if (!current || stateKey(current) !== before.get(name)) this.descriptions.delete(name);
     }
     const served = this.models.filter((model) => model.serving !== null);
     if (!served.some((model) => model.name === this.model)) this.model = served[0]?.name ?? null;
@@ -44,50 +43,52 @@ const app = {
   },
 };
 
-const stateOf = ({ serving, versions, aliases }) => JSON.stringify([serving, versions, aliases]);
+const stateKey = ({ serving, versions, aliases }) => JSON.stringify([serving, versions, aliases]);
 const view = document.getElementById("view");
 const select = document.getElementById("model");
 let leave = () => {};
-let shown = 0;
+let navigation = 0;
 
-/** Show the view that the address names: `#/ask`, and after a further slash what is for the view. */
+/** Show the view named by the address, `#/VIEW/LINK`; the view gets the link. */
 async function show() {
-  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const wanted = VIEWS[name] ? name : FIRST;
-  const turn = ++shown;
+  const [name, ...link] = location.hash.replace(/^#\/?/, "").split("/");
+  const viewName = VIEWS[name] ? name : DEFAULT_VIEW;
+  const turn = ++navigation;
   leave();
   leave = () => {};
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.getAttribute("href") === `#/${wanted}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+  for (const anchor of document.querySelectorAll("nav a")) {
+    if (anchor.getAttribute("href") === `#/${viewName}`) anchor.setAttribute("aria-current", "page");
+    else anchor.removeAttribute("aria-current");
   }
-  document.title = `Dubito: ${wanted}`;
-  fill(view, h("p", { class: "quiet" }, "One moment."));
+  document.title = `Dubito: ${viewName}`;
+  fill(view, h("p", { class: "quiet" }, "Loading …"));
   try {
-    const [module] = await Promise.all([loaded(wanted), wanted === "models" && app.models.length ? null : known()]);
-    if (turn !== shown) return; // somebody went on meanwhile
+    const [module] = await Promise.all([loadView(viewName), viewName === "models" && app.models.length ? null : loadModels()]);
+    if (turn !== navigation) return; // the user has moved on
     fill(view);
-    leave = (await module.show(view, app, rest.join("/"))) ?? (() => {});
-    if (turn !== shown) leave();
+    leave = (await module.show(view, app, link.join("/"))) ?? (() => {});
+    if (turn !== navigation) leave();
   } catch (error) {
-    if (turn !== shown) return;
-    fill(view, notice(error instanceof Refused ? error.message : `This view failed: ${error.message}`), h("button", { type: "button", onclick: error.status === 0 ? () => location.reload() : show }, "Try again")); // what a browser could not fetch it may not ask for again
-    if (!(error instanceof Refused)) throw error;
+    if (turn !== navigation) return;
+    // A browser does not retry a module that failed to load, so an unreachable service needs a full reload.
+    const retry = error.status === 0 ? () => location.reload() : show;
+    fill(view, notice(error instanceof ServiceError ? error.message : `This view failed: ${error.message}`), h("button", { type: "button", onclick: retry }, "Try again"));
+    if (!(error instanceof ServiceError)) throw error;
   }
 }
 
-/** A view's module; what of it cannot be fetched is no fault of the view's. */
-async function loaded(name) {
+/** Import a view's module; a failed download means that the service is unreachable. */
+async function loadView(name) {
   try {
     return await VIEWS[name]();
   } catch (error) {
-    if (error instanceof TypeError) throw new Refused(0, "The service cannot be reached: is it running, and are you online?");
+    if (error instanceof TypeError) throw new ServiceError(0, "Cannot reach the service. Is it running, and are you online?");
     throw error;
   }
 }
 
-/** Know which models there are now; where that cannot be asked, those that were there will do. */
-async function known() {
+/** Refresh the list of models; an older list will do if the service does not answer. */
+async function loadModels() {
   try {
     await app.refresh();
   } catch (error) {
@@ -100,7 +101,7 @@ select.addEventListener("change", () => {
   if (location.hash.split("/").length > 2) location.hash = `#/${location.hash.split("/")[1]}`;
   else show();
 });
-// A file that misses its place would otherwise be opened in place of the page, and what was asked would be lost.
+// Otherwise the browser would open a file that is dropped next to its target, and the page would be lost.
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("drop", (event) => event.preventDefault());
 addEventListener("hashchange", show);

@@ -1,77 +1,77 @@
-// A pool of rows in files: how it is sent, and what can be shown of the rows that are chosen.
+// Pools of rows: how they are sent, and previews of selected rows.
 //
 // A pool is an object with
-//   name, size                    in words, and in bytes
-//   rows(asked)                   how many there are, null where that is not known before it is ranked
-//   send(path, fields, signal)    asks the service with it
-//   shown(ranking, asked)         what to show of those rows: {kind, of, names, why, input, forget}; kind is "pictures",
-//                                 "columns", "texts" or "none", `of` is what is shown of a row by its index, `why`
-//                                 says what is not shown, `input(index)` gives a whole row as labels have it, and
-//                                 `forget` lets go of pictures
-//   kept                          whether the service keeps the rows that are chosen
-// where `asked` has the model and version. Files of rows are read by the service: it shows their rows to the page.
+//   name, size                    display name, and size in bytes
+//   rows(options)                 number of rows, or null if unknown before ranking
+//   send(path, fields, signal)    sends the pool to the service
+//   preview(ranking, options)     previews of rows: {kind, contents, names, note, input, release}; kind is "pictures",
+//                                 "columns", "texts" or "none", `contents` maps a row's index to its preview, `note`
+//                                 explains what is missing, `input(index)` returns a whole row for its label, and
+//                                 `release` revokes pictures
+//   isStored                      whether the service stores the selected rows
+// where `options` have the model and version. The service parses files of rows and returns previews.
 
-import { ask, asText } from "./api.js";
+import { asText, request } from "./api.js";
 import { h } from "./dom.js";
 
 const TYPES = { npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", csv: "text/csv", tsv: "text/csv", zip: "application/zip" };
-const MOST_COUNTED = 8 << 20; // bytes of a file that is sent to have its rows counted
-const MOST_PICTURE = 16 << 20; // bytes of one image
-const MOST_TEXT = 1 << 20;
-const MOST_SIDE = 256; // pixels of a picture of numbers; of larger ones some are left out
-const LETTERS = 400; // of a text
-const COLUMNS = 12; // of a row that are shown
+const MAX_COUNTED_BYTES = 8 << 20; // larger files are not uploaded just to count rows
+const MAX_PICTURE_BYTES = 16 << 20;
+const MAX_TEXT_BYTES = 1 << 20;
+const MAX_SIDE = 256; // pixels; larger pictures are thinned out
+const MAX_LETTERS = 400; // of a text
+const MAX_COLUMNS = 12; // of a row
 export const ACCEPTED = [".npy", ".npz", ".parquet", ".csv", ".tsv", ".zip", ".txt", "image/png", "image/jpeg", "image/webp", "image/bmp"];
 
-/** The pool that chosen files are. Throws, in words, where they are none. */
-export async function poolOf(files, spec) {
+/** Create a pool from selected files; throws a readable Error if they are unsuitable. */
+export async function poolFromFiles(files, spec) {
   const ending = (file) => file.name.toLowerCase().split(".").pop();
   const tables = files.filter((file) => TYPES[ending(file)]);
-  if (tables.length && files.length > 1) throw new Error("A pool is one file of rows, or several images or texts: choose either.");
-  if (tables.length) return fileOfRows(files[0], ending(files[0]), spec);
-  if (!spec.image && !spec.text) throw new Error("This model takes a file of rows: .npy, .npz, .parquet or .csv.");
-  return severalFiles(files, spec);
+  if (tables.length && files.length > 1) throw new Error("Choose either one file of rows, or several images or texts.");
+  if (tables.length) return rowFilePool(files[0], ending(files[0]), spec);
+  if (!spec.image && !spec.text) throw new Error("This model needs a file of rows: .npy, .npz, .parquet or .csv.");
+  return multiFilePool(files, spec);
 }
 
-/** A pool that lies in the service's own folder of pools. It is taken for a large one. */
-export function poolAtService(name) {
-  const given = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
+/** Create a pool from a file in the service's folder of pools; it counts as large. */
+export function poolFromService(name) {
+  const withoutNulls = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
   return {
     name,
     size: Infinity,
     rows: async () => null,
-    send: (path, fields, signal) => ask(path, { method: "POST", json: { ...given(fields), pool_file: name }, signal }),
-    shown: async () => ({ kind: "none", why: "The pool lies at the service, which gives the rows of its files to nobody: index and id alone are shown." }),
+    send: (path, fields, signal) => request(path, { method: "POST", json: { ...withoutNulls(fields), pool_file: name }, signal }),
+    preview: async () => ({ kind: "none", note: "The service does not return rows of its own files, so only index and ID are shown." }),
   };
 }
 
-function fileOfRows(file, kind, spec) {
-  const send = (path, fields, signal) => ask(path, { method: "POST", body: file, type: TYPES[kind], query: fields, signal });
-  const preview = async ({ model, version }, rows) => (await send("acquire/preview", { model, version, rows })).json();
+function rowFilePool(file, kind, spec) {
+  const send = (path, fields, signal) => request(path, { method: "POST", body: file, type: TYPES[kind], query: fields, signal });
+  const requestPreview = async ({ model, version }, rows) => (await send("acquire/preview", { model, version, rows })).json();
   return {
     name: file.name,
     size: file.size,
-    async rows(asked) {
+    async rows(options) {
       try {
-        return file.size > MOST_COUNTED ? null : (await preview(asked, [])).rows;
+        return file.size > MAX_COUNTED_BYTES ? null : (await requestPreview(options, [])).rows;
       } catch {
-        return null; // the service says what is wrong with it when it is to rank it
+        return null; // ranking will report the error
       }
     },
     send,
-    async shown(ranking, asked) {
+    async preview(ranking, options) {
       try {
-        const rows = (await preview(asked, ranking.map((row) => row.index))).preview;
+        const rows = (await requestPreview(options, ranking.map((row) => row.index))).preview;
         const inputs = new Map(rows.map(({ index, row }) => [index, row]));
-        return { ...shownRows(rows, ranking, spec), input: (index) => inputs.get(index) };
+        return { ...previewRows(rows, ranking, spec), input: (index) => inputs.get(index) };
       } catch (error) {
-        return { kind: "none", why: `The rows cannot be shown: ${error.message}` };
+        return { kind: "none", note: `Cannot show the rows: ${error.message}` };
       }
     },
   };
 }
 
-function severalFiles(files, spec) {
+function multiFilePool(files, spec) {
   const sorted = [...files].sort((a, b) => (a.name < b.name ? -1 : 1));
   return {
     name: sorted.length === 1 ? sorted[0].name : `${sorted.length} files`,
@@ -82,82 +82,83 @@ function severalFiles(files, spec) {
       for (const [name, value] of Object.entries(fields)) if (value !== null && value !== undefined) form.append(name, asText(value));
       form.append("ids", JSON.stringify(sorted.map((file) => file.name)));
       for (const file of sorted) form.append("pool", file);
-      return ask(path, { method: "POST", body: form, signal });
+      return request(path, { method: "POST", body: form, signal });
     },
-    shown: async (ranking) => ({ ...(await shownFiles(ranking, spec, (row) => sorted[row.index])), input: (index) => (spec.text ? sorted[index].text() : base64(sorted[index])) }),
+    preview: async (ranking) => ({ ...(await previewFiles(ranking, spec, (row) => sorted[row.index])), input: (index) => (spec.text ? sorted[index].text() : base64(sorted[index])) }),
   };
 }
 
-/** What to show of rows as the service gives them. */
-function shownRows(rows, ranking, spec) {
-  const why = rows.length < ranking.length ? `The first ${rows.length} rows are shown, as large as they are.` : null;
-  const mapped = (shown) => new Map(rows.map(({ index, row, id }) => [index, shown(row, id, index)]));
+/** Create previews of rows that the service has parsed. */
+function previewRows(rows, ranking, spec) {
+  const note = rows.length < ranking.length ? `Only the first ${rows.length} rows are shown, because they are large.` : null;
+  const byIndex = (content) => new Map(rows.map(({ index, row, id }) => [index, content(row, id, index)]));
   const first = rows[0]?.row;
-  if (spec.text && typeof first === "string") return { kind: "texts", of: mapped(shortened), why };
+  if (spec.text && typeof first === "string") return { kind: "texts", contents: byIndex(shorten), note };
   if (spec.columns.length && !Array.isArray(first)) {
     const names = spec.columns.map((column) => column.name);
-    return ofCells(names, mapped((row) => names.map((name) => (row[name] === null ? "–" : shortened(String(row[name]))))));
+    return previewCells(names, byIndex((row) => names.map((name) => (row[name] === null ? "–" : shorten(String(row[name]))))));
   }
   if (typeof first === "string") {
-    const urls = rows.map(({ row, id }) => URL.createObjectURL(new Blob([Uint8Array.from(atob(row), (letter) => letter.charCodeAt(0))], { type: typeOf(id) })));
+    const urls = rows.map(({ row, id }) => URL.createObjectURL(new Blob([Uint8Array.from(atob(row), (letter) => letter.charCodeAt(0))], { type: mediaType(id) })));
     const pictures = rows.map(({ index, id }, i) => [index, h("img", { src: urls[i], alt: id, loading: "lazy" })]);
-    return { kind: "pictures", of: new Map(pictures), why, forget: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
+    return { kind: "pictures", contents: new Map(pictures), note, release: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
   }
-  const planes = planesOf(spec);
-  if (planes) return { kind: "pictures", of: mapped((row, id, index) => drawn(row, planes, spec, index)), why };
+  const layout = pixelLayout(spec);
+  if (layout) return { kind: "pictures", contents: byIndex((row, id, index) => drawRow(row, layout, spec, index)), note };
   const names = spec.columns.length === first?.length ? spec.columns.map((column) => column.name) : (first ?? []).map((_, i) => String(i));
-  return ofCells(names, mapped((row) => row.map((x) => (x === null ? "–" : String(Number(x.toPrecision(5)))))));
+  return previewCells(names, byIndex((row) => row.map((x) => (x === null ? "–" : String(Number(x.toPrecision(5)))))));
 }
 
-/** Pictures or the beginnings of texts; `fileOf(row)` gives the file of a row. */
-async function shownFiles(ranking, spec, fileOf) {
-  const of = new Map(), urls = [];
+/** Create previews of image or text files; `getFile(row)` returns the file of a row. */
+async function previewFiles(ranking, spec, getFile) {
+  const contents = new Map(), urls = [];
   for (const row of ranking) {
-    const file = fileOf(row);
-    if (file.size > (spec.text ? MOST_TEXT : MOST_PICTURE)) of.set(row.index, h("span", { class: "quiet" }, "it is too large to be shown"));
-    else if (spec.text) of.set(row.index, shortened(await file.slice(0, 8 * LETTERS).text()));
+    const file = getFile(row);
+    if (file.size > (spec.text ? MAX_TEXT_BYTES : MAX_PICTURE_BYTES)) contents.set(row.index, h("span", { class: "quiet" }, "too large to show"));
+    else if (spec.text) contents.set(row.index, shorten(await file.slice(0, 8 * MAX_LETTERS).text()));
     else {
       urls.push(URL.createObjectURL(file));
-      of.set(row.index, h("img", { src: urls.at(-1), alt: row.id, loading: "lazy" }));
+      contents.set(row.index, h("img", { src: urls.at(-1), alt: row.id, loading: "lazy" }));
     }
   }
-  return { kind: spec.text ? "texts" : "pictures", of, forget: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
+  return { kind: spec.text ? "texts" : "pictures", contents, release: () => urls.forEach((url) => URL.revokeObjectURL(url)) };
 }
 
-function ofCells(names, of) {
-  const why = names.length > COLUMNS ? `The first ${COLUMNS} of ${names.length} columns are shown.` : null;
-  return { kind: "columns", names: names.slice(0, COLUMNS), of: new Map([...of].map(([index, cells]) => [index, cells.slice(0, COLUMNS)])), why };
+function previewCells(names, contents) {
+  const note = names.length > MAX_COLUMNS ? `Showing the first ${MAX_COLUMNS} of ${names.length} columns.` : null;
+  return { kind: "columns", names: names.slice(0, MAX_COLUMNS), contents: new Map([...contents].map(([index, cells]) => [index, cells.slice(0, MAX_COLUMNS)])), note };
 }
 
-/** How the numbers of a row lie as a picture: {height, width, at(y, x, channel), channels}; null where they are none. */
-export function planesOf({ shape, dtype, columns, text }) {
+/** Return the layout of a row's pixels, {height, width, channels, index(y, x, channel)}; null if it is no picture. */
+export function pixelLayout({ shape, dtype, columns, text }) {
   if (columns.length || text || dtype !== "float32" || shape.length < 2 || shape.length > 3) return null;
   const [channels, height, width] = shape.length === 2 ? [1, ...shape] : shape[2] <= 3 && shape[0] > 3 ? [shape[2], shape[0], shape[1]] : shape;
   if (![1, 3].includes(channels) || Math.min(height, width) < 2) return null;
   const isLast = shape.length === 3 && shape[2] <= 3 && shape[0] > 3;
-  return { channels, height, width, at: (y, x, c) => (isLast ? (y * width + x) * channels + c : (c * height + y) * width + x) };
+  return { channels, height, width, index: (y, x, c) => (isLast ? (y * width + x) * channels + c : (c * height + y) * width + x) };
 }
 
-/** A row on a canvas: photographs as they are; of other grey numbers the large ones are ink. */
-export function drawn(row, { channels, height, width, at }, { image, minimum, maximum }, index) {
-  const step = Math.ceil(Math.max(height, width) / MOST_SIDE);
+/** Draw a row on a canvas: photographs unchanged, other grey values with large ones as ink. */
+export function drawRow(row, layout, { image, minimum, maximum }, rowIndex) {
+  const { channels, height, width } = layout;
+  const step = Math.ceil(Math.max(height, width) / MAX_SIDE);
   const [tall, wide] = [height, width].map((side) => Math.ceil(side / step));
-  const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Row ${index}, as a picture` });
-  const on = canvas.getContext("2d");
-  const pixels = on.createImageData(wide, tall);
+  const canvas = h("canvas", { width: wide, height: tall, class: "thumbnail", role: "img", "aria-label": `Picture of row ${rowIndex}` });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(wide, tall);
   const [low, high] = image ? [0, 255] : [minimum, maximum];
   const scaled = (value) => Math.min(255, Math.max(0, (255 * (value - low)) / (high - low || 1)));
   for (let y = 0; y < tall; y++) {
     for (let x = 0; x < wide; x++) {
-      const place = 4 * (y * wide + x);
+      const i = 4 * (y * wide + x);
       for (let c = 0; c < 3; c++) {
-        const value = scaled(row[at(y * step, x * step, channels === 3 ? c : 0)]);
-        pixels.data[place + c] = channels === 1 && !image ? 255 - value : value;
+        const value = scaled(row[layout.index(y * step, x * step, channels === 3 ? c : 0)]);
+        pixels.data[i + c] = channels === 1 && !image ? 255 - value : value;
       }
-      pixels.data[place + 3] = 255;
+      pixels.data[i + 3] = 255;
     }
   }
-  on.putImageData(pixels, 0, 0);
+  context.putImageData(pixels, 0, 0);
   return canvas;
 }
 
@@ -166,8 +167,8 @@ async function base64(file) {
   return btoa(letters.join(""));
 }
 
-const shortened = (text) => (text.length > LETTERS ? `${text.slice(0, LETTERS)} …` : text);
+const shorten = (text) => (text.length > MAX_LETTERS ? `${text.slice(0, MAX_LETTERS)} …` : text);
 
-function typeOf(name) {
+function mediaType(name) {
   return { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", webp: "image/webp", bmp: "image/bmp" }[name.toLowerCase().split(".").pop()] ?? "";
 }

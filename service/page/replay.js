@@ -1,24 +1,24 @@
-// A question as a link, and back. It holds the input itself, in the part of the address that browsers send to nobody.
+// Links that replay a query. The input is in the address's fragment, which browsers never send.
 
-const MOST = 60_000; // characters of a link
+const MAX_LENGTH = 60_000; // characters of a link
 
-/** The part of an address after `#/ask/` for a question; null where it would be too long. */
-export async function written(question) {
-  const packed = await through(new CompressionStream("deflate-raw"), new TextEncoder().encode(JSON.stringify(question)));
+/** Encode a query as the part of an address after `#/ask/`; null if it is too long. */
+export async function encode(query) {
+  const packed = await through(new CompressionStream("deflate-raw"), new TextEncoder().encode(JSON.stringify(query)));
   let text = "";
   for (const byte of packed) text += String.fromCharCode(byte);
   const link = btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-  return link.length > MOST ? null : link;
+  return link.length > MAX_LENGTH ? null : link;
 }
 
-/** The question of such a link; throws where it is none. */
-export async function read(link) {
+/** Decode a query from a link; throws if the link is damaged. */
+export async function decode(link) {
   try {
     const text = atob(link.replaceAll("-", "+").replaceAll("_", "/"));
     const unpacked = await through(new DecompressionStream("deflate-raw"), Uint8Array.from(text, (c) => c.charCodeAt(0)));
     return JSON.parse(new TextDecoder().decode(unpacked));
   } catch {
-    throw new Error("This link is damaged: it may have been cut off where it was copied.");
+    throw new Error("This link is damaged. It may have been cut off when it was copied.");
   }
 }
 

@@ -1,107 +1,102 @@
-// What an answer means, in words.
+// Explain answers in words.
 
 import { number, percent } from "./dom.js";
 
-/** What each detector looks at; `{input}` becomes what the model takes: the pixels, the columns, ... */
+/** What raises each detector's score; `{input}` is replaced by the model's kind of input. */
 const DETECTORS = {
-  entropy: "how unsure the prediction is",
-  bald: "how much the draws disagree",
-  mean_std: "how far the draws' probabilities are spread",
-  variation_ratio: "how probable it is that the label is wrong",
-  std: "how wide the prediction is",
-  aleatoric_std: "how much noise the draws expect",
-  epistemic_std: "how much the draws disagree",
-  residual: "what of {input} the training data cannot explain",
-  mahalanobis: "how far {input} are from the training data, as those vary",
-  input_neighbours: "whether any training row has {input} like these",
-  feature_neighbours: "whether the network sees in it what it saw in any training row",
-  cosine_neighbours: "whether the encoder sees in it what it saw in any training row",
-  feature_gaussian: "how far what the network sees in it is from every class",
-  roughness: "whether neighbouring pixels differ as noise does",
+  entropy: "an uncertain prediction",
+  bald: "disagreement between the draws",
+  mean_std: "probabilities that vary between the draws",
+  variation_ratio: "a label that is probably wrong",
+  std: "a wide predictive distribution",
+  aleatoric_std: "high expected noise",
+  epistemic_std: "disagreement between the draws",
+  residual: "a combination of {input} never seen in training",
+  mahalanobis: "{input} far from the training data",
+  input_neighbours: "no training row with similar {input}",
+  feature_neighbours: "no training row with similar network features",
+  cosine_neighbours: "no training row with similar encoder features",
+  feature_gaussian: "network features far from every class",
+  roughness: "neighbouring pixels that differ as in noise",
 };
-const OF_THE_POSTERIOR = new Set(["entropy", "bald", "mean_std", "variation_ratio", "std", "aleatoric_std", "epistemic_std"]);
+const POSTERIOR_DETECTORS = new Set(["entropy", "bald", "mean_std", "variation_ratio", "std", "aleatoric_std", "epistemic_std"]);
 
-/** What a detector looks at, of what a model takes. */
-export function detectorSays(name, input) {
-  return (DETECTORS[name] ?? name.replaceAll("_", " ")).replace("{input}", input);
+/** Describe what a detector reacts to; `input` is a plural from `inputWord`. */
+export function describeDetector(name, input) {
+  return (DETECTORS[name] ?? spaced(name)).replace("{input}", input);
 }
 
-/** What a model takes, as a plural: the pixels, the columns. */
+/** Name a model's kind of input, as a plural. */
 export function inputWord(spec) {
-  if (spec.text) return "the words";
-  if (spec.columns.length) return "the columns";
-  if (spec.image || (spec.shape.length >= 2 && !spec.dtype.startsWith("int"))) return "the pixels";
-  return "the numbers";
+  if (spec.text) return "words";
+  if (spec.columns.length) return "columns";
+  if (spec.image || (spec.shape.length >= 2 && !spec.dtype.startsWith("int"))) return "pixels";
+  return "numbers";
 }
 
 /**
- * How far an answer is to be trusted: `kind` ("good", "check" or "bad"), `word`, and `why`, in plain words.
- * `manifest` is of the version that answered.
+ * Judge how far an answer can be trusted: `kind` ("good", "check" or "bad"), `word`, and `reason` in sentences.
+ * `manifest` belongs to the version that answered.
  */
 export function verdict(row, answer, manifest) {
-  const said = manifest.task === "regression" ? ofTarget(row, answer, manifest) : ofLabel(row, answer);
+  const { summary, reason, isSure } = manifest.task === "regression" ? describeTarget(row, answer, manifest) : describeLabel(row, answer);
   if (row.flag) {
-    const input = inputWord(manifest.input);
-    const isDoubt = OF_THE_POSTERIOR.has(strongestOf(row, manifest)?.[0]);
-    return isDoubt
-      ? { kind: "check", word: "Check this", why: `It is less sure of this than it is of usual data: look yourself. ${said.what}.` }
-      : { kind: "bad", word: "Unlike anything I know", why: `${capital(input)} are unlike all that it learnt from: do not rely on the answer. ${said.what}.` };
+    const isUncertain = POSTERIOR_DETECTORS.has(strongestDetector(row, manifest)?.[0]);
+    return isUncertain
+      ? { kind: "check", word: "Check this", reason: `Less certain than usual. Have someone check. ${summary}.` }
+      : { kind: "bad", word: "Unfamiliar input", reason: `The ${inputWord(manifest.input)} differ from the training data, so do not rely on this answer. ${summary}.` };
   }
-  if (row.abstain === true) return { kind: "check", word: "Check this", why: `Undecided: of answers as unsure as this, more than ${percent(answer.risk)} may be wrong. ${said.what}.` };
-  const rest = `${said.what}: ${said.why}.`;
-  return said.isSure ? { kind: "good", word: "Trust this", why: `${rest} ${capital(inputWord(manifest.input))} are like those it learnt from.` } : { kind: "check", word: "Check this", why: rest };
+  if (row.abstain === true) return { kind: "check", word: "Check this", reason: `Abstained: more than ${percent(answer.risk)} of answers this uncertain may be wrong. ${summary}.` };
+  const sentences = `${summary}. ${reason}.`;
+  return isSure ? { kind: "good", word: "Looks reliable", reason: `${sentences} Nothing unusual found in the input.` } : { kind: "check", word: "Check this", reason: sentences };
 }
 
-const capital = (text) => text[0].toUpperCase() + text.slice(1);
-
-/** The combined detector that finds a row strangest: [name, what it found]; undefined where there is none. */
-const strongestOf = (row, manifest) =>
+/** Find the detector in the flag with the smallest p-value: [name, result], or undefined. */
+const strongestDetector = (row, manifest) =>
   Object.entries(row.detectors).filter(([name]) => manifest.detectors.combined.includes(name)).sort(([, a], [, b]) => a.p_value - b.p_value)[0];
 
-function ofLabel(row, answer) {
+function describeLabel(row, answer) {
   const p = Math.max(...row.probabilities);
-  const others = (row.prediction_set ?? []).filter((name) => name !== row.label);
-  const also = others.length === 0 || row.flag ? "" : others.length > 4 ? ` or one of ${others.length} others` : ` or ${others.map(asWritten).join(" or ")}`;
-  const name = asWritten(row.label);
-  const what = row.flag ? `Its guess is ${name}` : p > 0.99 ? `Almost certainly ${name}` : p > 0.9 && !also ? `Most likely ${name}` : `Perhaps ${name}${also}`;
+  const alternatives = (row.prediction_set ?? []).filter((name) => name !== row.label);
+  const isSure = alternatives.length === 0 && p > 0.9;
+  const suffix = alternatives.length === 0 || row.flag ? "" : alternatives.length > 4 ? `, or one of ${alternatives.length} others` : `, or ${alternatives.map(isolated).join(" or ")}`;
+  const prefix = row.flag ? "Best guess: " : p > 0.99 ? "Almost certainly " : p > 0.9 && !suffix ? "Most likely " : "";
   const share = row.entropy > 0 ? row.bald / row.entropy : 0;
-  const isSure = others.length === 0 && p > 0.9;
-  let why;
-  if (answer.num_samples === 1) why = "one draw cannot say how sure it is";
-  else if (row.entropy < 0.1) why = "the draws agree, and each is sure";
-  else if (isSure) why = share > 0.15 ? "most draws agree" : "the draws agree";
-  else if (share > 0.4) why = "the draws disagree: labels of rows like it would teach the model";
-  else if (share > 0.15) why = "the draws disagree somewhat, and each is unsure by itself";
-  else why = "the draws agree that it is ambiguous: more labels would not help";
-  return { what: `${what} (${percent(p)})`, why, isSure };
+  let reason;
+  if (answer.num_samples === 1) reason = "A single draw cannot measure uncertainty";
+  else if (row.entropy < 0.1) reason = "The draws agree, each with high confidence";
+  else if (isSure) reason = share > 0.15 ? "Most draws agree" : "The draws agree";
+  else if (share > 0.4) reason = "The draws disagree: labels for similar rows would help";
+  else if (share > 0.15) reason = "The draws disagree somewhat, and each is uncertain";
+  else reason = "Truly ambiguous: more labels will not help";
+  return { summary: `${prefix}${isolated(row.label)} (${percent(p)})${suffix}`, reason, isSure };
 }
 
-function ofTarget(row, answer, manifest) {
+function describeTarget(row, answer, manifest) {
   const [low, high] = row.interval;
   const isBounded = low !== null || high !== null;
-  const between = isBounded
-    ? `with ${percent(answer.coverage)} between ${low === null ? "minus infinity" : number(low, 4)} and ${high === null ? "infinity" : number(high, 4)}`
-    : `no interval has a coverage of ${percent(answer.coverage)} with so few calibration rows`;
+  const range = low === null ? `up to ${number(high, 4)}` : high === null ? `${number(low, 4)} or more` : `${number(low, 4)} to ${number(high, 4)}`;
+  const interval = isBounded ? `${percent(answer.coverage)} interval: ${range}` : `too few calibration rows for a ${percent(answer.coverage)} interval`;
   const share = row.epistemic_std === null ? null : row.epistemic_std ** 2 / row.std ** 2;
-  const why =
-    share === null ? "one draw cannot say how sure it is"
-    : share > 0.5 ? "most of the doubt is the model's: the draws disagree, and labels of rows like it would teach it"
-    : share > 0.15 ? "the doubt is the data's noise, and in part the model's own"
-    : "the doubt is the data's noise: the draws agree";
-  const name = manifest.output.target ?? "it";
-  const about = row.flag ? "Its guess is" : name === "it" ? "About" : `${name} is about`;
-  return { what: `${about} ${number(row.mean, 4)}${row.flag ? "" : `, ${between}`}`, why, isSure: isBounded && !(share > 0.5) };
+  const reason =
+    share === null ? "A single draw cannot measure uncertainty"
+    : share > 0.5 ? "Mostly model uncertainty: labels for similar rows would help"
+    : share > 0.15 ? "Mostly noise in the data, with some model uncertainty"
+    : "Mostly noise in the data";
+  const target = manifest.output.target;
+  const prefix = row.flag ? "Best guess:" : target ? `${target} is about` : "About";
+  return { summary: `${prefix} ${number(row.mean, 4)}${row.flag ? "" : ` (${interval})`}`, reason, isSure: isBounded && !(share > 0.5) };
 }
 
-/** What the flag was made of, in numbers. */
-export function flagSays(row, answer, manifest) {
-  const [name, strongest] = strongestOf(row, manifest) ?? [null, null];
-  const of = strongest ? `; ${label(name)} alone: p = ${number(strongest.p_value, 2)}${strongest.fired ? ", which fired" : ""}` : "";
-  const rate = answer.fdr === null ? `Of usual rows at most ${percent(answer.fpr)} are flagged` : `False flags are at most ${percent(answer.fdr)}`;
-  return `Flagged: ${row.flag ? "yes" : "no"}, p = ${number(row.p_value, 2)}${of}. ${rate}.`;
+/** Describe the flag in numbers. */
+export function describeFlag(row, answer, manifest) {
+  const [name, strongest] = strongestDetector(row, manifest) ?? [null, null];
+  const detector = strongest ? ` Strongest detector: ${spaced(name)}, p = ${number(strongest.p_value, 2)}${strongest.fired ? ", fired" : ""}.` : "";
+  const rate = answer.fdr === null ? `At most ${percent(answer.fpr)} of usual rows are flagged` : `At most ${percent(answer.fdr)} of flags are false`;
+  return `Flagged: ${row.flag ? "yes" : "no"}, p = ${number(row.p_value, 2)}.${detector} ${rate}.`;
 }
 
-/** A name whose letters may run from right to left, and leave those around it as they are. */
-const asWritten = (name) => `\u2068${name}\u2069`;
+/** Wrap a name in Unicode isolates, so that right-to-left letters do not reorder the sentence. */
+const isolated = (name) => `\u2068${name}\u2069`;
 
-const label = (name) => name.replaceAll("_", " ");
+const spaced = (name) => name.replaceAll("_", " ");

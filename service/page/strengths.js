@@ -1,54 +1,56 @@
-// What a version is good at and what not, in pictures: of its evaluation report, and without one of its publication.
+// Plots of a version's strengths and weaknesses, from its evaluation report or, without one, from its manifest.
 
 import { h, number, percent } from "./dom.js";
-import { figureOf } from "./figures.js";
+import { describeFigure } from "./figures.js";
 import { ACCENT, figure, INK, QUIET } from "./plots.js";
 
-const MOST_CLASSES = 12; // the worst ones are shown
-const LEAST_ROWS = 5; // that are answered, below which a share of right ones says nothing
-const asShare = { domain: [0, 1], tickFormat: (x) => `${Math.round(100 * x)} %`, ticks: 5, grid: true };
-const middle = { labelAnchor: "center", labelArrow: "none" };
+const MAX_CLASSES = 12;
+const MIN_ROWS = 5; // for a meaningful share
+const shareAxis = { domain: [0, 1], tickFormat: (x) => `${Math.round(100 * x)} %`, ticks: 5, grid: true };
+const centred = { labelAnchor: "center", labelArrow: "none" };
 
-/** A sentence and pictures; `report` may be null or one that cannot be read. */
-export function strengthsOf({ manifest }, report) {
+/** Create a sentence and plots; `report` may be null or `{error}`. */
+export function strengths({ manifest }, report) {
   const test = report?.test ?? null;
-  const pictures = test?.by_class ? [byClass(test, manifest.output.classes), byShareAnswered(test), byConfidence(test)] : test?.by_spread ? [bySpread(test, manifest.output.target), byInterval(test)] : [];
-  pictures.push(againstPlain(manifest));
-  return [h("p", { class: "says" }, sentence(manifest, report)), h("div", { class: "plots" }, pictures.filter(Boolean))];
+  const plots = test?.by_class ? [classPlot(test, manifest.output.classes), coveragePlot(test), confidencePlot(test)] : test?.by_spread ? [spreadPlot(test, manifest.output.target), intervalPlot(test)] : [];
+  plots.push(baselinePlot(manifest));
+  return [h("p", { class: "says" }, sentence(manifest, report)), h("div", { class: "plots" }, plots.filter(Boolean))];
 }
 
-function sentence({ task, quality, output }, report) {
-  const rows = report?.test ? ` of ${number(report.test.rows)} rows that it had not seen` : " of the rows that it had not seen";
-  const interval = report?.summary_intervals?.[task === "regression" ? "test_rmse" : "test_accuracy"];
-  if (task === "regression") return `Off by ${number(report?.test?.rmse ?? quality.test_rmse)} as a rule (root mean square of its errors${rows.replace(" of", " on")})${interval ? `, from ${number(interval[0])} to ${number(interval[1])} with 95 %` : ""}; what it says of ${output.target ?? "the target"} comes with an interval.`;
-  return `Right on ${percent(report?.test?.accuracy ?? quality.test_accuracy)}${rows}${interval ? `, which may be from ${percent(interval[0])} to ${percent(interval[1])} on others like them (95 %)` : ""}.`;
+function sentence({ task, quality }, report) {
+  const isRegression = task === "regression";
+  const write = isRegression ? number : percent;
+  const value = isRegression ? (report?.test?.rmse ?? quality.test_rmse) : (report?.test?.accuracy ?? quality.test_accuracy);
+  const rows = `${report?.test ? `${number(report.test.rows)} ` : ""}unseen rows`;
+  const interval = report?.summary_intervals?.[isRegression ? "test_rmse" : "test_accuracy"];
+  return `${isRegression ? "Typical error (RMSE)" : "Accuracy"} on ${rows}: ${write(value)}${interval ? ` (95 % CI ${write(interval[0])} to ${write(interval[1])})` : ""}.`;
 }
 
-function byClass({ by_class }, classes) {
-  const found = by_class.filter((one) => one.recall !== null).sort((a, b) => a.recall - b.recall);
-  const rows = found.slice(0, MOST_CLASSES).map((one) => {
-    const [low, high] = one.confidence_intervals.recall ?? [one.recall, one.recall];
-    const others = one.labelled.map((count, i) => [count, classes[i]]).filter(([count, name]) => count && name !== one.name).sort((a, b) => b[0] - a[0]);
-    return { name: one.name, value: one.recall, low, high, rows: one.rows, taken: others.length ? `${others[0][1]} (${others[0][0]})` : "–" };
+function classPlot({ by_class }, classes) {
+  const sorted = by_class.filter((entry) => entry.recall !== null).sort((a, b) => a.recall - b.recall);
+  const rows = sorted.slice(0, MAX_CLASSES).map((entry) => {
+    const [low, high] = entry.confidence_intervals.recall ?? [entry.recall, entry.recall];
+    const errors = entry.labelled.map((count, i) => [count, classes[i]]).filter(([count, name]) => count && name !== entry.name).sort((a, b) => b[0] - a[0]);
+    return { name: entry.name, value: entry.recall, low, high, rows: entry.rows, confusion: errors.length ? `${errors[0][1]} (${errors[0][0]})` : "–" };
   });
   if (!rows.length) return null;
   return figure(
-    `What it knows, class by class${found.length > rows.length ? `: the ${rows.length} worst of ${found.length}` : ""}`,
-    `Of the rows of each class, the share that it gets right; the worst is ${rows[0].name} with ${percent(rows[0].value)}.`,
-    bars(rows, "share that it gets right, 95 % interval"),
-    { heads: ["class", "right", "from", "to", "rows", "most often taken for"], rows: rows.map((d) => [d.name, percent(d.value), percent(d.low), percent(d.high), number(d.rows), d.taken]), numeric: [1, 2, 3, 4] },
+    `Accuracy per class${sorted.length > rows.length ? ` (${rows.length} worst of ${sorted.length})` : ""}`,
+    `Share of each class's rows that are correct. Worst: ${rows[0].name} with ${percent(rows[0].value)}.`,
+    barOptions(rows, "share correct, with 95 % interval"),
+    { heads: ["class", "correct", "from", "to", "rows", "most often confused with"], rows: rows.map((d) => [d.name, percent(d.value), percent(d.low), percent(d.high), number(d.rows), d.confusion]), numeric: [1, 2, 3, 4] },
   );
 }
 
-/** Bars of shares with whiskers. */
-function bars(rows, label) {
+/** Create the plot options for bars of shares with whiskers. */
+function barOptions(rows, label) {
   const left = Math.min(150, 20 + 7 * Math.max(...rows.map((d) => d.name.length)));
   const letters = Math.floor((left - 16) / 7);
   return {
     marginLeft: left,
     marginRight: 52,
     height: 56 + 24 * rows.length,
-    x: { ...asShare, ...middle, ticks: [0, 0.5, 1], label },
+    x: { ...shareAxis, ...centred, ticks: [0, 0.5, 1], label },
     y: { domain: rows.map((d) => d.name), label: null, tickSize: 0, tickFormat: (name) => (name.length > letters ? `${name.slice(0, letters - 1)}…` : name) },
     marks: [
       globalThis.Plot.barX(rows, { x: "value", y: "name", fill: (d) => (d.faint ? QUIET : ACCENT), fillOpacity: 0.3, insetTop: 4, insetBottom: 4 }),
@@ -59,96 +61,96 @@ function bars(rows, label) {
   };
 }
 
-/** Accuracy of the surest rows, by how many are answered: from the bins of confidence, the surest first. */
-function byShareAnswered({ reliability, rows: all }) {
-  let answered = 0, right = 0;
+/** Plot accuracy by the share of rows answered, the most confident first, from the confidence bins. */
+function coveragePlot({ reliability, rows: rowCount }) {
+  let answered = 0, correct = 0;
   const points = reliability.toReversed().map((bin) => {
     answered += bin.rows;
-    right += bin.rows * bin.accuracy;
-    return { share: answered / all, value: right / answered, from: bin.confidence, answered };
-  }).filter((point) => point.answered >= LEAST_ROWS);
+    correct += bin.rows * bin.accuracy;
+    return { share: answered / rowCount, value: correct / answered, from: bin.confidence, answered };
+  }).filter((point) => point.answered >= MIN_ROWS);
   if (points.length < 2) return null;
   const low = Math.min(0.9, Math.floor(20 * Math.min(...points.map((d) => d.value))) / 20);
   return figure(
-    "If it answered only where it is surest, and left the rest to people",
-    points.map((d) => `${percent(d.share)} answered: ${percent(d.value)} right`).join("; "),
+    "Accuracy if only the most confident rows are answered",
+    points.map((d) => `${percent(d.share)} answered: ${percent(d.value)} correct`).join("; "),
     {
       height: 240,
       marginLeft: 52,
       marginTop: 26,
-      x: { ...asShare, ...middle, domain: [Math.min(0.5, Math.floor(10 * points[0].share) / 10), 1], label: "share of the rows that it answers" },
-      y: { ...asShare, domain: [low, 1], label: "right", labelArrow: "none" },
+      x: { ...shareAxis, ...centred, domain: [Math.min(0.5, Math.floor(10 * points[0].share) / 10), 1], label: "share of rows answered" },
+      y: { ...shareAxis, domain: [low, 1], label: "accuracy", labelArrow: "none" },
       marks: [
         globalThis.Plot.areaY(points, { x: "share", y1: low, y2: "value", fill: ACCENT, fillOpacity: 0.12 }),
         globalThis.Plot.line(points, { x: "share", y: "value", stroke: ACCENT, strokeWidth: 2 }),
-        globalThis.Plot.dot(points, { x: "share", y: "value", fill: ACCENT, r: 4, title: (d) => `when its confidence is ${percent(d.from)} or more` }),
+        globalThis.Plot.dot(points, { x: "share", y: "value", fill: ACCENT, r: 4, title: (d) => `confidence of ${percent(d.from)} or more` }),
       ],
     },
-    { heads: ["answered", "right", "confidence, about"], rows: points.map((d) => [percent(d.share), percent(d.value), percent(d.from)]), numeric: [0, 1, 2] },
+    { heads: ["answered", "accuracy", "confidence (about)"], rows: points.map((d) => [percent(d.share), percent(d.value), percent(d.from)]), numeric: [0, 1, 2] },
   );
 }
 
-function byConfidence({ reliability }) {
+function confidencePlot({ reliability }) {
   const rows = reliability.map((bin) => ({ ...bin, low: bin.confidence_intervals.accuracy?.[0] ?? bin.accuracy, high: bin.confidence_intervals.accuracy?.[1] ?? bin.accuracy }));
   return figure(
-    "Does its confidence mean what it says?",
-    `On the line it does. ${rows.map((d) => `sure to ${percent(d.confidence)}: right on ${percent(d.accuracy)} of ${d.rows} rows`).join("; ")}`,
+    "Is the confidence calibrated?",
+    `The dashed line is perfect calibration. ${rows.map((d) => `Confidence ${percent(d.confidence)}: ${percent(d.accuracy)} of ${d.rows} rows correct`).join("; ")}`,
     {
       height: 260,
       marginLeft: 52,
       marginTop: 26,
-      x: { ...asShare, ...middle, label: "how sure it says that it is" },
-      y: { ...asShare, label: "how often it is right", labelArrow: "none" },
+      x: { ...shareAxis, ...centred, label: "confidence" },
+      y: { ...shareAxis, label: "accuracy", labelArrow: "none" },
       marks: [
         globalThis.Plot.line([[0, 0], [1, 1]], { stroke: QUIET, strokeDasharray: "4 3" }),
         globalThis.Plot.ruleX(rows, { x: "confidence", y1: "low", y2: "high", stroke: ACCENT, strokeOpacity: 0.5 }),
         globalThis.Plot.dot(rows, { x: "confidence", y: "accuracy", r: (d) => 3 + Math.min(7, Math.sqrt(d.rows) / 3), fill: ACCENT, fillOpacity: 0.8 }),
       ],
     },
-    { heads: ["sure to", "right on", "from", "to", "rows"], rows: rows.map((d) => [percent(d.confidence), percent(d.accuracy), percent(d.low), percent(d.high), number(d.rows)]), numeric: [0, 1, 2, 3, 4] },
+    { heads: ["confidence", "accuracy", "from", "to", "rows"], rows: rows.map((d) => [percent(d.confidence), percent(d.accuracy), percent(d.low), percent(d.high), number(d.rows)]), numeric: [0, 1, 2, 3, 4] },
   );
 }
 
-function bySpread({ by_spread: rows }, target) {
+function spreadPlot({ by_spread: rows }, target) {
   if (!rows.length) return null;
-  const most = Math.max(...rows.flatMap((d) => [d.std, d.rmse]));
+  const max = Math.max(...rows.flatMap((d) => [d.std, d.rmse]));
   return figure(
-    "Does its doubt mean what it says?",
-    `On the line it does. ${rows.map((d) => `says ± ${number(d.std)}: off by ${number(d.rmse)}`).join("; ")}`,
+    "Is the uncertainty calibrated?",
+    `The dashed line is perfect calibration. ${rows.map((d) => `Predicted error ${number(d.std)}: actual error ${number(d.rmse)}`).join("; ")}`,
     {
       height: 260,
       marginLeft: 60,
       marginTop: 26,
-      x: { ...middle, grid: true, domain: [0, most], label: `how far off it says that it may be${target ? `, in units of ${target}` : ""}`, ticks: 5 },
-      y: { grid: true, domain: [0, most], label: "how far off it is", labelArrow: "none", ticks: 5 },
+      x: { ...centred, grid: true, domain: [0, max], label: `predicted error${target ? `, in units of ${target}` : ""}`, ticks: 5 },
+      y: { grid: true, domain: [0, max], label: "actual error", labelArrow: "none", ticks: 5 },
       marks: [
-        globalThis.Plot.line([[0, 0], [most, most]], { stroke: QUIET, strokeDasharray: "4 3" }),
+        globalThis.Plot.line([[0, 0], [max, max]], { stroke: QUIET, strokeDasharray: "4 3" }),
         globalThis.Plot.dot(rows, { x: "std", y: "rmse", r: 5, fill: ACCENT, fillOpacity: 0.8 }),
       ],
     },
-    { heads: ["says ±", "off by", "rows", "inside its 95 % intervals"], rows: rows.map((d) => [number(d.std), number(d.rmse), number(d.rows), percent(d.covered)]), numeric: [0, 1, 2, 3] },
+    { heads: ["predicted error", "actual error", "rows", "inside 95 % intervals"], rows: rows.map((d) => [number(d.std), number(d.rmse), number(d.rows), percent(d.covered)]), numeric: [0, 1, 2, 3] },
   );
 }
 
-function byInterval({ intervals }) {
+function intervalPlot({ intervals }) {
   const rows = intervals.map((d) => ({ name: `${percent(d.nominal)} intervals`, value: d.covered, low: d.confidence_intervals.covered?.[0], high: d.confidence_intervals.covered?.[1], nominal: d.nominal }));
   if (!rows.length) return null;
-  return figure("Do its intervals hold what they promise?", rows.map((d) => `${d.name}: ${percent(d.value)} of the targets inside`).join("; "), bars(rows, "share of the targets inside"), {
+  return figure("Are the intervals calibrated?", rows.map((d) => `${d.name}: ${percent(d.value)} of targets inside`).join("; "), barOptions(rows, "share of targets inside"), {
     heads: ["interval", "targets inside"], rows: rows.map((d) => [d.name, percent(d.value)]), numeric: [1],
   });
 }
 
-/** This model next to plain ones on the same rows, where those were fitted. */
-function againstPlain({ quality, baselines, output, task }) {
+/** Plot this model next to its baselines on the same rows; null if there are none. */
+function baselinePlot({ quality, baselines, output, task }) {
   const key = task === "regression" ? "test_rmse" : "test_accuracy";
   const names = Object.keys(baselines).filter((name) => baselines[name][key] !== undefined);
   if (!names.length || quality[key] === undefined) return null;
-  const called = { constant: output.classes ? "most frequent class" : "always the mean", boosting: "boosted trees", linear: "a linear model" };
-  const rows = [{ name: "this model", value: quality[key] }, ...names.map((name) => ({ name: called[name] ?? name, value: baselines[name][key], faint: true }))];
+  const displayNames = { constant: output.classes ? "most frequent class" : "always the mean", boosting: "boosted trees", linear: "a linear model" };
+  const rows = [{ name: "this model", value: quality[key] }, ...names.map((name) => ({ name: displayNames[name] ?? name, value: baselines[name][key], faint: true }))];
   rows.sort((a, b) => (task === "regression" ? a.value - b.value : b.value - a.value));
-  const { name, write } = figureOf(key);
-  const options = bars(rows, task === "regression" ? "error: less is better" : "share that each gets right");
-  if (task === "regression") Object.assign(options, { x: { ...middle, grid: true, zero: true, label: options.x.label } });
+  const { name, write } = describeFigure(key);
+  const options = barOptions(rows, task === "regression" ? "error (lower is better)" : "share correct");
+  if (task === "regression") Object.assign(options, { x: { ...centred, grid: true, zero: true, label: options.x.label } });
   options.marks.splice(-1, 1, globalThis.Plot.text(rows, { y: "name", text: (d) => write(d.value), frameAnchor: "right", textAnchor: "start", dx: 8, fill: INK }));
-  return figure("Next to plain models", rows.map((d) => `${d.name}: ${write(d.value)}`).join("; "), options, { heads: ["model", name], rows: rows.map((d) => [d.name, write(d.value)]), numeric: [1] });
+  return figure("Compared with baselines", rows.map((d) => `${d.name}: ${write(d.value)}`).join("; "), options, { heads: ["model", name], rows: rows.map((d) => [d.name, write(d.value)]), numeric: [1] });
 }

@@ -90,7 +90,7 @@ def test_a_digit_that_is_drawn_is_answered_while_it_is_drawn(driver, service):
     opened(driver, service)
     draw(driver, driver.find_element("id", "board"), THREE)
     until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
-    assert text_of(driver, ".word") in ("Trust this", "Check this")
+    assert text_of(driver, ".word") in ("Looks reliable", "Check this")
     assert "3" in text_of(driver, ".says")
     plain = text_of(driver, ".answers") + text_of(driver, ".about")
     assert not any(name in plain for name in ("mahalanobis", "residual", "bhn-realnvp", "p = "))
@@ -115,7 +115,7 @@ def test_what_is_sent_is_what_the_service_answers_again(driver, service):
     assert row.min() == 0
     assert row[0].max() > 4, "the drawing fills the frame, as such data do"
     assert row[-1].max() > 4
-    seed = int(text_of(driver, ".meta").partition("draws of seed ")[2].split(".")[0])
+    seed = int(text_of(driver, ".meta").partition("draws, seed ")[2].split(".")[0])
     answer = httpx.post(f"{service}/predict", json={**asked, "seed": seed}).json()["predictions"][0]
     assert text_of(driver, ".answer h2").split()[0] == answer["label"]
     assert f"p = {answer['p_value']:.3g}." in plot_says(driver, 1)
@@ -124,8 +124,8 @@ def test_what_is_sent_is_what_the_service_answers_again(driver, service):
 def test_noise_is_flagged_and_the_page_says_by_what(driver, service):
     opened(driver, service)
     press(driver, "Noise")
-    until(driver, lambda: text_of(driver, ".word") in ("Unlike anything I know", "Check this"))
-    assert "does not hold" in text_of(driver, ".promise")
+    until(driver, lambda: text_of(driver, ".word") in ("Unfamiliar input", "Check this"))
+    assert "no guarantee" in text_of(driver, ".promise")
     why = until(driver, lambda: text_of(driver, ".why"))
     assert "Nearest training rows: " in why
     painted = "const c = document.querySelector('.heat canvas:last-child'); return [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((x, i) => i % 4 === 3 && x > 0).length"
@@ -140,8 +140,8 @@ def test_examples_are_offered_which_the_model_does_not_flag(driver, service):
     for name in named[:3]:
         press(driver, name)
         until(driver, lambda name=name: text_of(driver, ".answer h2").startswith(name))
-        assert text_of(driver, ".word") in ("Trust this", "Check this")
-        assert "does not hold" not in text_of(driver, ".promise")
+        assert text_of(driver, ".word") in ("Looks reliable", "Check this")
+        assert "no guarantee" not in text_of(driver, ".promise")
     press(driver, named[-1])
     until(driver, lambda: text_of(driver, ".why"))
 
@@ -152,10 +152,10 @@ def test_a_visitor_is_told_what_doubt_is_until_there_was_an_answer(driver, servi
     press(driver, "Noise")
     until(driver, lambda: text_of(driver, ".answer h2"))
     press(driver, "Clear")
-    until(driver, lambda: "as soon as" in text_of(driver, ".answers"))
+    until(driver, lambda: "pick an example" in text_of(driver, ".answers"))
     opened(driver, service)  # nothing is stored
     press(driver, "Got it")
-    until(driver, lambda: "as soon as" in text_of(driver, ".answers"))
+    until(driver, lambda: "pick an example" in text_of(driver, ".answers"))
 
 
 def test_on_a_phone_the_answer_is_seen_while_one_draws(service):
@@ -185,7 +185,7 @@ def test_a_link_replays_an_answer_to_the_last_digit(driver, service):
     opened(driver, service)
     press(driver, "Noise")
     until(driver, lambda: text_of(driver, ".answer h2"))
-    press(driver, "Copy a link that replays it")
+    press(driver, "Copy link to this answer")
     until(driver, lambda: "no key" in text_of(driver, "#link-said"))
     address = driver.current_url
     assert "#/ask/" in address
@@ -234,7 +234,7 @@ def test_an_image_that_is_dropped_on_the_board_is_read_dark_on_light_too(
         )
         assert driver.find_element("id", "inverted").is_selected() == (pixels is not dark)
     give(driver, "drop", "#board", ("a.png", "image/png", b"no image"))
-    until(driver, lambda: "is no image" in text_of(driver, ".drawing"))
+    until(driver, lambda: "is not an image" in text_of(driver, ".drawing"))
     assert text_of(driver, ".answer h2").startswith(answers["predictions"][n]["label"]), (
         "what was there is kept"
     )
@@ -271,14 +271,12 @@ def test_what_is_no_number_is_not_taken_for_a_missing_one(driver, every_kind):
     age = driver.find_element("css selector", ".columns input[type=number]")
     for written in ("1e999", "1-2"):
         age.send_keys(*ALL_OF_IT, written)
-        assert "age: this is no number" in until(
-            driver, lambda: text_of(driver, ".answers .notice")
-        )
+        assert "age: not a number" in until(driver, lambda: text_of(driver, ".answers .notice"))
     age.send_keys(*ALL_OF_IT, "\ue003")
     until(driver, lambda: text_of(driver, ".answer h2"))
-    assert "missing: nothing is written" in text_of(driver, ".column")
+    assert "missing: the field is empty" in text_of(driver, ".column")
     age.send_keys("31.5")
-    until(driver, lambda: "nothing is written" not in text_of(driver, ".column"))
+    until(driver, lambda: "field is empty" not in text_of(driver, ".column"))
 
 
 def test_options_are_asked_for_as_they_stand(driver, service):
@@ -288,10 +286,10 @@ def test_options_are_asked_for_as_they_stand(driver, service):
     driver.execute_script(LISTEN)
     driver.execute_script("document.querySelector('details.options').open = true")
     driver.find_element(
-        "xpath", "//label[starts-with(., 'The same draws')]/following-sibling::input"
+        "xpath", "//label[starts-with(., 'Use the same draws')]/following-sibling::input"
     ).click()
     driver.find_element(
-        "xpath", "//label[starts-with(., 'Be undecided')]/following-sibling::input"
+        "xpath", "//label[starts-with(., 'Abstain to keep')]/following-sibling::input"
     ).click()
     driver.execute_script("document.querySelector('.deeper').open = true")
     until(driver, lambda: "seed 7." in text_of(driver, ".meta"))
@@ -332,7 +330,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(digits_store):
         until(driver, lambda: text_of(driver, ".answer h2").startswith("3"))
         kept = "return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
         assert KEY not in driver.execute_script(kept)
-        press(driver, "Copy a link that replays it")
+        press(driver, "Copy link to this answer")
         until(driver, lambda: text_of(driver, "#link-said"))
         assert KEY not in driver.execute_script(kept)
         driver.refresh()

@@ -55,15 +55,15 @@ const rows = document.querySelectorAll(`#live-${arguments[0]} tbody tr`);
 return [...rows].map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll('\u00a0', ' ')));
 """
 LOADED = "const i = arguments[0].querySelector('img'); return i.complete && i.naturalWidth > 100 && i.alt"
-HISTORY = """({ History, parsed }, ...pages) => {
-  const name = 'n_bucket', counting = ['n_total', name];
-  const history = new History({ kept: [...counting, 'q'], counting, keptMs: 1e9 });
-  pages.forEach((page, i) => history.take(1000 * i, parsed(page)));
-  const spans = history.looks.slice(1).map((to, i) => [history.looks[i], to]);
+HISTORY = """({ History, parseMetrics }, ...pages) => {
+  const name = 'n_bucket', counters = ['n_total', name];
+  const history = new History({ names: [...counters, 'q'], counters, maxAgeMs: 1e9 });
+  pages.forEach((page, i) => history.add(1000 * i, parseMetrics(page)));
+  const spans = history.snapshots.slice(1).map((to, i) => [history.snapshots[i], to]);
   return {
-    rises: spans.map(([from, to]) => history.rise(from, to, history.of('n_total'))),
+    increases: spans.map(([from, to]) => history.increase(from, to, history.find('n_total'))),
     bins: spans.map(([from, to]) => history.bins(from, to, 'n').map((bin) => bin.count)),
-    gauge: history.gauges(history.looks.at(-1), 'q').map(({ value }) => value),
+    gauge: history.gauges(history.snapshots.at(-1), 'q').map(({ value }) => value),
   };
 }"""
 
@@ -192,7 +192,7 @@ def test_models_show_what_the_api_says(driver, service):
     model = httpx.get(f"{service}/models/digits").json()
     opened(driver, f"{service}/#/models")
     until(driver, lambda: table_of(driver, "Quality of version 2"))
-    ((name, _, serves, _, count, *_),) = table_of(driver, "Models that are published")
+    ((name, _, serves, _, count, *_),) = table_of(driver, "Published models")
     assert (name, serves, count) == ("digits", model["serving"], "3")
     versions = table_of(driver, "Versions")
     assert [row[0] for row in versions] == ["3", "2", "1"]
@@ -201,9 +201,9 @@ def test_models_show_what_the_api_says(driver, service):
     assert [row[-1] for row in versions] == ["no", "no", "yes"]
     assert model["broken"]["3"] in text_of(driver, "main .notice.bad")
     assert text_of(driver, "main .notice.told") == "worse than linear"
-    ours, *plain = table_of(driver, "Plain models")
+    ours, *plain = table_of(driver, "Baselines")
     assert ours == ["this model", f"{100 * model['quality']['test_accuracy']:.2f} %"]
-    assert plain == [["linear", "99.50 %"], ["constant (the most frequent class)", "10.00 %"]]
+    assert plain == [["linear", "99.50 %"], ["constant (most frequent class)", "10.00 %"]]
     quality = {row[0]: row[1] for row in table_of(driver, "Quality of version 2")}
     assert quality["Accuracy"] == f"{100 * model['quality']['test_accuracy']:.2f} %"
     assert len(quality) == len(model["quality"])
@@ -241,15 +241,15 @@ def test_a_version_is_rolled_back_to_and_promoted_by_an_administrator_s_key(serv
         press(driver, "Roll back")
         given = until(driver, lambda: shown(driver, "key-given"))
         given.send_keys("a wrong key, of course", "\ue007")
-        until(driver, lambda: "may not" in text_of(driver, "#key-why"))
+        until(driver, lambda: "not allowed" in text_of(driver, "#key-why"))
         press(driver, "Not now")
-        until(driver, lambda: "none was given" in text_of(driver, "main .actions"))
+        until(driver, lambda: "none was entered" in text_of(driver, "main .actions"))
         press(driver, "Roll back")
         until(driver, lambda: shown(driver, "key-given")).send_keys(ADMIN, "\ue007")
-        until(driver, lambda: "Version 1 is served now" in text_of(driver, "main .actions"))
+        until(driver, lambda: "Now serving version 1" in text_of(driver, "main .actions"))
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "1"
         driver.find_element("xpath", "//tr[td[1]='2']//button[.='Promote']").click()
-        until(driver, lambda: "Version 2 is served now" in text_of(driver, "main .actions"))
+        until(driver, lambda: "Now serving version 2" in text_of(driver, "main .actions"))
         assert httpx.get(f"{service}/models/digits").json()["serving"] == "2"
 
 
@@ -282,10 +282,10 @@ def test_chosen_rows_are_labelled_by_keys_and_buttons_undone_and_skipped(driver,
     press(driver, "Skip →")
     until(driver, at(3))
     keyboard.send_keys("9").perform()
-    until(driver, lambda: "That was the last one" in text_of(driver, ".labelling-head"))
+    until(driver, lambda: "No more rows" in text_of(driver, ".labelling-head"))
     assert labels() == {ids[0]: "0", ids[2]: "9"}
     until(driver, lambda: text_of(driver, ".learning .tiles dd") == "2")
-    press(driver, "See the skipped rows again")
+    press(driver, "Show skipped rows")
     until(driver, at(2))
     assert complaints(driver) == []
     httpx.post(f"{service}/labels/delete", json={"model": "digits", "ids": ids})
@@ -316,17 +316,17 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
         httpx.get(f"{service}/models/digits/versions/{v}").json()["manifest"] for v in ("1", "2")
     )
     opened(driver, f"{service}/#/models/digits/1/2")
-    until(driver, lambda: table_of(driver, "What differs is marked"))
+    until(driver, lambda: table_of(driver, "Differences are marked"))
     rows = {
         row[0].removeprefix("≠ "): row
-        for row in table_of(driver, "What differs is marked")
+        for row in table_of(driver, "Differences are marked")
         if len(row) == 4
     }
-    accuracy = next(row for name, row in rows.items() if name == "Accuracy (more is better)")
+    accuracy = next(row for name, row in rows.items() if name == "Accuracy (higher is better)")
     assert accuracy[1:3] == [f"{100 * v['quality']['test_accuracy']:.2f} %" for v in (one, two)]
     assert accuracy[3] == "−1.00 points"
     marked = {name for name, row in rows.items() if row[0].startswith("≠ ")}
-    assert {"Accuracy (more is better)"} <= marked
+    assert {"Accuracy (higher is better)"} <= marked
     assert not {"Method", "Draws", "Classes", "Parameters", "Temperature"} & marked
     assert {"Method", "Draws", "Classes", "Parameters", "Temperature"} <= set(rows)
     driver.find_element("id", "only-differences").click()
@@ -337,7 +337,7 @@ def test_two_versions_stand_side_by_side_and_what_differs_is_marked(driver, serv
 def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, service):
     opened(driver, f"{service}/#/live")
     until(driver, lambda: "last at" in text_of(driver, "#live-state"))
-    until(driver, lambda: "Nobody has asked for an answer" in text_of(driver, "main"))
+    until(driver, lambda: "No requests in this period" in text_of(driver, "main"))
     noise = np.random.default_rng(0).integers(0, 17, (12, 16, 64)).astype(float)
     with httpx.Client(base_url=service, timeout=60) as client:
         before = client.get("/models/digits").json()["drift"]
@@ -349,7 +349,7 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     assert drift["alarm"]
     assert drift["rows"] == before["rows"] + 192
     assert f"{ALARM_EVIDENCE:.2g}" in until(driver, lambda: text_of(driver, "main .notice.bad"))
-    until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
+    until(driver, lambda: "192 rows in this period" in text_of(driver, ".band"))
     assert "more than expected" in text_of(driver, ".band")
     p_values = rows_of(driver, "pValues")
     assert sum(int(row[2]) for row in p_values) == 192
@@ -364,11 +364,11 @@ def test_what_the_service_counts_is_shown_and_drift_raises_its_alarm(driver, ser
     )  # another view and back: what was seen is still there
     until(driver, lambda: table_of(driver, "Versions"))
     driver.execute_script("location.hash = '#/live'")
-    until(driver, lambda: "192 rows watched" in text_of(driver, ".band"))
+    until(driver, lambda: "192 rows in this period" in text_of(driver, ".band"))
     assert complaints(driver) == []
     press(driver, "Reset the alarm")
     press(driver, "Not now")
-    until(driver, lambda: "administrator's key, and none was given" in text_of(driver, "main"))
+    until(driver, lambda: "admin key, but none was entered" in text_of(driver, "main"))
 
 
 def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_again(
@@ -394,12 +394,12 @@ def test_an_alarm_is_reset_by_a_key_that_may_and_a_service_that_went_is_asked_ag
                     client.post("/predict", json={"inputs": few.tolist()}).raise_for_status()
                 driver.get(f"{url}/#/live")
                 give_key("reader")
-                until(driver, lambda: "Drift: rows are not like" in text_of(driver, "main"))
+                until(driver, lambda: "Drift detected" in text_of(driver, "main"))
                 press(driver, "Reset the alarm")
                 give_key("admin")
-                until(driver, lambda: "Drift: rows" not in text_of(driver, "main"))
+                until(driver, lambda: "Drift detected" not in text_of(driver, "main"))
                 assert not client.get("/models/digits").json()["drift"]["alarm"]
-        until(driver, lambda: "cannot be reached" in text_of(driver, "main .notice.bad"))
+        until(driver, lambda: "Cannot reach the service" in text_of(driver, "main .notice.bad"))
         press(driver, "Try now")
 
 
@@ -429,7 +429,7 @@ def test_counters_never_count_backwards(driver, service):
         page(2, 7, (3, 4, 6), other=4),
     ]
     found = work(driver, "metrics.js", HISTORY, *pages)
-    assert found["rises"] == [4, 2, 4, 11, 0]
+    assert found["increases"] == [4, 2, 4, 11, 0]
     assert found["bins"] == [[0, 2, 0], [2, 0, 0], [0, 0, 0], [2, 0, 0], [1, 1, 2]]
     assert found["gauge"] == [3]
 
@@ -501,13 +501,13 @@ def test_a_pool_is_ranked_as_the_api_ranks_it_and_its_rows_are_shown(driver, ser
     expected = httpx.post(
         f"{service}/acquire", params=query, content=path.read_bytes(), headers=headers
     ).json()
-    press(driver, "Save the ids (CSV)")
+    press(driver, "Save IDs (CSV)")
     lines = list(csv.DictReader(io.StringIO(file_saved(saved, ".csv"))))
     assert [(row["id"], int(row["index"])) for row in lines] == [
         (row["id"], row["index"]) for row in expected["ranking"]
     ]
     assert [float(row["score"]) for row in lines] == [row["score"] for row in expected["ranking"]]
-    press(driver, "Save the ids (JSON)")
+    press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == expected
     pixels = driver.execute_script("""return [...document.querySelectorAll('.chosen-rows canvas')].map((c) =>
         [...c.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0))""")
@@ -526,7 +526,7 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     opened(driver, f"{service}/#/choose")
     driver.find_element("id", "pool-files").send_keys(str(path))
     driver.execute_script("document.querySelector('details.options').open = true")
-    set_field(driver, "Rank", "job")
+    set_field(driver, "Run", "job")
     set_field(driver, "Seed", "7")
     set_field(driver, "Rows to label", "3")
     press(driver, "Choose")
@@ -535,16 +535,16 @@ def test_a_job_goes_to_its_end_and_its_ids_are_saved(driver, service, saved, poo
     state, _, what, rows, progress, _, _ = table_of(driver, "Jobs")[0]
     assert (state, rows, progress.strip()) == ("done", "40", "100 %")
     assert what.endswith(job["id"][:8])
-    press(driver, "Save the ids (JSON)")
+    press(driver, "Save IDs (JSON)")
     assert json.loads(file_saved(saved, ".json")) == httpx.get(f"{service}{job['result']}").json()
     assert len(driver.find_elements("css selector", ".chosen-rows canvas")) == 3
     opened(driver, f"{service}/#/choose")  # loaded again, the page does not know the pool
     until(driver, lambda: table_of(driver, "Jobs"))
     press(driver, "Show")
-    until(driver, lambda: "does not know the pool" in text_of(driver, ".chosen"))
+    until(driver, lambda: "no longer has the pool" in text_of(driver, ".chosen"))
     assert len(table_of(driver, "Rows to label")) == 3
     press(driver, "Delete")
-    until(driver, lambda: "There are none" in text_of(driver, ".job-list"))
+    until(driver, lambda: "No jobs yet" in text_of(driver, ".job-list"))
     assert httpx.get(f"{service}/jobs").json()["jobs"] == []
 
 
@@ -553,12 +553,12 @@ def test_chosen_rows_are_kept_and_some_set_aside_where_one_says_so(driver, servi
     driver.find_element("id", "pool-files").send_keys(str(pool[0]))
     driver.execute_script("document.querySelector('details.options').open = true")
     set_field(driver, "Rows to label", "4")
-    field(driver, "Keep the chosen rows").click()
-    set_field(driver, "Share set aside", "0.5")
+    field(driver, "Store the selected rows").click()
+    set_field(driver, "Share of control rows", "0.5")
     press(driver, "Choose")
     until(driver, lambda: "Label these 4 rows" in text_of(driver, ".chosen h2"))
     badges = [e.text for e in driver.find_elements("css selector", ".chosen-rows .badge")]
-    assert badges == ["set aside", "set aside"]
+    assert badges == ["control", "control"]
     assert httpx.get(f"{service}/models/digits/labels").json()["acquired"] == 4
 
 
@@ -566,7 +566,7 @@ def test_what_is_wrong_with_a_pool_is_said_in_the_service_s_words(driver, servic
     np.save(tmp_path / "wide.npy", np.zeros((3, 65), dtype=np.float32))
     opened(driver, f"{service}/#/choose")
     press(driver, "Choose")
-    assert "Choose the file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
+    assert "Choose a pool file" in until(driver, lambda: text_of(driver, ".chosen .notice"))
     driver.find_element("id", "pool-files").send_keys(str(tmp_path / "wide.npy"))
     until(driver, lambda: "wide.npy" in text_of(driver, ".drop"))
     press(driver, "Choose")
@@ -597,7 +597,7 @@ def test_models_that_come_change_and_go_are_seen_by_a_page_that_stays_open(drive
 
     def seen(view):
         driver.execute_script(f"location.hash = '#/{view}'")
-        until(driver, lambda: "One moment" not in text_of(driver, "main"))
+        until(driver, lambda: "Loading" not in text_of(driver, "main"))
         return [
             o.get_attribute("value") for o in driver.find_elements("css selector", "#model option")
         ]

@@ -1,31 +1,31 @@
-// Rows of numbers, as JSON or with commas, spaces or tabs between: a row a line.
+// Rows of numbers: JSON, or a row per line separated by commas, spaces or tabs.
 
 import { field, h } from "../dom.js";
 
-/** The input of a model of numbers. */
+/** Create the input of a model that takes numbers. */
 export function numbersInput(spec, changed) {
   const size = spec.shape.reduce((a, b) => a * b, 1);
   const area = h("textarea", { rows: 8, oninput: changed, spellcheck: "false", class: "code" });
-  const what = spec.dtype === "int32" ? "ids" : "numbers";
+  const unit = spec.dtype === "int32" ? "ids" : "numbers";
   return {
-    element: field(`Rows of ${size} ${what}`, area, `From ${spec.minimum} to ${spec.maximum} in the training data. A row a line, with commas or spaces between; or JSON.`),
-    rows: () => parsed(area.value),
+    element: field(`Rows of ${size} ${unit}`, area, `Training range: ${spec.minimum} to ${spec.maximum}. One row per line, separated by commas or spaces; or JSON.`),
+    rows: () => parseRows(area.value),
     saved: () => area.value,
     restore(saved) {
       area.value = saved;
     },
     example: (row) => row.flat(Infinity).join(", "),
-    others: [["Noise", () => Array.from({ length: size }, () => chance(spec)).join(", ")]],
+    others: [["Noise", () => Array.from({ length: size }, () => randomValue(spec)).join(", ")]],
   };
 }
 
-const chance = ({ minimum, maximum, dtype }) => {
+const randomValue = ({ minimum, maximum, dtype }) => {
   const value = minimum + Math.random() * (maximum - minimum);
   return dtype === "int32" ? Math.round(value) : Number(value.toPrecision(4));
 };
 
-/** Rows of what was typed; what is no number is left as it is, so that the service says where it stands. */
-function parsed(text) {
+/** Parse rows; invalid numbers stay text, so that the service reports their position. */
+function parseRows(text) {
   const trimmed = text.trim();
   if (!trimmed) return null;
   if (trimmed.startsWith("[")) {
