@@ -266,7 +266,7 @@ def compare_figures(
     content = {}
     for metric in first.keys() & second.keys():
         if metric.startswith("test_"):
-            resamples = Resamples.of(first[metric].rows, seed)
+            resamples = Resamples.draw(first[metric].rows, seed)
             found = difference(first[metric], second[metric], resamples)
             content[metric.removeprefix("test_")] = {
                 "against": found.first,

@@ -1,22 +1,21 @@
-"""Attacks on a fitted classifier: rows changed so that its label changes.
+"""Attack a fitted classifier: change rows until their label changes.
 
-K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are
-fractions of the data's range, maximum - minimum; what comes out is clipped to that range. An
-attacker's gradient is that of the cross entropy of the mean probability over its draws, -log mean_k
-p(y | x, theta_k).
+Shapes: K draws, N rows, I numbers in a flat row, in the units of the data. Step sizes and radii are
+fractions of the data's range, maximum - minimum. Attacked rows are clipped to that range. Attackers
+follow the gradient of -log mean_k p(y | x, theta_k) over their draws.
 
 * `fgsm`: one step along the gradient's sign (Goodfellow et al., "Explaining and harnessing
   adversarial examples", 2015), for several step sizes at once.
-* `towards`: many small steps that raise the probability of a chosen class (Kurakin et al.,
+* `towards`: many small steps that raise the probability of a target class (Kurakin et al.,
   "Adversarial examples in the physical world", 2017; Li and Gal 2017, section 5.3).
-* `pgd`: steps from a random start, kept within a radius in the maximum norm (Madry et al., "Towards
-  deep learning models resistant to adversarial attacks", 2018).
-* `quiet_pgd`: the same by an attacker who knows the detectors and keeps them quiet: a row that
-  still has its label takes a step against the label, one that has lost it a step that lowers the
-  statistic (selective projected gradient descent: Bryniarski et al., "Evading adversarial example
-  detection defenses with orthogonal projected gradient descent", 2022).
+* `pgd`: steps from a random start, within a radius in the maximum norm (Madry et al., "Towards deep
+  learning models resistant to adversarial attacks", 2018).
+* `quiet_pgd`: PGD by an attacker who knows the detectors and evades them. While a row has its
+  label, steps reduce the label's margin; afterwards they reduce the flag statistic (selective
+  projected gradient descent: Bryniarski et al., "Evading adversarial example detection defenses
+  with orthogonal projected gradient descent", 2022).
 
-The draws behind gradients, and random starts, are those of the seeds given.
+Seeds determine the draws and the random starts.
 """
 
 import math
@@ -44,14 +43,14 @@ RADII = (0.1, 0.2)
 ITERATIONS = 20
 ITERATED_DRAWS = 4
 TARGET = 0
-COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # of all attacks
+COUNT = len(FGSM_DRAWS) * len(STEPS) + 1 + 2 * len(RADII)  # number of attacks
 CHUNK_ROW_DRAWS = 8192  # rows x draws in one pass
-STEP_OF_RADIUS = 2.5  # the steps of all iterations together, in radii, as Madry et al. take them
-LOST_BY = 1.5  # nats by which another class leads before a row counts as having lost its label
-LEAST_GAP = 1e-30  # between reference scores that are the same
-LEAST_SCORE = 1e-30
+PATH_RADII = 2.5  # sum of all steps, in radii (Madry et al.)
+LOST_MARGIN = 1.5  # lead of another class in nats, for a lost label
+MIN_GAP = 1e-30  # between equal reference scores
+MIN_SCORE = 1e-30
 
-Gradient = Callable[[Tensor, int], Tensor]  # of a place and the number of the step
+Gradient = Callable[[Tensor, int], Tensor]  # from rows and the step's index
 Statistic = Callable[[Float[Tensor, "K N C"], Float[Tensor, "N M"]], Float[Tensor, "N"]]
 
 X = Float[Tensor, "N I"]
@@ -60,18 +59,16 @@ Y = Int64[Tensor, "N"]
 
 @dataclass(frozen=True)
 class AttackDraws:
-    """The draws that an attacker's gradient is of: the same for every step, or with `fresh` new
-    ones for each."""
+    """The draws of an attacker's gradient."""
 
     count: int
     seed: int = 0
-    fresh: bool = False
+    fresh: bool = False  # new draws for each step
 
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A fitted classifier as an attacker has it: gradients and all, and the range that rows are
-    clipped to."""
+    """A classifier with gradients, and the range to which rows are clipped."""
 
     network: ServedNetwork
     posterior: Posterior
@@ -80,10 +77,10 @@ class Attacked:
 
     @torch.no_grad()
     def theta(self, draws: AttackDraws, step: int = 0) -> Float[Tensor, "K 1 D"]:
-        """Return the draws for a step; of a model with a list of draws always its first ones."""
-        most = self.posterior.max_draws
-        count = min(draws.count, most or draws.count)
-        first = count * step if draws.fresh and most is None else 0
+        """Return the draws for a step: if their number is limited, always the first."""
+        max_draws = self.posterior.max_draws
+        count = min(draws.count, max_draws or draws.count)
+        first = count * step if draws.fresh and max_draws is None else 0
         eps = noise(
             self.posterior.algorithm, draws.seed, first, count, self.posterior.noise_dimension
         )
@@ -105,38 +102,38 @@ class AttackedRows:
     name: str
     settings: AttackSettings
     x: Float32[np.ndarray, "N I"]
-    index: np.ndarray  # of each row among the test rows
+    index: np.ndarray  # position among the test rows
 
 
 def attacks(
     attacked: Attacked, rows: Rows, statistic: Statistic | None, seed: int
 ) -> Iterator[AttackedRows]:
     x, y = torch.from_numpy(rows.x.astype(np.float32)), torch.from_numpy(rows.y)
-    everything = np.arange(len(rows))
+    index = np.arange(len(rows))
     fixed_seed = hash_key(seed, EvaluationStream.FIXED_DRAWS) % (MAX_SEED + 1)
     fresh_seed = hash_key(seed, EvaluationStream.FRESH_DRAWS) % (MAX_SEED + 1)
     start_seed = hash_key(seed, EvaluationStream.STARTS) % (MAX_SEED + 1)
     iterated: dict[str, Any] = {"draws": ITERATED_DRAWS, "fresh": True, "iterations": ITERATIONS}
     for count in FGSM_DRAWS:
-        moved = fgsm(attacked, x, y, STEPS, AttackDraws(count, fixed_seed))
-        for step, one in zip(STEPS, moved, strict=True):
+        results = fgsm(attacked, x, y, STEPS, AttackDraws(count, fixed_seed))
+        for step, result in zip(STEPS, results, strict=True):
             settings = AttackSettings(attack="fgsm", step=step, draws=count)
-            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", settings, one.numpy(), everything)
+            yield AttackedRows(f"fgsm-{step:g}-of-{count}-draws", settings, result.numpy(), index)
     draws = AttackDraws(ITERATED_DRAWS, fresh_seed, fresh=True)
-    others = np.flatnonzero(rows.y != TARGET)
-    if len(others):
-        target = torch.full((len(others),), TARGET)
-        moved = towards(attacked, x[others], target, ITERATIONS, draws)
+    sources = np.flatnonzero(rows.y != TARGET)
+    if len(sources):
+        target = torch.full((len(sources),), TARGET)
+        result = towards(attacked, x[sources], target, ITERATIONS, draws)
         settings = AttackSettings(attack="towards", target=TARGET, step=0.01, **iterated)
-        yield AttackedRows("towards-first-class", settings, moved.numpy(), others)
+        yield AttackedRows("towards-first-class", settings, result.numpy(), sources)
     for radius in RADII:
-        moved = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
+        result = pgd(attacked, x, y, radius, ITERATIONS, draws, start_seed)
         settings = AttackSettings(attack="pgd", radius=radius, **iterated)
-        yield AttackedRows(f"pgd-{radius:g}", settings, moved.numpy(), everything)
+        yield AttackedRows(f"pgd-{radius:g}", settings, result.numpy(), index)
         if statistic is not None:
-            moved = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
+            result = quiet_pgd(attacked, x, y, radius, ITERATIONS, draws, statistic, start_seed)
             settings = AttackSettings(attack="quiet_pgd", radius=radius, **iterated)
-            yield AttackedRows(f"quiet-pgd-{radius:g}", settings, moved.numpy(), everything)
+            yield AttackedRows(f"quiet-pgd-{radius:g}", settings, result.numpy(), index)
 
 
 def fgsm(
@@ -162,7 +159,7 @@ def pgd(
     draws: AttackDraws,
     start_seed: int = 0,
 ) -> X:
-    """Return rows of high loss within `radius` of x in the maximum norm."""
+    """Maximize the loss within `radius` of x in the maximum norm."""
     ball = _Ball(attacked, x, radius * attacked.span)
     gradient = _loss_gradient(attacked, y, draws)
     return _climb(ball.start(start_seed), iterations, ball.step(iterations), ball.project, gradient)
@@ -178,19 +175,18 @@ def quiet_pgd(
     statistic: Statistic,
     start_seed: int = 0,
 ) -> X:
-    """Return rows within `radius` of x that have lost their label while the detectors' statistic is
-    low.
+    """Move rows within `radius` of x so that they lose their label but are not flagged.
 
-    Of the places that a row comes by, it is the one of the lowest statistic among those where the
-    label is lost, or the last one where it never is.
+    Return the point of each row's path with the lowest statistic among points with a lost label, or
+    the last point if the label was never lost.
 
     Args:
-        statistic: what the flag looks at, from log class probabilities and density scores, more
-            meaning more unlike the data; differentiable.
+        statistic: the flag's differentiable statistic, from log class probabilities and density
+            scores. It is higher for rows more unlike the data.
     """
     ball = _Ball(attacked, x, radius * attacked.span)
     best = ball.start(start_seed)
-    lowest = torch.full((len(x),), torch.inf)  # at the best places where the label was lost
+    lowest = torch.full((len(x),), torch.inf)  # statistic of the best points with a lost label
 
     def gradient(x: Tensor, i: int) -> Tensor:
         nonlocal best, lowest
@@ -200,13 +196,13 @@ def quiet_pgd(
             for rows, labels in zip(_chunks(x, theta), _chunks(y, theta), strict=True)
         ]
         margin, quiet, to_label, to_quiet = (torch.cat(part) for part in zip(*parts, strict=True))
-        lost = margin <= -LOST_BY
-        is_better = (lost & (quiet < lowest)) | (torch.isinf(lowest) & ~lost)
+        is_lost = margin <= -LOST_MARGIN
+        is_better = (is_lost & (quiet < lowest)) | (torch.isinf(lowest) & ~is_lost)
         best = torch.where(is_better[:, None], x, best)
-        lowest = torch.where(lost, torch.minimum(lowest, quiet), lowest)
-        return torch.where(lost[:, None], to_quiet, to_label)
+        lowest = torch.where(is_lost, torch.minimum(lowest, quiet), lowest)
+        return torch.where(is_lost[:, None], to_quiet, to_label)
 
-    # the place after the last step is not looked at
+    # `gradient` compares the point before each step, so the last point needs one more step.
     _climb(best, iterations + 1, -ball.step(iterations), ball.project, gradient)
     return best
 
@@ -218,13 +214,12 @@ class _Ball:
     radius: float  # in the data's units
 
     def start(self, seed: int) -> Tensor:
-        """Return a place for each row, uniform over its ball; row n's depends on the seed and n
-        alone."""
+        """Draw a start for each row, uniform over its ball; row n's depends only on seed and n."""
         normal = torch.from_numpy(standard_normal(seed, 0, *self.centre.shape))
         return self.project(self.centre + self.radius * (2.0 * torch.special.ndtr(normal) - 1.0))
 
     def step(self, iterations: int) -> float:
-        return STEP_OF_RADIUS * self.radius / iterations
+        return PATH_RADII * self.radius / iterations
 
     def project(self, x: Tensor) -> Tensor:
         near = torch.maximum(x, self.centre - self.radius)
@@ -258,8 +253,8 @@ def _margin_and_statistic(
     x = x.detach().requires_grad_()
     outputs, _, density = attacked.network(x, theta)
     log_probs = log_mean_probs(outputs)
-    own = log_probs.gather(1, y[:, None])[:, 0]
-    margin = own - log_probs.scatter(1, y[:, None], -torch.inf).max(1).values
+    true = log_probs.gather(1, y[:, None])[:, 0]
+    margin = true - log_probs.scatter(1, y[:, None], -torch.inf).max(1).values
     quiet = statistic(outputs, density)
     (to_label,) = torch.autograd.grad(margin.sum(), x, retain_graph=True)
     (to_quiet,) = torch.autograd.grad(quiet.sum(), x)
@@ -275,8 +270,10 @@ def log_mean_probs(log_probs: Float[Tensor, "K N C"]) -> Float[Tensor, "N C"]:
 
 
 def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) -> Statistic:
-    """Return the combined statistic of a classifier's detectors, differentiable, from the largest
-    calibrated number of draws that there are; `density_names` are in their columns' order."""
+    """Return a differentiable version of the flag's combined statistic.
+
+    It uses the largest calibrated draw count. `density_names` are in the order of their columns.
+    """
 
     def statistic(
         log_probs: Float[Tensor, "K N C"], density: Float[Tensor, "N M"]
@@ -295,7 +292,7 @@ def differentiable_flag(calibration: Calibration, density_names: Sequence[str]) 
 
 
 def _scores(log_probs: Tensor) -> dict[str, Tensor]:
-    """Return the posterior scores, as `model_store.scores.classification` defines them."""
+    """Compute the scores of `model_store.scores.classification` in torch."""
     probs, log_mean = log_probs.exp(), log_mean_probs(log_probs)
     mean = probs.mean(0)
     entropy = -(mean * log_mean).sum(1)
@@ -309,23 +306,24 @@ def _scores(log_probs: Tensor) -> dict[str, Tensor]:
 
 
 def _surprisal(detector: FittedDetector, score: Tensor, labels: Tensor) -> Tensor:
-    """Return the surprisal of each score, as `model_store.conformal.detectors` defines it."""
+    """Compute the surprisals of `model_store.conformal.detectors` in torch."""
     if detector.standard is not None:
         centre = torch.from_numpy(detector.standard.centre).to(score)[labels]
         spread = torch.from_numpy(detector.standard.spread).to(score)[labels]
-        score = (score.clamp(min=LEAST_SCORE).log() - centre) / spread
+        score = (score.clamp(min=MIN_SCORE).log() - centre) / spread
     surprisal = detector.surprisal
     reference = torch.from_numpy(surprisal.reference).to(score)
     tail = torch.from_numpy(surprisal.surprisals).to(score)
     right = torch.searchsorted(reference, score.detach().contiguous()).clamp(1, len(reference) - 1)
-    gap = (reference[right] - reference[right - 1]).clamp(min=LEAST_GAP)
+    gap = (reference[right] - reference[right - 1]).clamp(min=MIN_GAP)
     share = ((score - reference[right - 1]) / gap).clamp(0.0, 1.0)
     within = tail[right - 1] + share * (tail[right] - tail[right - 1])
-    beyond = _beyond(surprisal.upper_tail, (score - reference[-1]).clamp(min=0.0))
+    outside = _tail_surprisal(surprisal.upper_tail, (score - reference[-1]).clamp(min=0.0))
     if surprisal.lower_tail is not None:
-        beyond = beyond + _beyond(surprisal.lower_tail, (reference[0] - score).clamp(min=0.0))
-    return within + beyond
+        below = (reference[0] - score).clamp(min=0.0)
+        outside = outside + _tail_surprisal(surprisal.lower_tail, below)
+    return within + outside
 
 
-def _beyond(tail: Tail, excess: Tensor) -> Tensor:
+def _tail_surprisal(tail: Tail, excess: Tensor) -> Tensor:
     return tail.excesses * torch.log1p(excess / (tail.excesses * tail.scale))

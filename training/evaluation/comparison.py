@@ -45,15 +45,15 @@ class Comparison:
     rows: int
     seed: int
     differences: dict[str, Difference]
-    pairs: Pairs | None  # of a classification
+    pairs: Pairs | None  # None for a regression
 
     def text(self) -> str:
         table = [("figure", self.first, self.second, "difference", "p", "test")]
-        for name, found in self.differences.items():
-            low, high = found.interval
-            value = f"{found.value:+.4g} ({low:+.3g} to {high:+.3g})"
-            figures = f"{found.first:.4g}", f"{found.second:.4g}"
-            table.append((name, *figures, value, f"{found.p_value:.2g}", TESTS[found.test]))
+        for name, result in self.differences.items():
+            low, high = result.interval
+            value = f"{result.value:+.4g} ({low:+.3g} to {high:+.3g})"
+            figures = f"{result.first:.4g}", f"{result.second:.4g}"
+            table.append((name, *figures, value, f"{result.p_value:.2g}", TESTS[result.test]))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             f"{self.second} against {self.first}: {self.rows} test rows of {self.data}, "
@@ -77,34 +77,34 @@ def compare_versions(
     first, second = versions
     if first.manifest.task != second.manifest.task or first.classes != second.classes:
         expected = f"the task and classes of {first.label}"
-        raise InvalidInput("the second version", expected, f"others, of {second.label}")
+        raise InvalidInput("the second version", expected, f"those of {second.label}")
     source = options.source or first.recipe.data.source
     data, are_fitted = zip(
         *(load_data(v, root, options.source if v is first else source) for v in versions),
         strict=True,
     )
     is_fitted = any(are_fitted)
-    tests = [test_rows(each, is_fitted, options) for each in data]
+    tests = [test_rows(dataset, is_fitted, options) for dataset in data]
     log_rows(tests[0], data[0], is_fitted, source)
     if not np.array_equal(tests[0].y, tests[1].y):
-        expected = f"one that takes the rows of {first.label}"
+        expected = f"a version for the same rows as {first.label}"
         raise InvalidInput("the second version", expected, second.label)
     digests = [Provenance.of(version.manifest).data_digest for version in versions]
     if digests[0] != digests[1]:
-        message = "%s was fitted on other data, which may have had some of these test rows"
+        message = "%s was fitted on other data, which may include some of these test rows"
         log.info(message, second.label)
     predictors = []
     for version, model in zip(versions, models, strict=True):
         check_options(version, options)
         draws = options.draws or version.manifest.noise.default_draws
         predictors.append(ServedPredictor(model, draws, options.seed))
-    figures, others = (
-        _figures(predictor, test, each.group_names)
-        for predictor, test, each in zip(predictors, tests, data, strict=True)
+    first_figures, second_figures = (
+        _figures(predictor, test, dataset.group_names)
+        for predictor, test, dataset in zip(predictors, tests, data, strict=True)
     )
-    resamples = Resamples.of(len(tests[0]), options.seed)
-    right = [figures.get("accuracy"), others.get("accuracy")]
-    shares = [figure for figure in right if isinstance(figure, Share)]
+    resamples = Resamples.draw(len(tests[0]), options.seed)
+    accuracies = [first_figures.get("accuracy"), second_figures.get("accuracy")]
+    shares = [figure for figure in accuracies if isinstance(figure, Share)]
     return Comparison(
         first=first.label,
         second=second.label,
@@ -112,11 +112,11 @@ def compare_versions(
         rows=len(tests[0]),
         seed=options.seed,
         differences={
-            name: difference(figure, others[name], resamples)
-            for name, figure in figures.items()
-            if name in others
+            name: difference(figure, second_figures[name], resamples)
+            for name, figure in first_figures.items()
+            if name in second_figures
         },
-        pairs=Pairs.of(*shares) if len(shares) == 2 else None,
+        pairs=Pairs.count(*shares) if len(shares) == 2 else None,
     )
 
 

@@ -1,14 +1,14 @@
-"""How well scores tell groups of rows apart, and probabilities one class from the others.
+"""Measure how well scores detect outliers and errors, and probabilities detect classes.
 
-A score is higher where a row is more unlike the data, or its prediction more uncertain. P positive
-rows (outliers, errors), N negative ones. Confidence intervals, at `figures.LEVEL`:
+Scores are higher for rows more unlike the data and for more uncertain predictions. Shapes: P
+positive rows (outliers, errors), N negative rows. Confidence intervals, at `figures.LEVEL`:
 
-* The area under the ROC curve: the wider of two. DeLong et al. 1988, on the scale of log odds; and
-  Newcombe 2006, which has a length where no pair is out of order.
+* Area under the ROC curve: the wider of two intervals. DeLong et al. 1988, on the log-odds scale;
+  and Newcombe 2006, which has a positive width even for an area of 0 or 1.
 * Average precision: Wilson, "Probable inference, the law of succession, and statistical inference",
-  1927, as of a share of the positive rows. It is wider than needed, and always has a length.
-* The false-positive rate at a detection rate: order statistics of the positive rows, and Clopper
-  and Pearson at both. It holds exactly.
+  1927, treating it as a share of the positive rows. It is conservative and has a positive width.
+* False-positive rate at a detection rate: order statistics of the positive rows for the threshold,
+  Clopper-Pearson for the rate. Its coverage is exact.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ from sklearn import metrics
 from model_store.state.live import wilson_interval
 from training.evaluation.figures import LEVEL, BinnedGap, Ends, Resamples, share_interval
 from training.evaluation.metrics import BINS, probability_bins, reliability
-from training.evaluation.report import ClassProbability, Detection, OfClass
+from training.evaluation.report import ClassProbability, ClassResult, Detection
 
 DETECTION_RATE = 0.95
-EDGE = 1e-12  # how near to 0 and 1 an area under a curve is looked for
+EDGE = 1e-12  # the root search stays this far from 0 and 1
 Z = float(ndtri((1.0 + LEVEL) / 2.0))
 
 Positive = Float64[np.ndarray, "P"]
@@ -32,10 +32,10 @@ Curve = tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]
 
 
 def detection(positive: Positive, negative: Negative) -> Detection:
-    """Return all measures of how well a score detects positive rows.
+    """Compute all detection measures of a score.
 
-    `pr_plus` has the positive rows as positives, `pr_minus` the negative ones, with the score
-    turned round; the base rate of the first is P / (P + N).
+    `pr_plus` is the average precision for positive rows, with base rate P / (P + N). `pr_minus` is
+    the average precision for negative rows by the negated score.
     """
     area = float(metrics.roc_auc_score(*_pool(positive, negative)))
     plus, minus = average_precision(positive, negative), average_precision(-negative, -positive)
@@ -59,20 +59,15 @@ def roc_curve(positive: Positive, negative: Negative) -> Curve:
 
 
 def average_precision(positive: Positive, negative: Negative) -> float:
-    """Return the mean precision over the positive rows as the threshold falls.
-
-    Rows of equal score are taken together. A score that says nothing comes to the base rate, P / (P
-    + N).
-    """
-    # scikit-learn's sum may exceed 1 by rounding
+    """Average the precision over all recalls. A random score gets the base rate, P / (P + N)."""
+    # Rounding can push scikit-learn's sum above 1.
     return min(1.0, float(metrics.average_precision_score(*_pool(positive, negative))))
 
 
 def false_positive_rate(
     positive: Positive, negative: Negative, detection_rate: float = DETECTION_RATE
 ) -> float:
-    """Return the share of negative rows above the largest threshold that detects at least
-    `detection_rate` of the positive ones."""
+    """Return the false-positive rate at the largest threshold with this detection rate."""
     false, true = roc_curve(positive, negative)
     return float(false[np.argmax(true >= detection_rate - 1e-9)])
 
@@ -84,18 +79,18 @@ def auroc_interval(area: float, positive: Positive, negative: Negative) -> Ends:
 
 
 def auroc_variance(positive: Positive, negative: Negative) -> float:
-    """Return the variance of an area under the ROC curve; each group must have two rows.
+    """Estimate the variance of the area under the ROC curve. Both groups need two rows.
 
     DeLong et al., "Comparing the areas under two or more correlated receiver operating
     characteristic curves: a nonparametric approach", 1988, computed by ranks.
     """
     ranks = stats.rankdata(np.concatenate([positive, negative]))
-    # negative rows below each positive one, and positive rows above each negative one
+    # Count the negatives below each positive, and the positives above each negative.
     below_P = ranks[: len(positive)] - stats.rankdata(positive)
     above_N = len(positive) - (ranks[len(positive) :] - stats.rankdata(negative))
-    of_positive = (below_P / len(negative)).var(ddof=1) / len(positive)
-    of_negative = (above_N / len(positive)).var(ddof=1) / len(negative)
-    return float(of_positive + of_negative)
+    positive_part = (below_P / len(negative)).var(ddof=1) / len(positive)
+    negative_part = (above_N / len(positive)).var(ddof=1) / len(negative)
+    return float(positive_part + negative_part)
 
 
 def _delong(area: float, positive: Positive, negative: Negative) -> Ends:
@@ -106,59 +101,57 @@ def _delong(area: float, positive: Positive, negative: Negative) -> Ends:
 
 
 def _newcombe(area: float, positive: int, negative: int) -> Ends:
-    """Return where the area is a normal quantile of its standard deviations from what was found.
+    """Invert a score test of the area.
 
     Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic.
     Part 2", 2006, method 5.
     """
     rows = (positive + negative) / 2.0 - 1.0
 
-    def beyond(true: float) -> float:
+    def excess(true: float) -> float:
         spread = 1.0 + rows * (1.0 - true) / (2.0 - true) + rows * true / (1.0 + true)
         variance = true * (1.0 - true) * spread / (positive * negative)
         return float((true - area) ** 2 - Z * Z * variance)
 
-    low = 0.0 if area <= EDGE else optimize.brentq(beyond, 0.0, min(area, 1.0 - EDGE))
-    high = 1.0 if area >= 1.0 - EDGE else optimize.brentq(beyond, max(area, EDGE), 1.0)
+    low = 0.0 if area <= EDGE else optimize.brentq(excess, 0.0, min(area, 1.0 - EDGE))
+    high = 1.0 if area >= 1.0 - EDGE else optimize.brentq(excess, max(area, EDGE), 1.0)
     return float(low), float(high)
 
 
 def false_positive_rate_interval(
     positive: Positive, negative: Negative, detection_rate: float
 ) -> Ends:
-    """Return the interval of the false-positive rate at which a share `detection_rate` of positive
-    rows is detected.
+    """Return a confidence interval of the false-positive rate at a detection rate.
 
-    Half of what may go wrong goes to the threshold, which lies between two order statistics of the
-    positive rows, the other half to the rates of the negative rows at these.
+    Half of the error probability goes to the threshold, which is between two order statistics of
+    the positive rows. The other half goes to the false-positive rates at these thresholds.
     """
     half = (1.0 + LEVEL) / 2.0
     ordered, rows = np.sort(positive), len(positive)
     tails = np.array([(1.0 - half) / 2.0, (1.0 + half) / 2.0])
-    # rows below the true threshold
+    # The true threshold has from `first` to `last` positive rows below it.
     first, last = stats.binom.ppf(tails, rows, 1.0 - detection_rate).astype(int)
     lowest = ordered[first - 1] if first > 0 else -np.inf
     highest = ordered[last] if last < rows else np.inf
-    least, most = int(np.sum(negative >= highest)), int(np.sum(negative >= lowest))
-    low, _ = share_interval(least, len(negative), half)
-    _, high = share_interval(most, len(negative), half)
+    low, _ = share_interval(int(np.sum(negative >= highest)), len(negative), half)
+    _, high = share_interval(int(np.sum(negative >= lowest)), len(negative), half)
     return low, high
 
 
 def by_class(
     label: Int64[np.ndarray, "N"], y: Int64[np.ndarray, "N"], classes: tuple[str, ...]
-) -> list[OfClass]:
-    """Return each class's recall and precision, and the labels that its rows were given.
+) -> list[ClassResult]:
+    """Compute each class's recall, precision and row of the confusion matrix.
 
-    Recall is None of a class without rows, precision of one that is no row's label.
+    Recall is None if the class has no rows, precision if the class was never predicted.
     """
     confusion = metrics.confusion_matrix(y, label, labels=range(len(classes)))
-    measured = []
+    results = []
     for c, name in enumerate(classes):
         hits = int(confusion[c, c])
         counts = {"recall": int(confusion[c].sum()), "precision": int(confusion[:, c].sum())}
-        measured.append(
-            OfClass(
+        results.append(
+            ClassResult(
                 name=name,
                 rows=counts["recall"],
                 labelled=confusion[c].tolist(),
@@ -168,7 +161,7 @@ def by_class(
                 },
             )
         )
-    return measured
+    return results
 
 
 def class_probabilities(
@@ -177,12 +170,11 @@ def class_probabilities(
     classes: tuple[str, ...],
     resamples: Resamples,
 ) -> list[ClassProbability]:
-    """Return of each class, against all others, the calibration error and the average precision of
-    its probability, and its reliability.
+    """Measure the calibration and average precision of each class's probability, one-vs-rest.
 
-    The average precision is None of a class without rows, or without others.
+    The average precision is None if no row, or every row, is of the class.
     """
-    measured = []
+    results = []
     for c, name in enumerate(classes):
         is_class, prob = y == c, probs[:, c]
         count = int(is_class.sum())
@@ -191,7 +183,7 @@ def class_probabilities(
         if 0 < count < len(y):
             precision = average_precision(prob[is_class], prob[~is_class])
             intervals["average_precision"] = wilson_interval(precision, count)
-        measured.append(
+        results.append(
             ClassProbability(
                 name=name,
                 rows=count,
@@ -201,7 +193,7 @@ def class_probabilities(
                 confidence_intervals=intervals,
             )
         )
-    return measured
+    return results
 
 
 def _pool(

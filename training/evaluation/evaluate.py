@@ -21,7 +21,7 @@ from training.data.findings import describe_duplicates
 from training.evaluation import attacks, plots
 from training.evaluation import report as records
 from training.evaluation.figures import LEVEL, RESAMPLES, Ends
-from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, some
+from training.evaluation.outliers import OPTION, OutlierSource, near_rows, noise_sets, sample_rows
 from training.evaluation.page import report_page
 from training.evaluation.quality import (
     REQUEST_ROWS,
@@ -42,17 +42,17 @@ from training.versions import Parent, as_taken_by, fitted_data, load_other
 
 MAX_DRAWS = 1000
 SUMMARY = ("accuracy", "rmse", "crps", "log_likelihood", "brier", "expected_calibration_error")
-LEFT_OUT = "left-out"  # test rows of classes that the model does not know
+LEFT_OUT = "left-out"  # test rows of classes that are not the model's
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
     outliers: tuple[OutlierSource, ...] = ()
     attacks: bool = False
-    rows: int = 1000  # limit for each set
-    draws: int | None = None  # the version's default if None
+    rows: int = 1000  # maximum per set
+    draws: int | None = None  # None is the version's default
     seed: int = 0
-    source: str | None = None  # test rows, the fit's source if None
+    source: str | None = None  # of the test rows; None is the fit's source
 
 
 def evaluate_version(
@@ -75,35 +75,25 @@ def evaluate_version(
     total = 1 + len(sets) + options.attacks * attacks.COUNT
     with Bar(total, "set", quiet) as bar:
 
-        def done(name: str) -> None:
+        def advance(name: str) -> None:
             bar.update()
             bar.say(f"measured {name}")
 
         groups = groups_known(model.calibration, test, data.group_names)
         predicted = predictor("test", test.x.astype(np.float32), groups)
-        done("test")
-        measured = measure_test(predictor, predicted, test, data.classes)
+        advance("test")
+        measures = measure_test(predictor, predicted, test, data.classes)
         predicted_sets = {}
         for name, rows in sets.items():
             predicted_sets[name] = predictor(name, rows)
-            done(name)
+            advance(name)
         outliers = {name: measure_set(predicted, rows) for name, rows in predicted_sets.items()}
         attacked = {}
         if options.attacks:
-            attacked = _attack(version, data, is_fitted, predictor, predicted, test, done)
+            attacked = _attack(version, data, is_fitted, predictor, predicted, test, advance)
     if options.attacks and not is_fitted:
-        log.info("quiet PGD is left out: it needs the rows that the detectors were fitted on")
-    extra: dict[str, Any] = {}
-    convergence = Provenance.of(manifest).convergence
-    if convergence is not None:
-        extra["convergence"] = convergence
-    if manifest.baselines:
-        keys = next(iter(manifest.baselines.values()))
-        figures = {key: manifest.quality[key] for key in keys}
-        extra["baselines"] = {"this model": figures, **manifest.baselines}
-    if manifest.warnings:
-        extra["warnings"] = list(manifest.warnings)
-    figures, intervals = _summary(measured, outliers)
+        log.info("quiet PGD is skipped: it needs the rows on which the detectors were fitted")
+    figures, intervals = _summary(measures, outliers)
     report = records.Report(
         model=manifest.name,
         version=manifest.version,
@@ -120,17 +110,31 @@ def evaluate_version(
         detectors=records.Detectors(
             all=[*predicted.prediction.detected], combined=[*manifest.detectors.combined]
         ),
-        **extra,
+        **_publication_facts(manifest),
         summary=figures,
         summary_intervals=intervals,
-        test=measured,
+        test=measures,
         parts=measure_parts(predicted, test, data.classes, data.group_names, options.seed),
         outliers=outliers,
         attacks=attacked,
     )
-    files = _plots(predicted, predicted_sets, test, measured)
+    files = _plots(predicted, predicted_sets, test, measures)
     files["report.html"] = report_page(report, files).encode()
     return publish_report(store, manifest.name, manifest.version, report.content(), files)
+
+
+def _publication_facts(manifest: Manifest) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    convergence = Provenance.of(manifest).convergence
+    if convergence is not None:
+        facts["convergence"] = convergence
+    if manifest.baselines:
+        keys = next(iter(manifest.baselines.values()))
+        figures = {key: manifest.quality[key] for key in keys}
+        facts["baselines"] = {"this model": figures, **manifest.baselines}
+    if manifest.warnings:
+        facts["warnings"] = list(manifest.warnings)
+    return facts
 
 
 def _sets(
@@ -145,7 +149,7 @@ def _sets(
     seed = hash_key(options.seed, EvaluationStream.OUTLIER_ROWS)
     sets = noise_sets(spec, test.x, options.seed)
     if data.left_out is not None:
-        sets[LEFT_OUT] = some(data.left_out, options.rows, seed)
+        sets[LEFT_OUT] = sample_rows(data.left_out, options.rows, seed)
     for source in options.outliers:
         sets[source.name] = source.rows(spec, options.rows, seed, model.text_encoder)
     sets |= near
@@ -153,7 +157,7 @@ def _sets(
 
 
 def check_options(version: Parent, options: EvaluationOptions) -> None:
-    """Raise InvalidInput for an option that cannot be used with a version."""
+    """Raise InvalidInput if the version does not support an option."""
     manifest = version.manifest
     max_draws = min(manifest.noise.max_draws or MAX_DRAWS, MAX_DRAWS)
     if options.draws is not None and not 1 <= options.draws <= max_draws:
@@ -170,22 +174,24 @@ def check_options(version: Parent, options: EvaluationOptions) -> None:
 
 
 def _check_attackable(manifest: Manifest) -> None:
-    gradients = "since attacks need its gradients"
     if manifest.task == "regression":
-        expected = "a classification, since attacks change labels"
-        raise InvalidInput("--attacks", expected, "a regression")
+        raise InvalidInput("--attacks", "a classifier (attacks change labels)", "a regression")
     if manifest.input.takes_ids:
-        expected = "rows of numbers, since attacks follow gradients"
-        raise InvalidInput("--attacks", expected, "rows of ids")
+        raise InvalidInput(
+            "--attacks", "a model of numbers (attacks need gradients)", "rows of ids"
+        )
+    gradients = "(attacks need the fitted network's gradients)"
     if Provenance.of(manifest).pruned:
-        raise InvalidInput("--attacks", f"a version that is not pruned, {gradients}", "one")
+        raise InvalidInput("--attacks", f"an unpruned version {gradients}", "a pruned version")
     if manifest.encoder:
-        raise InvalidInput("--attacks", f"a version without an encoder, {gradients}", "one")
+        raise InvalidInput("--attacks", f"a version without encoder {gradients}", "an encoder")
 
 
 def test_rows(data: Dataset, is_fitted: bool, options: EvaluationOptions) -> Rows:
-    """Return up to `options.rows` test rows: all rows of a source that has no test rows itself and
-    that the version was not fitted on."""
+    """Select up to `options.rows` test rows.
+
+    All rows of a new source are test rows, unless the source defines a test split.
+    """
     rows = data.rows if data.is_held_out and not is_fitted else data.test
     order = generator(options.seed, EvaluationStream.TEST_ROWS).permutation(len(rows))
     return rows.take(order[: options.rows])
@@ -199,7 +205,7 @@ def log_rows(test: Rows, data: Dataset, is_fitted: bool, source: str) -> None:
 
 
 def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset, bool]:
-    """Load a source as a version takes it; also return whether the version was fitted on it."""
+    """Load a source in the version's format, and check whether the version was fitted on it."""
     if source is None:
         return fitted_data(version, root), True
     recipe = override(version.recipe, source=source, leave_out=[])
@@ -208,7 +214,7 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     data = as_taken_by(leave_out(loaded, unknown), version.manifest, "--data")
     facts, digest = Provenance.of(version.manifest), data.digest()
     if facts.recalibrated is not None and digest == facts.recalibrated.data_digest:
-        message = "%s was calibrated on some of these rows: new ones may get other flag rates"
+        message = "%s was calibrated on some of these rows: flag rates on new rows may differ"
         log.info(message, version.label)
     if digest == facts.data_digest:
         return data, True
@@ -217,16 +223,16 @@ def load_data(version: Parent, root: Path, source: str | None) -> tuple[Dataset,
     if is_source and fitted is not None:  # only left-out classes differ
         return data, True
     if is_source:
-        message = "%s has changed since %s was fitted on it: some of its rows may be training rows"
+        message = "%s has changed since %s was fitted on it: some test rows may be training rows"
         log.info(message, source, version.label)
     if loaded.is_held_out and unknown:
         left_out = leave_out(replace(loaded, test=loaded.rows), unknown).left_out
         data = replace(data, left_out=left_out)
     if fitted is not None:
-        measured = data.rows if data.is_held_out else data.test
-        counts = describe_duplicates(fitted.train, {f"rows of {source}": measured})
+        rows = data.rows if data.is_held_out else data.test
+        counts = describe_duplicates(fitted.train, {f"rows of {source}": rows})
         if counts:
-            message = "%s are nearly the same as rows that %s was fitted on: new ones may do worse"
+            message = "%s are nearly the same as training rows of %s: quality may be overestimated"
             log.info(message, counts, version.label)
     return data, False
 
@@ -246,7 +252,7 @@ def _attack(
     predictor: ServedPredictor,
     predicted: ServedPrediction,
     test: Rows,
-    done: Callable[[str], None],
+    advance: Callable[[str], None],
 ) -> dict[str, records.Attack]:
     model, spec = version.model().eval(), version.manifest.input
     train = split(data, split_sizes(version.recipe)).train
@@ -254,20 +260,20 @@ def _attack(
     attacked = attacks.Attacked(network, model.posterior, spec.minimum, spec.maximum)
     calibration, density = predictor.model.calibration, version.manifest.detectors.density
     statistic = attacks.differentiable_flag(calibration, density) if is_fitted else None
-    measured = {}
-    for made in attacks.attacks(attacked, test, statistic, predictor.seed):
-        after = predictor(made.name, made.x)
-        measures = measure_attack(predicted, after, test.y[made.index], predictor.seed)
-        measured[made.name] = records.Attack(settings=made.settings, measures=measures)
-        done(made.name)
-    return measured
+    results = {}
+    for attack in attacks.attacks(attacked, test, statistic, predictor.seed):
+        after = predictor(attack.name, attack.x)
+        measures = measure_attack(predicted, after, test.y[attack.index], predictor.seed)
+        results[attack.name] = records.Attack(settings=attack.settings, measures=measures)
+        advance(attack.name)
+    return results
 
 
 def _summary(
     test: records.ClassMeasures | records.RegressionMeasures,
     outliers: dict[str, records.SetMeasures],
 ) -> tuple[dict[str, float], dict[str, Ends]]:
-    """Return the main figures and their intervals, which `GET /models/{name}` shows."""
+    """Select the main figures and intervals, for `GET /models/{name}`."""
     ends = test.confidence_intervals
     figures, intervals = {}, {}
     for key in SUMMARY:
@@ -286,15 +292,15 @@ def _plots(
     test: ServedPrediction,
     sets: dict[str, ServedPrediction],
     rows: Rows,
-    measured: records.ClassMeasures | records.RegressionMeasures,
+    measures: records.ClassMeasures | records.RegressionMeasures,
 ) -> dict[str, bytes]:
-    if isinstance(measured, records.ClassMeasures):
-        main, label = "entropy", "error of the rows answered"
-        files = {"reliability.png": plots.reliability_plot(measured.reliability)}
+    if isinstance(measures, records.ClassMeasures):
+        main, label = "entropy", "error of the answered rows"
+        files = {"reliability.png": plots.reliability_plot(measures.reliability)}
     else:
-        main, label = "std", "mean squared error of the rows answered"
+        main, label = "std", "mean squared error of the answered rows"
         files = {
-            "pit.png": plots.pit_plot(measured.pit, measured.by_spread),
+            "pit.png": plots.pit_plot(measures.pit, measures.by_spread),
             "predicted.png": plots.predicted_plot(test.prediction, rows.y),
         }
     loss = losses(test.prediction.scores, rows.y)

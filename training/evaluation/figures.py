@@ -1,13 +1,12 @@
-"""Figures of N rows, such as accuracy, and their confidence intervals at a level of `LEVEL`.
+"""Compute figures of N rows, such as accuracy, and their confidence intervals.
 
-A figure takes weights, how often each row is in each of S samples, and gives S numbers. Weights of
-a sample add up to N. So a figure and its bootstrap are one function, and figures of two versions
-can be compared on the same samples.
+A figure maps weights of shape S, N to S numbers. The weights count each row in each of S samples of
+N rows. So the same function computes the figure and its bootstrap, and two versions can be compared
+on the same samples.
 
-Intervals are for rows that are independent. They say how much a figure may change with other rows
-of the same kind; the version stays the same, with its calibration. For shares of rows they are
-Clopper and Pearson's, for anything else the bootstrap's, by `RESAMPLES` samples of the rows with
-replacement.
+Intervals have level `LEVEL`. They assume independent rows, and describe how the figure varies with
+the rows for a fixed version and calibration. Shares use Clopper-Pearson intervals; all other
+figures use `RESAMPLES` bootstrap samples.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ from training.seeds import EvaluationStream, generator
 
 LEVEL = 0.95
 RESAMPLES = 1000
-CHUNK_NUMBERS = 4_000_000  # of resamples x rows at once
+CHUNK_NUMBERS = 4_000_000  # resamples x rows in one pass
 
 Ends = tuple[float, float]
 Weights = Float64[np.ndarray, "S N"]
@@ -33,12 +32,12 @@ Values = Float64[np.ndarray, "S"]
 
 @dataclass(frozen=True, eq=False)
 class Resamples:
-    """How often each of N rows is in each of R samples of N rows, drawn with replacement."""
+    """R bootstrap samples of N rows."""
 
-    counts: UInt16[np.ndarray, "R N"]
+    counts: UInt16[np.ndarray, "R N"]  # of each row in each sample
 
     @classmethod
-    def of(cls, rows: int, seed: int, resamples: int = RESAMPLES) -> "Resamples":
+    def draw(cls, rows: int, seed: int, resamples: int = RESAMPLES) -> "Resamples":
         random = generator(seed, EvaluationStream.RESAMPLES, rows)
         counts = np.empty((resamples, rows), dtype=np.uint16)
         for sample in counts:
@@ -59,10 +58,10 @@ def percentiles(values: Float64[np.ndarray, "R"]) -> Ends:
 
 
 def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
-    """Return the interval of a share of rows, which holds exactly.
+    """Compute the Clopper-Pearson interval of a share, whose coverage is exact.
 
     Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
-    binomial", 1934; as `scipy.stats.binomtest`, which takes a thousand times as long.
+    binomial", 1934. It equals that of `scipy.stats.binomtest`, a thousand times faster.
     """
     tail = (1.0 - level) / 2.0
     low = 0.0 if hits == 0 else float(betaincinv(hits, rows - hits + 1, tail))
@@ -71,8 +70,8 @@ def share_interval(hits: int, rows: int, level: float = LEVEL) -> Ends:
 
 
 class Figure(ABC):
-    def __init__(self, of_rows: np.ndarray) -> None:
-        self.of_rows = of_rows
+    def __init__(self, row_values: np.ndarray) -> None:
+        self.row_values = row_values
 
     @abstractmethod
     def __call__(self, weights: Weights) -> Values: ...
@@ -82,7 +81,7 @@ class Figure(ABC):
 
     @property
     def rows(self) -> int:
-        return len(self.of_rows)
+        return len(self.row_values)
 
     @property
     def value(self) -> float:
@@ -91,7 +90,7 @@ class Figure(ABC):
 
 class Mean(Figure):
     def __call__(self, weights: Weights) -> Values:
-        mean: np.ndarray = weights @ self.of_rows / self.rows
+        mean: np.ndarray = weights @ self.row_values / self.rows
         return mean
 
 
@@ -100,7 +99,7 @@ class Share(Mean):
         super().__init__(hits)
 
     def interval(self, resamples: Resamples | None = None) -> Ends:  # noqa: ARG002
-        return share_interval(int(self.of_rows.sum()), self.rows)
+        return share_interval(int(self.row_values.sum()), self.rows)
 
 
 class RootMean(Mean):
@@ -109,17 +108,15 @@ class RootMean(Mean):
 
 
 class BinnedGap(Figure):
-    """How far predicted probabilities are from what happens, bin by bin: sum_b |sum of b's rows'
-    gaps| / (N T).
+    """Calibration error: sum_b |G_b| / (N T), with G_b the sum of the gaps in bin b.
 
-    Each of T tables puts every row into one of B bins, with a gap: what happened less its predicted
-    probability. Bins stay as they are when rows are sampled.
+    A gap is an outcome (0 or 1) minus its predicted probability. Each of T tables assigns every row
+    to one of B bins. Resampling does not change the bins.
 
-    Where gaps are only chance the figure is above 0 all the same, the more so the fewer rows there
-    are, and more so still in samples of samples: percentiles alone would leave out the true figure.
-    So the interval begins the bootstrap's quantile of sum_b |gap of b in a sample - gap of b| / (N
-    T) below the figure, which is the most that chance adds, and ends at the percentile, which
-    chance only makes larger.
+    Chance biases the figure upwards, more with fewer rows, and again in each bootstrap sample. So
+    percentiles alone would exclude the true figure. The interval's lower end is therefore the
+    figure minus the bootstrap quantile of sum_b |G_b in the sample - G_b| / (N T), an upper bound
+    of the bias. The upper end is the percentile, which the bias only raises.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class BinnedGap(Figure):
         self.bins, self.num_bins = bins, num_bins
 
     def __call__(self, weights: Weights) -> Values:
-        return np.abs(weights @ self._table).sum(axis=1) / self.of_rows.size
+        return np.abs(weights @ self._table).sum(axis=1) / self.row_values.size
 
     def interval(self, resamples: Resamples) -> Ends:
         tail = (1.0 + LEVEL) / 2.0
@@ -137,53 +134,52 @@ class BinnedGap(Figure):
         return max(0.0, self.value - float(chance)), float(sampled)
 
     def chance(self, resamples: Resamples) -> Float64[np.ndarray, "R 2"]:
-        """Return of each sample the most that chance adds, sum_b |change of b's gap| / (N T), and
-        the figure."""
-        here = np.ones((1, self.rows)) @ self._table
+        """Return the bound of the bias, and the figure, in each sample."""
+        full = np.ones((1, self.rows)) @ self._table
 
         def two_sums(weights: Weights) -> Float64[np.ndarray, "S 2"]:
             by_bin = weights @ self._table
-            sums = np.stack([np.abs(by_bin - here).sum(axis=1), np.abs(by_bin).sum(axis=1)], axis=1)
-            return sums / self.of_rows.size
+            sums = np.stack([np.abs(by_bin - full).sum(axis=1), np.abs(by_bin).sum(axis=1)], axis=1)
+            return sums / self.row_values.size
 
         return resamples.values(two_sums)
 
     @cached_property
     def _table(self) -> sparse.csr_array:
-        rows, tables = self.of_rows.shape
+        rows, tables = self.row_values.shape
         column = self.bins + self.num_bins * np.arange(tables)
         row = np.repeat(np.arange(rows), tables)
         shape = (rows, self.num_bins * tables)
-        return sparse.csr_array((self.of_rows.ravel(), (row, column.ravel())), shape=shape)
+        return sparse.csr_array((self.row_values.ravel(), (row, column.ravel())), shape=shape)
 
 
 class RiskCoverage(Figure):
-    """The area under risk against coverage, AURC: the mean over coverages 1/N to 1 of the mean loss
-    of the rows answered, the lowest score first. Lower is better.
+    """Area under the risk-coverage curve (AURC); lower is better.
 
-    Geifman et al., "Bias-reduced uncertainty estimation for deep neural classifiers", 2019. Within
-    rows of equal score it is the risk of a random order.
+    It is the mean over coverages 1/N to 1 of the mean loss of the answered rows, lowest scores
+    first (Geifman et al., "Bias-reduced uncertainty estimation for deep neural classifiers", 2019).
+    Rows of equal score count as in a random order.
     """
 
     def __init__(self, score: Float64[np.ndarray, "N"], loss: Float64[np.ndarray, "N"]) -> None:
         self.order = np.argsort(score, kind="stable")
         super().__init__(loss[self.order])
-        # of rows of equal score
+        # Rows of equal score form a group.
         self.starts = np.flatnonzero(np.append(True, np.diff(score[self.order]) > 0))
         self.harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, len(score) + 1))])
 
     def __call__(self, weights: Weights) -> Values:
         ordered = weights[:, self.order]
         count = np.add.reduceat(ordered, self.starts, axis=1)
-        loss = np.add.reduceat(ordered * self.of_rows, self.starts, axis=1)
+        loss = np.add.reduceat(ordered * self.row_values, self.starts, axis=1)
         before = np.cumsum(count, axis=1) - count
-        # A group of c equal scores of mean loss m, after k rows of loss L: sum over j to c of (L +
-        # j m) / (k + j).
+        # A group of c rows with mean loss m, after k rows with total loss L, adds
+        # sum_{j=1..c} (L + j m) / (k + j).
         mean = loss / np.maximum(count, 1.0)
-        lost = np.cumsum(loss, axis=1) - loss
+        loss_before = np.cumsum(loss, axis=1) - loss
         first = np.rint(before).astype(np.int64)
         steps = self.harmonic[first + np.rint(count).astype(np.int64)] - self.harmonic[first]
-        return (count * mean + (lost - mean * before) * steps).sum(axis=1) / self.rows
+        return (count * mean + (loss_before - mean * before) * steps).sum(axis=1) / self.rows
 
 
 def values(figures: Mapping[str, Figure]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Quality of predictions: figures of classes and of targets, calibration, and risk by coverage.
+"""Measure predictions of classes and targets, their calibration, and risk against coverage.
 
-K draws, N rows, C classes. Outputs of a regression are mean and log variance of each draw and row,
-in the target's units, or of a transformed target of that.
+Shapes: K draws, N rows, C classes. A regression's outputs are the mean and the log variance of each
+draw and row, in the units of the target or of the transformed target.
 """
 
 from dataclasses import dataclass
@@ -19,40 +19,40 @@ from training.bayes.likelihoods import crps
 from training.evaluation.figures import BinnedGap, Figure, Mean, RootMean, Share, share_interval
 from training.evaluation.report import Bin, Pit, PitBin
 
-BINS = 15  # of confidence
+BINS = 15  # for confidences
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PIT_BINS = 10
 LEVELS = 200
-HALVINGS = 60  # of the range that a quantile is looked for in
-BEYOND = 10.0  # standard deviations of a Gaussian in which all of it is
+HALVINGS = 60  # steps of the search for a quantile
+MAX_STDS = 10.0  # half width of its first bracket, in standard deviations
 
 Values = Float64[np.ndarray, "N"]
 Labels = Int64[np.ndarray, "N"]
 
 
 def class_figures(probs: Float64[np.ndarray, "N C"], y: Labels) -> dict[str, Figure]:
-    """Return accuracy, log-likelihood (nats a row), Brier score and three calibration errors.
+    """Compute accuracy, log-likelihood (nats per row), Brier score and three calibration errors.
 
-    Of the calibration errors, the expected one is that of the label's probability in bins of equal
-    width, the adaptive one in bins of as many rows each (Nguyen and O'Connor, "Posterior
-    calibration and exploratory analysis for natural language processing models", 2015), and the
-    class-wise one the mean over classes of that of each class' probability, in bins of equal width
-    (Kull et al., "Beyond temperature scaling", 2019).
+    * expected: of the label's probability, in bins of equal width
+    * adaptive: of the label's probability, in bins with equal numbers of rows (Nguyen and O'Connor,
+      "Posterior calibration and exploratory analysis for natural language processing models", 2015)
+    * class-wise: of each class's probability in bins of equal width, averaged over classes (Kull et
+      al., "Beyond temperature scaling", 2019)
     """
     correct, confidence = probs.argmax(axis=1) == y, probs.max(axis=1)
     is_true = np.eye(probs.shape[1])[y]
     likelihood = np.log(np.maximum(probs[np.arange(len(y)), y], LEAST_PROBABILITY))
     gap = (correct - confidence)[:, None]
-    # rows of equal confidence share a bin
+    # Ranking with ties puts rows of equal confidence into the same bin.
     below = np.searchsorted(np.sort(confidence), confidence, side="left")
-    of_equal_rows = below * BINS // len(confidence)
-    of_equal_width = probability_bins(confidence)
+    equal_count_bins = below * BINS // len(confidence)
+    equal_width_bins = probability_bins(confidence)
     return {
         "accuracy": Share(correct),
         "log_likelihood": Mean(likelihood),
         "brier": Mean(np.square(probs - is_true).sum(axis=1)),
-        "expected_calibration_error": BinnedGap(gap, of_equal_width[:, None], BINS),
-        "adaptive_calibration_error": BinnedGap(gap, of_equal_rows[:, None], BINS),
+        "expected_calibration_error": BinnedGap(gap, equal_width_bins[:, None], BINS),
+        "adaptive_calibration_error": BinnedGap(gap, equal_count_bins[:, None], BINS),
         "classwise_calibration_error": BinnedGap(is_true - probs, probability_bins(probs), BINS),
     }
 
@@ -63,9 +63,10 @@ def regression_figures(
     intervals: Float64[np.ndarray, "N 2"],
     y: np.ndarray,
 ) -> dict[str, Figure]:
-    """Return root mean squared error, log-likelihood (nats a row, of a density in the target's
-    units), mean standard deviation, and of intervals of coverage .95 how often they hold the target
-    and their mean width, if finite.
+    """Compute RMSE, log-likelihood, mean standard deviation, and coverage and width of intervals.
+
+    The log-likelihood is in nats per row, for a density in the target's units. `intervals` have
+    nominal coverage .95. The mean width is left out if it is infinite.
     """
     width = intervals[:, 1] - intervals[:, 0]
     figures: dict[str, Figure] = {
@@ -88,11 +89,11 @@ def probability_bins(
 
 
 def reliability(confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = BINS) -> list[Bin]:
-    index, found = probability_bins(confidence, bins), []
+    index, results = probability_bins(confidence, bins), []
     for b in np.unique(index).tolist():
         hits = correct[index == b]
         ends = share_interval(int(hits.sum()), len(hits))
-        found.append(
+        results.append(
             Bin(
                 rows=len(hits),
                 confidence=float(confidence[index == b].mean()),
@@ -100,14 +101,13 @@ def reliability(confidence: Values, correct: Bool[np.ndarray, "N"], bins: int = 
                 confidence_intervals={"accuracy": ends},
             )
         )
-    return found
+    return results
 
 
 def risk_coverage(
     score: Values, loss: Values
 ) -> tuple[Float64[np.ndarray, "T"], Float64[np.ndarray, "T"]]:
-    """Return coverage, and the mean loss of the rows covered, as rows of ever higher score are
-    answered, those of equal score together."""
+    """Return coverages, and the mean loss of the answered rows, as the score's limit rises."""
     order = np.argsort(score, kind="stable")
     last = np.append(np.diff(score[order]) > 0, True)
     covered = np.arange(1, len(score) + 1)[last]
@@ -116,31 +116,25 @@ def risk_coverage(
 
 @dataclass(frozen=True, eq=False)
 class TargetMeasures:
-    """Measures of N targets, given the mixture of their draws' Gaussians.
+    """Measures of N targets under the mixture of their draws' Gaussians."""
 
-    `pit` is the share of the predictive distribution below the target. `pinball` has by quantile q
-    the loss: q times the distance of a target above the predicted quantile, 1 - q times that of one
-    below.
-    """
-
-    log_likelihood: Values  # nats, of a density in the target's units
+    log_likelihood: Values  # nats, for a density in the target's units
     crps: Values  # in the target's units
-    pit: Values
+    pit: Values  # predictive probability of values below the target
     pinball: Float64[np.ndarray, "N Q"]  # in the target's units, by `QUANTILES`
 
     @classmethod
-    def of(
+    def compute(
         cls,
         outputs: Float[np.ndarray, "K N 2"],
         y: Float[np.ndarray, "N"],
         transform: Transform | None = None,
     ) -> "TargetMeasures":
-        """Measure targets.
+        """Compute all measures.
 
-        The CRPS of a transformed target is twice the mean of the pinball losses at `LEVELS`
-        quantiles that are as far apart (Laio and Tamea, "Verification tools for probabilistic
-        forecasts of continuous hydrological variables", 2007, equation 17): quantiles are exact,
-        and a mean of h has no closed form.
+        The CRPS of a transformed target has no closed form. It is computed as twice the mean of the
+        pinball losses at `LEVELS` equidistant quantiles (Laio and Tamea, "Verification tools for
+        probabilistic forecasts of continuous hydrological variables", 2007, equation 17).
         """
         moments, target = outputs.astype(np.float64), y.astype(np.float64)
 
@@ -155,11 +149,11 @@ class TargetMeasures:
         else:
             levels = (np.arange(LEVELS) + 0.5) / LEVELS
             scores = 2.0 * np.mean([loss(q) for q in levels.tolist()], axis=0)
-        fitted = target if transform is None else to_fitted(transform, target)
+        fitted_target = target if transform is None else to_fitted(transform, target)
         return cls(
             log_density(moments, target, transform),
             scores,
-            distribution_function(moments, fitted),
+            distribution_function(moments, fitted_target),
             np.stack([loss(q) for q in QUANTILES], axis=-1),
         )
 
@@ -172,7 +166,7 @@ def distribution_function(outputs: Float64[np.ndarray, "K N 2"], y: Values) -> V
 
 def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
     mean, std = outputs[..., 0], np.exp(0.5 * outputs[..., 1])
-    low, high = (mean - BEYOND * std).min(axis=0), (mean + BEYOND * std).max(axis=0)
+    low, high = (mean - MAX_STDS * std).min(axis=0), (mean + MAX_STDS * std).max(axis=0)
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
         is_below = distribution_function(outputs, middle) < q
@@ -181,8 +175,10 @@ def mixture_quantile(outputs: Float64[np.ndarray, "K N 2"], q: float) -> Values:
 
 
 def pinball_loss(predicted: Values, y: Values, q: float) -> Values:
-    """Return the loss of a predicted quantile (Koenker and Bassett, "Regression quantiles",
-    1978)."""
+    """Compute max(q (y - predicted), (q - 1) (y - predicted)).
+
+    Koenker and Bassett, "Regression quantiles", 1978.
+    """
     return np.maximum(q * (y - predicted), (q - 1.0) * (y - predicted))
 
 

@@ -1,26 +1,27 @@
-"""Rows unlike the data, in a model's shape, for evaluation: noise, other data sets, and rows near
-the data that are not of it.
+"""Generate or load outlier rows for evaluation: noise, other data sets, and corrupted test rows.
 
 | set | rows |
 |---|---|
-| `uniform` | every number uniform over the data's range; every id drawn evenly from all ids |
+| `uniform` | every number uniform over the data's range; every id uniform over all ids |
 | `gaussian` | every number minimum + range * N(0, 1), not clipped |
-| `even` | in place of noise: every column drawn by itself, evenly over its values |
-| `mixed`, `crossed` | of two rows of different classes their mean, or each column (or id) of one |
-| `shuffled` | each column of another row; ids in another order |
-| `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | of images |
+| `even` | instead of noise: every column drawn independently and uniformly over its values |
+| `mixed` | the mean of two rows from different classes |
+| `crossed` | each column (or id) from one of two rows of different classes |
+| `shuffled` | each column from another row; ids in another order |
+| `rotated`, `noisy`, `low-contrast`, `occluded`, `blurred` | corrupted images |
 | `NAME=images:PATH` | images `test/CLASS/*` (or `train/CLASS/*`) of a folder or zip, resized |
 | `NAME=idx:DIR` | `t10k-images-idx3-ubyte`, else `train-images-...`, or `images-...`, resized |
-| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows as the model takes them |
-| `NAME=csv:FILE`, `NAME=parquet:FILE` | of tables and of text: the columns of these names |
+| `NAME=npz:FILE` | an array `x_test`, `x` or `x_train` of rows in the model's shape |
+| `NAME=csv:FILE`, `NAME=parquet:FILE` | for tables and text: columns with the model's names |
 
-The first two and CIFAR-10 in grey, Omniglot and notMNIST are the sets of Hendrycks and Gimpel, "A
-baseline for detecting misclassified and out-of-distribution examples in neural networks", 2017,
-whose code has noise on pixels from 0 to 1 as above. Images have pixels from 0 to 255, which become
-the data's range. Where a source has more rows than are wanted, a random choice by seed is taken.
+Hendrycks and Gimpel, "A baseline for detecting misclassified and out-of-distribution examples in
+neural networks", 2017, use the first two sets, and grey CIFAR-10, Omniglot and notMNIST. Pixels
+from 0 to 255 are scaled to the data's range. If a source has too many rows, the seed selects a
+random subset.
 
-Uniform noise over 0 and 1 is no row of a table: a one among zeros is never .37, so anything tells
-such rows apart, and that says nothing. Even rows mean something there. N rows of I numbers.
+Tables use `even` because noise is too easy to detect there: one-hot columns are 0 or 1, never .37.
+
+Shapes: N rows of I numbers.
 """
 
 import re
@@ -58,23 +59,23 @@ if TYPE_CHECKING:
 
 OPTION = "--outliers"
 EXPECTED = (
-    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or of tables and text `csv:FILE` or "
+    "NAME=SRC with SRC `images:PATH`, `npz:FILE`, `idx:DIR`, or for tables and text `csv:FILE` or "
     "`parquet:FILE`"
 )
 IDX_STEMS = ("t10k-images-idx3-ubyte", "train-images-idx3-ubyte", "images-idx3-ubyte")
 ARRAYS = ("x_test", "x", "x_train")
-NOISE = 0.2  # standard deviation, of the range
-CONTRAST = 0.3  # of a row's own
-OCCLUDED = 0.5  # of height and of width
-BLUR = 1 / 14  # standard deviation, of the height: two pixels of MNIST
-FEW_VALUES = 10  # up to which a number of an even row is one of them
+NOISE = 0.2  # standard deviation / data range
+CONTRAST = 0.3  # remaining share of the contrast
+OCCLUDED = 0.5  # share of height and width
+BLUR = 1 / 14  # standard deviation / height: two pixels of MNIST
+MAX_DISCRETE_VALUES = 10  # columns with more values are continuous
 
 Rows = Float32[np.ndarray, "N I"]
 Images = Float32[np.ndarray, "N C H W"]
 
-Given = Num[np.ndarray, "N I"]
+Inputs = Num[np.ndarray, "N I"]
 Labels = Int64[np.ndarray, "N"]
-Made = Float32[np.ndarray, "M I"]
+OutlierRows = Float32[np.ndarray, "M I"]
 
 
 @dataclass(frozen=True)
@@ -92,56 +93,58 @@ class OutlierSource:
         return cls(match[1], match[2], path)  # type: ignore[arg-type]
 
     def rows(
-        self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None" = None
+        self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None" = None
     ) -> Rows:
         is_table = self.kind in ("csv", "parquet")
         if is_table and (spec.columns or encoder is not None):
-            return self._table(spec, most, seed, encoder)
+            return self._table(spec, max_rows, seed, encoder)
         if is_table or (spec.takes_ids and self.kind != "npz"):
-            what = "a model of columns or text" if is_table else "rows that are no ids"
-            got = f"one of rows of shape {spec.shape}"
-            raise InvalidInput(OPTION, f"{what} for `{self.kind}:`", got)
+            model = "a model of columns or text" if is_table else "a model of numbers"
+            got = f"a model with rows of shape {spec.shape}"
+            raise InvalidInput(OPTION, f"{model} for `{self.kind}:`", got)
         if self.kind == "npz":
-            return self._arrays(spec, most, seed)
+            return self._arrays(spec, max_rows, seed)
         read = some_images if self.kind == "images" else _idx_images
-        shown = read(self.path, spec.shape, _image_spec(spec), most, seed).astype(np.float32)
-        return np.float32(spec.minimum) + shown * np.float32(_span(spec) / 255.0)
+        pixels = read(self.path, spec.shape, _image_spec(spec), max_rows, seed).astype(np.float32)
+        return np.float32(spec.minimum) + pixels * np.float32(_span(spec) / 255.0)
 
-    def _arrays(self, spec: InputSpec, most: int, seed: int) -> Rows:
+    def _arrays(self, spec: InputSpec, max_rows: int, seed: int) -> Rows:
         arrays = read_npz(self.path)
         name = next((name for name in ARRAYS if name in arrays), None)
         if name is None:
-            found = f"{sorted(arrays)}"[:200]
-            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", found)
+            got = f"{sorted(arrays)}"[:200]
+            raise InvalidInput(self.path.name, f"an array {', '.join(ARRAYS)}", got)
         x = arrays[name]
         if x.ndim < 2 or len(x) == 0 or x[0].size != _size(spec):
             raise InvalidInput(name, f"rows of shape {spec.shape}", f"shape {x.shape}")
-        chosen = some(x, most, seed)
-        rows = numbers(chosen, name).astype(np.float32)
+        selected = sample_rows(x, max_rows, seed)
+        rows = numbers(selected, name).astype(np.float32)
         if spec.takes_ids:
-            check_ids(chosen, name, int(spec.maximum))
+            check_ids(selected, name, int(spec.maximum))
         return rows
 
-    def _table(self, spec: InputSpec, most: int, seed: int, encoder: "TextEncoder | None") -> Rows:
+    def _table(
+        self, spec: InputSpec, max_rows: int, seed: int, encoder: "TextEncoder | None"
+    ) -> Rows:
         content = csv_source(self.path) if self.kind == "csv" else self.path
         file = open_rows(content, spec, self.path.name, f".{self.kind}")
         if encoder is not None:
             texts = [text for part in file.parts() for text in part]
-            chosen = some(np.arange(len(texts)), most, seed).tolist()
-            return TextRows(encoder, b"").encode([texts[i] for i in chosen])
+            selected = sample_rows(np.arange(len(texts)), max_rows, seed).tolist()
+            return TextRows(encoder, b"").encode([texts[i] for i in selected])
         rows: list[Rows] = []
         for part in file.parts():
             assert isinstance(part, dict)
             first = sum(map(len, rows))
             rows.append(from_cells(part, spec.columns, self.path.name, first))
-        return some(np.concatenate(rows), most, seed)
+        return sample_rows(np.concatenate(rows), max_rows, seed)
 
 
-def some(x: np.ndarray, most: int, seed: int) -> np.ndarray:
-    return x[np.random.default_rng(seed).permutation(len(x))[:most]]
+def sample_rows(x: np.ndarray, max_rows: int, seed: int) -> np.ndarray:
+    return x[np.random.default_rng(seed).permutation(len(x))[:max_rows]]
 
 
-def noise_sets(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
+def noise_sets(spec: InputSpec, x: Inputs, seed: int) -> dict[str, Rows]:
     if spec.takes_ids:
         return {"uniform": random_ids(spec, x, seed, EvaluationStream.UNIFORM)}
     if takes_even_rows(spec, x):
@@ -150,7 +153,7 @@ def noise_sets(spec: InputSpec, x: Given, seed: int) -> dict[str, Rows]:
 
 
 def near_rows(
-    spec: InputSpec, x: Given, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
+    spec: InputSpec, x: Inputs, y: Num[np.ndarray, "N"], is_classified: bool, seed: int
 ) -> dict[str, Rows]:
     rows, labels = x.astype(np.float32), y.astype(np.int64)
     sets: dict[str, Rows] = {}
@@ -179,81 +182,85 @@ def gaussian(spec: InputSpec, rows: int, seed: int) -> Rows:
     return (spec.minimum + _span(spec) * normal).astype(np.float32)
 
 
-def takes_even_rows(spec: InputSpec, x: Given) -> bool:
-    """Whether even rows take the place of noise: where rows have columns, or are no images and a
-    number of theirs has few values.
+def takes_even_rows(spec: InputSpec, x: Inputs) -> bool:
+    """Check whether the data needs even rows instead of noise.
+
+    This is the case for tables with declared columns, and if a number that is not a pixel has up to
+    `MAX_DISCRETE_VALUES` values.
     """
     return bool(spec.columns) or (
-        not _is_image(spec) and any(len(np.unique(number)) <= FEW_VALUES for number in x.T)
+        not _is_image(spec) and any(len(np.unique(number)) <= MAX_DISCRETE_VALUES for number in x.T)
     )
 
 
-def even_rows(spec: InputSpec, x: Given, rows: int, *seed: int) -> Made:
-    """Return rows whose every column is drawn by itself, from those of `x`: a category or a number
-    of few values evenly over these, any other number or time uniformly over its range.
+def even_rows(spec: InputSpec, x: Inputs, rows: int, *seed: int) -> OutlierRows:
+    """Draw each column independently and uniformly, over its values or its range in `x`.
 
-    No value is missing. Without columns each number is one.
+    Missing values are left out. Without declared columns, each number counts as a column.
     """
     random = generator(*seed)
     columns = spec.columns or [
         NumericColumn(name=str(i), mean=0.0, std=1.0, indicator=False) for i in range(x.shape[1])
     ]
-    made = []
+    parts = []
     for column, part in zip(columns, _split(x.astype(np.float32), spec), strict=True):
-        there = part
+        present = part
         if not isinstance(column, CategoricalColumn) and column.indicator:
             present = part[part[:, -1] == 0.0]
-            there = present if len(present) else part
-        values = np.unique(there, axis=0)
-        if isinstance(column, CategoricalColumn) or len(values) <= FEW_VALUES:
-            made.append(values[random.integers(len(values), size=rows)])
+            present = present if len(present) else part
+        values = np.unique(present, axis=0)
+        if isinstance(column, CategoricalColumn) or len(values) <= MAX_DISCRETE_VALUES:
+            parts.append(values[random.integers(len(values), size=rows)])
             continue
-        first = random.uniform(there[:, 0].min(), there[:, 0].max(), rows)
-        if isinstance(column, TimeColumn):  # with the sines and cosines that belong to it
-            made.append(encode([column], {column.name: first * column.std + column.mean}))
+        first = random.uniform(present[:, 0].min(), present[:, 0].max(), rows)
+        if isinstance(column, TimeColumn):  # `encode` adds its sines and cosines
+            parts.append(encode([column], {column.name: first * column.std + column.mean}))
         else:
-            drawn = np.zeros((rows, part.shape[1]), dtype=np.float32)
-            drawn[:, 0] = first
-            made.append(drawn)
-    return np.concatenate(made, axis=1)
+            values_and_zeros = np.zeros((rows, part.shape[1]), dtype=np.float32)
+            values_and_zeros[:, 0] = first
+            parts.append(values_and_zeros)
+    return np.concatenate(parts, axis=1)
 
 
-def random_ids(spec: InputSpec, x: Given, *seed: int) -> Rows:
-    drawn = generator(*seed).integers(int(spec.minimum), int(spec.maximum) + 1, x.shape)
-    return np.where(_is_token(spec, x), drawn, x).astype(np.float32)
+def random_ids(spec: InputSpec, x: Inputs, *seed: int) -> Rows:
+    ids = generator(*seed).integers(int(spec.minimum), int(spec.maximum) + 1, x.shape)
+    return np.where(_is_token(spec, x), ids, x).astype(np.float32)
 
 
-def mix(x: Rows, y: Labels, seed: int) -> Made:
-    """Return the mean of each row and a random row of another class; of a lone class, none."""
+def mix(x: Rows, y: Labels, seed: int) -> OutlierRows:
+    """Average each row with a random row of another class.
+
+    The result is empty if there is only one class.
+    """
     partners = _partners(y, generator(seed, EvaluationStream.MIXED))
     return 0.5 * (x[: len(partners)] + x[partners])
 
 
-def cross(x: Given, y: Labels, spec: InputSpec, seed: int) -> Made:
-    """Return rows that have each column, or each id, of one of two rows of different classes, at
-    random; of a lone class, none.
+def cross(x: Inputs, y: Labels, spec: InputSpec, seed: int) -> OutlierRows:
+    """Take each column (or id) at random from a row or from a row of another class.
 
-    A mean would be no row of a table, which has no half categories.
+    The mean is not used because categories cannot be averaged. The result is empty if there is only
+    one class.
     """
     rng = generator(seed, EvaluationStream.MIXED)
     partners = _partners(y, rng)
-    own, others = x[: len(partners)], x[partners]
+    first, second = x[: len(partners)], x[partners]
     if spec.takes_ids:
-        is_other = (rng.random(own.shape) < 0.5) & _is_token(spec, own) & _is_token(spec, others)
+        is_second = rng.random(first.shape) < 0.5
+        is_second &= _is_token(spec, first) & _is_token(spec, second)
     else:
         widths = [column_width(column) for column in spec.columns]
-        is_other = np.repeat(rng.random((len(partners), len(widths))) < 0.5, widths, axis=1)
-    return np.where(is_other, others, own).astype(np.float32)
+        is_second = np.repeat(rng.random((len(partners), len(widths))) < 0.5, widths, axis=1)
+    return np.where(is_second, second, first).astype(np.float32)
 
 
 def shuffle(x: Rows, spec: InputSpec, seed: int) -> Rows:
-    """Return rows whose every column is some other row's: each alone is as in the data, together
-    they are not."""
+    """Permute each column independently, which keeps marginals and breaks dependence."""
     rng = generator(seed, EvaluationStream.SHUFFLED)
     return np.concatenate([part[rng.permutation(len(x))] for part in _split(x, spec)], axis=1)
 
 
-def shuffle_ids(x: Given, spec: InputSpec, seed: int) -> Rows:
+def shuffle_ids(x: Inputs, spec: InputSpec, seed: int) -> Rows:
     rng, rows = generator(seed, EvaluationStream.SHUFFLED), x.astype(np.float32)
     for row, tokens in zip(rows, _is_token(spec, x), strict=True):
         row[tokens] = rng.permutation(row[tokens])
@@ -276,8 +283,7 @@ def low_contrast(images: Images, *_: object) -> Images:
 
 
 def occlude(images: Images, spec: InputSpec, seed: int) -> Images:
-    """Return images with a rectangle of the data's minimum over a random place, a quarter of the
-    area."""
+    """Set a randomly placed rectangle to the data's minimum."""
     rng = generator(seed, EvaluationStream.OCCLUDED)
     height, width = (max(1, round(OCCLUDED * side)) for side in images.shape[2:])
     tops = rng.integers(0, images.shape[2] - height + 1, len(images))
@@ -310,8 +316,8 @@ def _blur(size: int, std: float) -> Float32[np.ndarray, "S S"]:
 
 
 def _partners(y: Labels, rng: np.random.Generator) -> list[int]:
-    others = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
-    return [int(rng.choice(others[c])) for c in y.tolist() if len(others[c])]
+    candidates = {c: np.flatnonzero(y != c) for c in np.unique(y).tolist()}
+    return [int(rng.choice(candidates[c])) for c in y.tolist() if len(candidates[c])]
 
 
 def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
@@ -319,7 +325,7 @@ def _split(x: Rows, spec: InputSpec) -> list[Float32[np.ndarray, "N J"]]:
     return np.split(x, np.cumsum(widths)[:-1], axis=1)
 
 
-def _is_token(spec: InputSpec, x: Given) -> Bool[np.ndarray, "N I"]:
+def _is_token(spec: InputSpec, x: Inputs) -> Bool[np.ndarray, "N I"]:
     return np.ones(x.shape, dtype=bool) if spec.text is None else x != spec.text.pad_id
 
 
@@ -328,20 +334,20 @@ def _is_image(spec: InputSpec) -> bool:
 
 
 def _image_spec(spec: InputSpec) -> ImageSpec:
-    """Return how images become rows: as those that the model takes do, of whatever size."""
     if spec.image is not None and spec.image.resize:
         return spec.image
     if not _is_image(spec):
-        expected = f"`npz:`, since rows of shape {spec.shape} are not images"
+        expected = f"`npz:` for rows of shape {spec.shape}, which are not images"
         raise InvalidInput(OPTION, expected, "images")
     return ImageSpec(mode="L" if len(spec.shape) == 2 else "RGB", resize=True)
 
 
 def _idx_images(
-    folder: Path, shape: tuple[int, ...], decoding: ImageSpec, most: int, seed: int
+    folder: Path, shape: tuple[int, ...], decoding: ImageSpec, max_rows: int, seed: int
 ) -> UInt8[np.ndarray, "N I"]:
-    there = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
-    images = some(read_idx(find_idx(folder, [*there, *IDX_STEMS][0]), 3), most, seed)
+    stems = [s for s in IDX_STEMS if any((folder / f"{s}{end}").is_file() for end in ("", ".gz"))]
+    images = read_idx(find_idx(folder, [*stems, *IDX_STEMS][0]), 3)
+    images = sample_rows(images, max_rows, seed)
     return np.stack([as_row(Image.fromarray(image), shape, decoding) for image in images])
 
 

@@ -1,4 +1,4 @@
-"""Evaluation reports as HTML. A page is one file: no script, no address, its plots within."""
+"""Render evaluation reports as HTML pages without scripts and links, with embedded plots."""
 
 import base64
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ MEASURES = {
 def percent(share: float | None, ends: Ends | None = None) -> str:
     if share is None:
         return ""
-    shown = f"{100 * share:.2f}"
-    return shown if ends is None else f"{shown} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+    text = f"{100 * share:.2f}"
+    return text if ends is None else f"{text} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
 
 
 def number(value: float | None, ends: Ends | None = None) -> str:
@@ -60,7 +60,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def report_page(report: Report, plots: Mapping[str, bytes]) -> str:
-    """Return the page of a report, with its plots (PNG, by file name)."""
+    """Render a report with its plots (PNG, by file name)."""
     test = report.test
     return render(
         "report.html",

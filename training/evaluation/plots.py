@@ -1,4 +1,4 @@
-"""Plots of an evaluation report, as PNG."""
+"""Draw the plots of an evaluation report, as PNG."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,8 @@ from training.fitting.plots import png_of
 
 SHADES = colormaps["tab20"].colors  # type: ignore[attr-defined]
 COLOURS = [*SHADES[::2], *SHADES[1::2]]  # dark ones first
-LEAST_RATE = 1e-3
-DOTS = 100  # to an inch
-OUTSIDE: dict[str, Any] = {
-    "fontsize": "small",
-    "loc": "upper left",
-    "bbox_to_anchor": (1.02, 1),
-}  # of a legend
+MIN_RATE = 1e-3
+DPI = 100
 
 
 def reliability_plot(bins: list[Bin]) -> bytes:
@@ -70,7 +65,7 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
     std = np.array([b.std for b in by_spread])
     covered.axhline(0.95, color="grey", linestyle=":")
     _dots(covered, std, by_spread, "covered")
-    covered.set(xlabel="predicted standard deviation", ylabel="95 % intervals that hold the target")
+    covered.set(xlabel="predicted standard deviation", ylabel="coverage of 95 % intervals")
     error.plot([std.min(), std.max()], [std.min(), std.max()], color="grey", linestyle=":")
     _dots(error, std, by_spread, "rmse")
     error.set(xlabel="predicted standard deviation", ylabel="root mean squared error")
@@ -81,8 +76,8 @@ def pit_plot(pit: Pit, by_spread: list[SpreadBin]) -> bytes:
 
 def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], label: str) -> bytes:
     figure, (axis,) = _panels(1, width=8.0)
-    whole = [name for name in test.scores if " without " not in name]
-    for colour, name in zip(COLOURS, whole, strict=False):
+    names = [name for name in test.scores if " without " not in name]
+    for colour, name in zip(COLOURS, names, strict=False):
         coverage, risk = risk_coverage(test.scores[name], loss)
         axis.plot(coverage, risk, label=name, color=colour)
     axis.set(xlabel="coverage: share of rows answered, surest first", ylabel=label)
@@ -92,13 +87,13 @@ def risk_coverage_plot(test: ServedPrediction, loss: Float64[np.ndarray, "N"], l
 
 def cdf_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], score: str) -> bytes:
     figure, (axis,) = _panels(1, width=8.0)
-    every = {"test rows": test, **sets}
-    for colour, (name, predicted) in zip(["black", *COLOURS], every.items(), strict=False):
+    groups = {"test rows": test, **sets}
+    for colour, (name, predicted) in zip(["black", *COLOURS], groups.items(), strict=False):
         values = np.sort(predicted.scores[score])
         shares = np.arange(1, len(values) + 1) / len(values)
         axis.step(values, shares, where="post", label=name, color=colour)
-    named = f"{score} (nats)" if score == "entropy" else score
-    axis.set(xlabel=named, ylabel="share of rows at or below")
+    label = f"{score} (nats)" if score == "entropy" else score
+    axis.set(xlabel=label, ylabel="share of rows at or below")
     _legend_outside(axis)
     return _png(figure, f"Distribution of {score}")
 
@@ -108,22 +103,20 @@ def roc_plot(test: ServedPrediction, sets: dict[str, ServedPrediction], scores: 
     for axis, score in zip(axes, scores, strict=True):
         for colour, (name, predicted) in zip(COLOURS, sets.items(), strict=False):
             false, true = roc_curve(predicted.scores[score], test.scores[score])
-            axis.step(np.maximum(false, LEAST_RATE), true, where="post", label=name, color=colour)
-        axis.set(xscale="log", xlim=(LEAST_RATE, 1), ylim=(0, 1.02), title=score)
+            axis.step(np.maximum(false, MIN_RATE), true, where="post", label=name, color=colour)
+        axis.set(xscale="log", xlim=(MIN_RATE, 1), ylim=(0, 1.02), title=score)
         axis.set(xlabel="false-positive rate (test rows)", ylabel="detection rate")
     _legend_outside(axes[-1])
     return _png(figure, "ROC curves")
 
 
 def _ends(records: Sequence[Any], key: str) -> np.ndarray:
-    return np.array([one.confidence_intervals[key] for one in records]).reshape(-1, 2).T
+    return np.array([record.confidence_intervals[key] for record in records]).reshape(-1, 2).T
 
 
-def _dots(
-    axis: Axes, at: np.ndarray, records: Sequence[Any], key: str, marker: str = "o", **style: Any
-) -> None:
-    axis.vlines(at, *_ends(records, key), **style)
-    axis.plot(at, [getattr(one, key) for one in records], marker, **style)
+def _dots(axis: Axes, x: np.ndarray, records: Sequence[Any], key: str) -> None:
+    axis.vlines(x, *_ends(records, key))
+    axis.plot(x, [getattr(record, key) for record in records], "o")
 
 
 def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
@@ -135,9 +128,9 @@ def _panels(count: int, width: float = 6.0) -> tuple[Figure, list[Axes]]:
 
 
 def _legend_outside(axis: Axes) -> None:
-    axis.legend(**OUTSIDE)
+    axis.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.02, 1))
 
 
 def _png(figure: Figure, title: str) -> bytes:
     figure.suptitle(title)
-    return png_of(figure, DOTS)
+    return png_of(figure, DPI)

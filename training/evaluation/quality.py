@@ -1,9 +1,8 @@
-"""Evidence about a published version: how good its predictions are, and what its scores and its
-flag detect.
+"""Measure a published version's predictions, scores and flag.
 
-Everything is computed as served: by the version's own graphs, in requests of `REQUEST_ROWS` rows,
-each with the draws of a seed of its own. N rows. Scores are higher where a row is more uncertain or
-more unlike the data.
+Predictions are computed as in the service: by the version's graphs, in requests of `REQUEST_ROWS`
+rows with a seed each. Scores are higher for more uncertain rows and for rows more unlike the data.
+N is the number of rows.
 """
 
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ COVERAGES = (0.5, 0.8, 0.9, 0.95)
 FPRS = (0.01, 0.05, 0.1)
 SPREAD_BINS = 5
 PART_COVERAGE, PART_FPR = 0.95, 0.05
-MOST_GROUPS = 100  # that are told apart, those of the most rows
+MAX_GROUPS = 100  # the largest groups
 
 LARGEST = np.finfo(np.float64).max
 Values = Float64[np.ndarray, "N"]
@@ -65,11 +64,11 @@ Bounds = Float64[np.ndarray, "N 2"]
 class ServedPrediction:
     """A version's prediction of N rows.
 
-    `scores` has every posterior score, every detector alone, the flag's statistic, and the same
-    without each detector. Density detectors are given by their surprisals: by label, and some from
-    both sides, as the flag sees them. `flagged` is how often the flag fires at each false-positive
-    rate that the calibration can tell. A row whose result is not finite, which the service refuses,
-    has the largest of all scores and counts as flagged.
+    `scores` has every posterior score, every detector, the flag's statistic, and that statistic
+    without each detector. Density detectors appear as surprisals, like in the flag. `flagged` has
+    the share of flagged rows at each false-positive rate that the calibration can resolve. The
+    service refuses rows whose result is not finite; here they get the largest score and count as
+    flagged.
     """
 
     prediction: Prediction
@@ -77,20 +76,21 @@ class ServedPrediction:
     flagged: dict[str, float]
 
     @classmethod
-    def of(cls, prediction: Prediction, calibration: Calibration) -> "ServedPrediction":
-        refused = refused_rows(prediction)
-        p_value = np.where(refused, 0.0, prediction.judged_p_values.p_value)
+    def from_prediction(
+        cls, prediction: Prediction, calibration: Calibration
+    ) -> "ServedPrediction":
+        is_refused = refused_rows(prediction)
+        p_value = np.where(is_refused, 0.0, prediction.judged_p_values.p_value)
         usable = [fpr for fpr in FPRS if fpr >= calibration.smallest_fpr]
         flagged = {f"{fpr:g}": float(np.mean(p_value <= fpr)) for fpr in usable}
-        found = _scores(prediction, calibration)
-        scores = {name: np.where(refused, LARGEST, score) for name, score in found.items()}
+        scores = _scores(prediction, calibration)
+        scores = {name: np.where(is_refused, LARGEST, score) for name, score in scores.items()}
         return cls(prediction, scores, flagged)
 
 
 @dataclass(frozen=True)
 class ServedPredictor:
-    """Predicts rows as a version is served, with a number of draws; sets of rows have seeds by
-    name."""
+    """Predicts rows like the service; the seed of a request depends on the name of its set."""
 
     model: Model
     draws: int
@@ -114,13 +114,13 @@ class ServedPredictor:
         refused = np.count_nonzero(refused_rows(prediction))
         if refused:
             log.warning(
-                "%s: the service refuses %s of %s rows, whose result is not finite; they count as "
-                "detected",
+                "%s: %s of %s rows have results that are not finite; the service refuses them, and "
+                "they count as detected",
                 name,
                 refused,
                 len(x),
             )
-        return ServedPrediction.of(prediction, self.model.calibration)
+        return ServedPrediction.from_prediction(prediction, self.model.calibration)
 
 
 def refused_rows(prediction: Prediction) -> Bool[np.ndarray, "N"]:
@@ -145,7 +145,7 @@ def _scores(prediction: Prediction, calibration: Calibration) -> dict[str, Value
 def measure_test(
     predictor: ServedPredictor, predicted: ServedPrediction, test: Rows, classes: tuple[str, ...]
 ) -> records.ClassMeasures | records.RegressionMeasures:
-    scores, resamples = predicted.prediction.scores, Resamples.of(len(test), predictor.seed)
+    scores, resamples = predicted.prediction.scores, Resamples.draw(len(test), predictor.seed)
     loss = losses(scores, test.y)
     areas = {name: RiskCoverage(score, loss) for name, score in predicted.scores.items()}
     common = {"rows": len(test), "flagged": predicted.flagged, "aurc": values(areas)}
@@ -164,9 +164,12 @@ def measure_test(
         }
         return records.ClassMeasures.model_validate(content)
     measures, scores = target_measures(predictor, test), scores.in_units
-    found = {nominal: predicted.prediction.intervals(nominal) for nominal in COVERAGES}
-    held = {nominal: of for nominal, of in found.items() if of is not None}
-    figures = regression_figures(scores, measures.log_likelihood, held[0.95], test.y)
+    bounds = {
+        nominal: interval
+        for nominal in COVERAGES
+        if (interval := predicted.prediction.intervals(nominal)) is not None
+    }
+    figures = regression_figures(scores, measures.log_likelihood, bounds[0.95], test.y)
     figures["crps"] = Mean(measures.crps)
     pinball = {f"{q:g}": Mean(measures.pinball[:, i]) for i, q in enumerate(QUANTILES)}
     content = {
@@ -174,8 +177,8 @@ def measure_test(
         **values(figures),
         "pinball": values(pinball),
         "pit": pit_measures(measures.pit),
-        "intervals": [_interval(nominal, of, test.y, resamples) for nominal, of in held.items()],
-        "by_spread": _by_spread(scores, held[0.95], test.y, predictor.seed),
+        "intervals": [_interval(*item, test.y, resamples) for item in bounds.items()],
+        "by_spread": _by_spread(scores, bounds[0.95], test.y, predictor.seed),
         "confidence_intervals": intervals(figures, resamples)
         | intervals(pinball, resamples, "pinball.")
         | ends,
@@ -187,7 +190,7 @@ def target_measures(predictor: ServedPredictor, test: Rows) -> TargetMeasures:
     transform, parts, first = predictor.model.manifest.transform, [], 0
     for outputs, _ in predictor.outputs("test", test):
         last = first + outputs.shape[1]
-        parts.append(TargetMeasures.of(outputs, test.y[first:last], transform))
+        parts.append(TargetMeasures.compute(outputs, test.y[first:last], transform))
         first = last
     return concatenate(parts)
 
@@ -234,20 +237,20 @@ def measure_attack(
     assert isinstance(scores, Scores)
     is_wrong = scores.label != y
     is_quiet = attacked.prediction.judged_p_values.p_value > 0.05
-    of_set = measure_set(test, attacked)
+    measures = measure_set(test, attacked)
     shares = {"accuracy": Share(~is_wrong), "hits": Share(is_wrong & is_quiet)}
     means = {name: Mean(score) for name, score in attacked.prediction.detected.items()}
-    resamples = Resamples.of(len(y), seed)
-    own = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
+    resamples = Resamples.draw(len(y), seed)
+    ends = intervals(shares, resamples) | intervals(means, resamples, "mean_scores.")
     return records.AttackMeasures(
-        rows=of_set.rows,
-        base_rate=of_set.base_rate,
-        flagged=of_set.flagged,
-        scores=of_set.scores,
+        rows=measures.rows,
+        base_rate=measures.base_rate,
+        flagged=measures.flagged,
+        scores=measures.scores,
         **values(shares),
         mean_scores=values(means),
         error_detection=error_detection(attacked, is_wrong.astype(np.float64)),
-        confidence_intervals=of_set.confidence_intervals | own,
+        confidence_intervals=measures.confidence_intervals | ends,
     )
 
 
@@ -258,15 +261,15 @@ def measure_parts(
     groups: tuple[str, ...],
     seed: int,
 ) -> list[records.PartMeasures]:
-    """Measure each class, each label and each group that has test rows.
+    """Measure each true class, predicted label and group that has test rows.
 
-    Coverage and rates of all rows say little of one of these, unless a version is calibrated by
-    category. `classes` and `groups` are what numbers mean.
+    Marginal coverage and flag rates do not hold within a part unless the version is calibrated by
+    category. `classes` and `groups` are names.
     """
     prediction = predicted.prediction
     loss, is_covered = losses(prediction.scores, test.y), _is_covered(prediction, test.y)
     is_flagged = prediction.judged_p_values.p_value <= PART_FPR
-    measured = []
+    parts = []
     for by, name, rows in _parts(prediction, test, classes, groups):
         figures: dict[str, Figure] = {}
         if classes:
@@ -282,10 +285,10 @@ def measure_parts(
             "rows": len(rows),
             "flagged": None,
             **values(figures),
-            "confidence_intervals": intervals(figures, Resamples.of(len(rows), seed)),
+            "confidence_intervals": intervals(figures, Resamples.draw(len(rows), seed)),
         }
-        measured.append(records.PartMeasures.model_validate(content))
-    return measured
+        parts.append(records.PartMeasures.model_validate(content))
+    return parts
 
 
 def _parts(
@@ -299,15 +302,15 @@ def _parts(
                     yield by, name, rows
     if test.groups is not None:
         present, counts = np.unique(test.groups, return_counts=True)
-        kept = present[np.argsort(-counts, kind="stable")[:MOST_GROUPS]]
-        for number in sorted(kept.tolist()):
+        largest = present[np.argsort(-counts, kind="stable")[:MAX_GROUPS]]
+        for number in sorted(largest.tolist()):
             yield "group", groups[number], np.flatnonzero(test.groups == number)
 
 
 def _is_covered(prediction: Prediction, y: np.ndarray) -> Bool[np.ndarray, "N"]:
-    inside = prediction.prediction_sets(PART_COVERAGE)
-    if inside is not None:
-        return inside[np.arange(len(y)), y]
+    sets = prediction.prediction_sets(PART_COVERAGE)
+    if sets is not None:
+        return sets[np.arange(len(y)), y]
     ends = prediction.intervals(PART_COVERAGE)
     assert ends is not None
     return is_within(ends, y)
@@ -317,7 +320,7 @@ def _interval(
     coverage: float, ends: Bounds, y: np.ndarray, resamples: Resamples
 ) -> records.Interval:
     covered, width = Share(is_within(ends, y)), Mean(ends[:, 1] - ends[:, 0])
-    is_finite = bool(np.isfinite(width.of_rows).all())
+    is_finite = bool(np.isfinite(width.row_values).all())
     figures: dict[str, Figure] = {"covered": covered} | ({"width": width} if is_finite else {})
     return records.Interval(
         nominal=coverage,
@@ -328,20 +331,18 @@ def _interval(
 
 
 def _by_spread(
-    scores: MixtureScores, ends: Bounds, y: np.ndarray, seed: int
+    scores: MixtureScores, bounds: Bounds, y: np.ndarray, seed: int
 ) -> list[records.SpreadBin]:
-    measured = []
+    bins = []
     for rows in np.array_split(np.argsort(scores.std, kind="stable"), min(SPREAD_BINS, len(y))):
         figures: dict[str, Figure] = {
             "std": Mean(scores.std[rows]),
             "rmse": RootMean(np.square(scores.mean - y)[rows]),
-            "covered": Share(is_within(ends, y)[rows]),
+            "covered": Share(is_within(bounds, y)[rows]),
         }
-        ends_of = intervals(figures, Resamples.of(len(rows), seed))
-        measured.append(
-            records.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends_of)
-        )
-    return measured
+        ends = intervals(figures, Resamples.draw(len(rows), seed))
+        bins.append(records.SpreadBin(rows=len(rows), **values(figures), confidence_intervals=ends))
+    return bins
 
 
 def _flag_intervals(predicted: ServedPrediction, rows: int) -> dict[str, Ends]:

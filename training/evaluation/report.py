@@ -1,6 +1,6 @@
-"""The records of an evaluation report, `report.json`. Shares are from 0 to 1.
+"""Define the records of an evaluation report, `report.json`. Shares are from 0 to 1.
 
-`confidence_intervals` of a record are those of its figures by name; figures in a table go by path,
+`confidence_intervals` has intervals by the name of the figure, or by its path if it is in a table,
 such as `flagged.0.05`.
 """
 
@@ -14,7 +14,7 @@ ByName = dict[str, Ends]
 
 
 class Measures(BaseModel):
-    """A frozen record, written without what was not given."""
+    """A frozen record; fields that were not set are not written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,10 +44,10 @@ class Interval(Measures):
     confidence_intervals: ByName = {}
 
 
-class OfClass(Measures):
+class ClassResult(Measures):
     name: str
     rows: int
-    labelled: list[int]  # by label, in the classes' order: a row of the confusion matrix
+    labelled: list[int]  # row of the confusion matrix
     recall: float | None
     precision: float | None
     confidence_intervals: ByName = {}
@@ -59,16 +59,13 @@ class PitBin(Measures):
 
 
 class Pit(Measures):
-    """Probability integral transforms: what share of its predictive distribution lies below each
-    target.
+    """Probability integral transforms: each target's predictive CDF at the target.
 
-    They are uniform where the predictive distributions are right. `distance` is the largest
-    distance of their distribution function from the uniform one (Kolmogorov and Smirnov), and
-    `p_value` how often it would be as large by chance.
+    They are uniform if the predictive distributions are right.
     """
 
-    distance: float
-    p_value: float
+    distance: float  # Kolmogorov-Smirnov distance from the uniform distribution
+    p_value: float  # of this distance
     bins: list[PitBin]
 
 
@@ -88,27 +85,23 @@ class ErrorDetection(Measures):
 
 
 class PartMeasures(Measures):
-    """Test rows of a part: of a true class, of those given a label, or of a group.
-
-    `covered` is the share of sets or intervals of coverage .95 that hold the truth, `flagged` how
-    often the flag fires at .05, None where the calibration cannot tell that.
-    """
+    """Test rows of a true class, a predicted label or a group."""
 
     by: Literal["class", "label", "group"]
     name: str
     rows: int
     accuracy: float | None = None
     rmse: float | None = None
-    covered: float
-    flagged: float | None
+    covered: float  # by sets or intervals of coverage .95
+    flagged: float | None  # at .05; None with too few calibration rows
     confidence_intervals: ByName = {}
 
 
 class ClassProbability(Measures):
-    """A class's probability, the class against all others.
+    """A class's probability, one-vs-rest.
 
-    `confidence` and `accuracy` of its reliability are the mean probability of a bin and the share
-    that is the class.
+    In its reliability, `confidence` is the mean probability of a bin and `accuracy` the share of
+    rows of the class.
     """
 
     name: str
@@ -128,9 +121,9 @@ class ClassMeasures(Measures):
     adaptive_calibration_error: float
     classwise_calibration_error: float
     reliability: list[Bin]
-    by_class: list[OfClass]
+    by_class: list[ClassResult]
     class_probabilities: list[ClassProbability] = []
-    error_detection: ErrorDetection | None  # None where all rows are right, or none
+    error_detection: ErrorDetection | None  # None if all rows are right, or all wrong
     flagged: dict[str, float]  # by false-positive rate
     aurc: dict[str, float]  # by score
     confidence_intervals: ByName = {}
@@ -162,14 +155,10 @@ class SetMeasures(Measures):
 
 
 class AttackMeasures(SetMeasures):
-    """Attacked rows, against the test rows.
-
-    `hits` is the share of all rows whose label is wrong and whose flag stays quiet at a
-    false-positive rate of .05.
-    """
+    """Attacked rows, against the test rows."""
 
     accuracy: float
-    hits: float
+    hits: float  # share of rows that are wrong and not flagged at .05
     mean_scores: dict[str, float]
     error_detection: ErrorDetection | None
 
@@ -212,8 +201,7 @@ class Report(Measures):
     resamples: int
     detectors: Detectors
     convergence: dict[str, Any] | None = None  # of a variational fit
-    # Of a table: figures of its publication, of this model and of plain ones on the same rows
-    baselines: dict[str, dict[str, float]] = {}
+    baselines: dict[str, dict[str, float]] = {}  # of a table, from its publication
     warnings: list[str] = []  # as in the manifest
     summary: dict[str, float]
     summary_intervals: ByName

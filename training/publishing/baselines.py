@@ -225,7 +225,7 @@ def sentences(model_figures: Figures, by_name: dict[str, Figures], constant: str
 
 def lead(first: Figure, second: Figure) -> tuple[float, float]:
     """Return the mean difference of two figures' rows, and its standard error."""
-    gains = first.of_rows.astype(np.float64) - second.of_rows
+    gains = first.row_values.astype(np.float64) - second.row_values
     error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     return float(gains.mean()), float(error)
 

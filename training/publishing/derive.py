@@ -101,7 +101,7 @@ def prune_version(
 def loss_told(parent: Parent, log_likelihood: figures.Figure) -> Iterator[str]:
     """Say it if test rows are clearly less likely than by the version that was pruned."""
     before, now = parent.manifest.quality[LOG_LIKELIHOOD], log_likelihood.value
-    error = float(log_likelihood.of_rows.std()) / math.sqrt(log_likelihood.rows)
+    error = float(log_likelihood.row_values.std()) / math.sqrt(log_likelihood.rows)
     if before - now > CLEARLY * error:
         was = f"{before:.4g} before weights were removed"
         said = f"a log-likelihood of {now:.4g} nats a test row, {was}"

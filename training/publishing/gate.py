@@ -101,7 +101,7 @@ def worse_beyond_chance(
             left, right = (None if figure is None else figure.value for figure in (mine, its))
             failed.append(_incomparable(metric, left, right, label))
             continue
-        found = worsening(metric, mine, its, allowed, Resamples.of(mine.rows, seed))
+        found = worsening(metric, mine, its, allowed, Resamples.draw(mine.rows, seed))
         low, high = found.interval
         line = (
             f"  {metric}: {mine.value:.6g} against {its.value:.6g} of {label} on the same "

@@ -170,7 +170,7 @@ def test_measures_of_a_target_are_their_integrals(transform):
     low = 0.0 if transform is LOG else -20.0
     size = integrate.quad(lambda t: below(t) ** 2, low, 2.0, limit=300)[0]
     size += integrate.quad(lambda t: (1 - below(t)) ** 2, 2.0, 300.0, limit=300)[0]
-    measures = TargetMeasures.of(made, y, transform)
+    measures = TargetMeasures.compute(made, y, transform)
     assert measures.crps[0] == pytest.approx(size, rel=0.01)
     assert measures.pit[0] == pytest.approx(below(2.0))
 

@@ -267,7 +267,7 @@ def test_other_rows_of_ids_are_those_of_arrays(data, tmp_path):
     )
     refused(
         lambda: OutlierSource.parse("a=idx:x", tmp_path).rows(data.input, 5, 0),
-        "rows that are no ids",
+        "a model of numbers for `idx:`",
     )
 
 

@@ -20,7 +20,7 @@ def rows(count=300, classes=4):
 
 def test_classes_are_measured_each_against_all_others():
     probs, y = rows()
-    measured = class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 200))
+    measured = class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.draw(300, 0, 200))
     for c, one in enumerate(measured):
         assert one.rows == np.sum(y == c)
         assert one.average_precision == pytest.approx(average_precision_score(y == c, probs[:, c]))
@@ -36,7 +36,7 @@ def test_a_class_without_rows_has_no_average_precision():
     probs, y = rows()
     y[y == 2] = 0
     assert (
-        class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.of(300, 0, 50))[
+        class_probabilities(probs, y, ("a", "b", "c", "d"), Resamples.draw(300, 0, 50))[
             2
         ].average_precision
         is None

@@ -83,11 +83,11 @@ def test_a_score_that_tells_all_rows_apart_may_not_tell_all_rows():
 
 
 def test_resamples_are_samples_of_as_many_rows_and_a_function_of_their_seed():
-    resamples = Resamples.of(30, 5)
+    resamples = Resamples.draw(30, 5)
     assert resamples.counts.shape == (1000, 30)
     assert (resamples.counts.sum(axis=1) == 30).all()
-    assert np.array_equal(resamples.counts, Resamples.of(30, 5).counts)
-    assert not np.array_equal(resamples.counts, Resamples.of(30, 6).counts)
+    assert np.array_equal(resamples.counts, Resamples.draw(30, 5).counts)
+    assert not np.array_equal(resamples.counts, Resamples.draw(30, 6).counts)
     variance = resamples.counts.var(axis=0).mean()
     assert variance == pytest.approx(1 - 1 / 30, rel=0.05)  # of Binomial(30, 1/30)
 
@@ -107,7 +107,7 @@ def test_a_figure_of_a_sample_is_that_of_its_rows(kind):
             return BinnedGap(gaps[index], bins[index], 4)
         return kind(loss[index] < 0.5) if kind is Share else kind(loss[index])
 
-    counts = Resamples.of(rows, 0, 20).counts.astype(float)
+    counts = Resamples.draw(rows, 0, 20).counts.astype(float)
     expected = [
         figure(np.repeat(np.arange(rows), of_sample.astype(int))).value for of_sample in counts
     ]
@@ -135,7 +135,7 @@ def test_a_gap_is_the_distance_of_sums_bin_by_bin():
 def test_intervals_of_means_and_roots_hold_the_truth():
     generator = np.random.default_rng(5)
     held = np.zeros(2, dtype=int)
-    resamples = Resamples.of(100, 0, 400)
+    resamples = Resamples.draw(100, 0, 400)
     for _ in range(SAMPLES):
         values = generator.gamma(3.0, size=100)
         ends = (Mean(values).interval(resamples), RootMean(np.square(values)).interval(resamples))
@@ -150,7 +150,7 @@ def test_intervals_of_means_and_roots_hold_the_truth():
 def test_the_interval_of_a_calibration_error_holds_it_though_the_error_itself_is_biased(offset):
     generator = np.random.default_rng(6)
     bins, rows = 10, 300
-    resamples = Resamples.of(rows, 0, 300)
+    resamples = Resamples.draw(rows, 0, 300)
     held, found = 0, []
     for _ in range(SAMPLES):
         confidence = generator.uniform(0.5, 1.0, rows)

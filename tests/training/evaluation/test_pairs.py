@@ -77,7 +77,7 @@ def test_intervals_of_differences_hold_the_truth(shift):
     generator = np.random.default_rng(0)
     many = versions(generator, 1_000_000, shift)
     true = many[1].mean() - many[0].mean()
-    resamples = Resamples.of(150, 0, 300)
+    resamples = Resamples.draw(150, 0, 300)
     held = np.zeros(2, dtype=int)
     for _ in range(SAMPLES):
         first, second = versions(generator, 150, shift)
@@ -91,7 +91,7 @@ def test_intervals_of_differences_hold_the_truth(shift):
 @pytest.mark.parametrize("kind", [Share, Mean])
 def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
     generator = np.random.default_rng(1)
-    resamples = Resamples.of(150, 0, 300)
+    resamples = Resamples.draw(150, 0, 300)
     called, called_worse = 0, 0
     for _ in range(SAMPLES):
         for shift in (0.0, 0.2):
@@ -111,7 +111,7 @@ def test_no_more_than_its_level_are_called_worse_that_are_not(kind):
 def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
     generator = np.random.default_rng(3)
     rows, bins, samples = 200, 10, 100
-    resamples = Resamples.of(rows, 0, 100)
+    resamples = Resamples.draw(rows, 0, 100)
     called = {"sure": 0, "unsure": 0, "overconfident": 0}
     higher = 0
     for _ in range(samples):
@@ -138,7 +138,7 @@ def test_a_calibrated_version_is_not_worse_calibrated_for_being_less_sure():
 
 def test_an_allowance_is_allowed():
     generator = np.random.default_rng(2)
-    resamples = Resamples.of(2000, 0, 300)
+    resamples = Resamples.draw(2000, 0, 300)
     first, second = versions(generator, 2000, 0.1)
     for kind in (Share, Mean):
         mine, its = (kind(of if kind is Share else of.astype(float)) for of in (second, first))
@@ -157,10 +157,10 @@ def test_an_allowance_is_allowed():
 def test_rates_are_worse_where_they_are_farther_from_what_they_should_be():
     rows = np.arange(1000)
     near, far = Share(rows < 60), Share(rows < 0)
-    found = worsening("flag_rate_at_05", far, near, 0.0, Resamples.of(1000, 0))
+    found = worsening("flag_rate_at_05", far, near, 0.0, Resamples.draw(1000, 0))
     assert found.value == pytest.approx(0.04)
     assert found.p_value < 0.05
-    assert worsening("flag_rate_at_05", near, far, 0.0, Resamples.of(1000, 0)).p_value > 0.95
+    assert worsening("flag_rate_at_05", near, far, 0.0, Resamples.draw(1000, 0)).p_value > 0.95
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def test_rows_that_the_service_refuses_count_as_detected(model, digits_rows, cap
     odd[:3] = 3e38  # overflows in the first layer
     with np.errstate(all="ignore"):
         predicted = ServedPredictor(model, draws=10, seed=0)("far", odd)
-    assert "far: the service refuses 3 of 8 rows" in caplog.text
+    assert "far: 3 of 8 rows have results that are not finite" in caplog.text
     whole = ServedPredictor(model, draws=10, seed=0)("far", known)
     measured = measure_set(whole, predicted)
     for name, score in predicted.scores.items():
@@ -326,7 +326,7 @@ def test_all_rows_of_a_file_are_measured_but_of_that_of_the_fit_its_test_rows(
         with print_messages():
             assert load_data(version, people_folder, source)[1] == is_fitted
         is_told = re.search(
-            r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as rows that people version 1",
+            r"[5-9]\d of 100 rows of csv:part.csv are nearly the same as training rows of people version 1",
             said := capsys.readouterr().err,
         )
         assert bool(is_told) != is_fitted

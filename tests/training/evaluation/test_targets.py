@@ -27,7 +27,7 @@ def mixture(value):
 
 @pytest.mark.parametrize("y", [-9.0, -1.0, 1.4, 6.0])
 def test_measures_of_a_target_are_their_integrals(y):
-    measures = TargetMeasures.of(OUTPUTS.astype(np.float32), np.array([y], dtype=np.float32))
+    measures = TargetMeasures.compute(OUTPUTS.astype(np.float32), np.array([y], dtype=np.float32))
     below = integrate.quad(lambda t: mixture(t) ** 2, -40, y, limit=200)[0]
     above = integrate.quad(lambda t: (1 - mixture(t)) ** 2, y, 40, limit=200)[0]
     assert measures.crps[0] == pytest.approx(below + above, rel=1e-5)
