@@ -25,7 +25,7 @@ from service.engine.batching import Engine
 from service.engine.threads import Threads
 from service.errors import PastDeadline
 from service.models.collector import LoadedCollector
-from service.models.models import Models, Served
+from service.models.models import Models, ServedModel
 from service.models.preflights import Preflights
 from service.models.watcher import Watcher
 from service.request_context import RequestContext
@@ -56,12 +56,12 @@ class Context:
         self.models = Models(settings, idle, self.preflights, backend)
         self.watcher = Watcher(self.models, self.ending)
         actions: dict[str, Callable[..., Any]] = {
-            "refresh": self.watcher.look,
+            "refresh": self.watcher.refresh_now,
             "unload": self.models.unload,
             "reset_drift": self.models.reset_drift,
         }
         self.shared_state = SharedState(
-            backend, actions, self.metrics_page, self.models.bring_drift
+            backend, actions, self.metrics_page, self.models.send_drift_rows
         )
         self.metrics = Metrics()
         self.metrics.max_queued_row_draws.set(limits.MAX_QUEUED_ROW_DRAWS)
@@ -130,7 +130,7 @@ class Context:
         self.admission.refuse_unread(call.length if has_rows else 0, call.client)
         return call
 
-    async def find_model(self, call: RequestContext, envelope: ModelRequest) -> Served:
+    async def find_model(self, call: RequestContext, envelope: ModelRequest) -> ServedModel:
         """Return the model of a request, loading its version, after its preflight, where it must;
         the request's deadline is the envelope's from now on.
 
@@ -142,7 +142,7 @@ class Context:
         wanted = envelope.model, envelope.version
         served = self.models.peek(*wanted)
         if served is None:
-            preflight = await self.threads.files(partial(self.models.preflight_of, *wanted))
+            preflight = await self.threads.files(partial(self.models.find_preflight, *wanted))
             if preflight is not None:
                 over = asyncio.wrap_future(preflight)
                 await asyncio.wait([over], timeout=call.deadline - time.monotonic())

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from safetensors.numpy import load, save
 
 from model_store.errors import DubitoError
-from service.models.drift import Drift, DriftReport, Evidence, LiveRows, Watched
+from service.models.drift import Drift, DriftReport, DriftTarget, Evidence, LiveRows
 
 logger = logging.getLogger("dubito")
 
@@ -93,28 +93,28 @@ class FolderBackend:
     def metrics(self) -> dict[str, bytes]:
         return {path.stem: path.read_bytes() for path in sorted(self.folder.glob("*.prom"))}
 
-    def take(self, watched: Watched, rows: LiveRows) -> None:
-        with self._evidence(watched) as (drift, path):
+    def take(self, target: DriftTarget, rows: LiveRows) -> None:
+        with self._evidence(target) as (drift, path):
             drift.take(rows)
             self._write(path, save(drift.state()))
 
-    def report(self, watched: Watched) -> DriftReport:
-        with self._evidence(watched) as (drift, _):
+    def report(self, target: DriftTarget) -> DriftReport:
+        with self._evidence(target) as (drift, _):
             return drift.report()
 
-    def reset(self, watched: Watched) -> None:
-        with self._evidence(watched) as (_, path):
+    def reset(self, target: DriftTarget) -> None:
+        with self._evidence(target) as (_, path):
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def _evidence(self, watched: Watched) -> Iterator[tuple[Drift, Path]]:
+    def _evidence(self, target: DriftTarget) -> Iterator[tuple[Drift, Path]]:
         """Yield the evidence about a version and its file, under a lock."""
-        digest = hashlib.blake2b(f"{watched.name} {watched.version} ".encode(), digest_size=16)
-        digest.update(watched.gaps.tobytes())  # a deleted version's number may be given again
+        digest = hashlib.blake2b(f"{target.name} {target.version} ".encode(), digest_size=16)
+        digest.update(target.gaps.tobytes())  # a deleted version's number may be given again
         path = self.folder / f"{digest.hexdigest()}.drift"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            drift = Drift(watched)
+            drift = Drift(target)
             if path.exists():
                 drift.restore(load(path.read_bytes()))
             yield drift, path
@@ -129,7 +129,7 @@ class SharedState:
     """The shared state as the rest of a process uses it; a thread keeps it up to date.
 
     A process that serves alone has no backend, and shares nothing. Notices ask for `actions`;
-    `bring_drift` adds the live rows of this process to the evidence of all.
+    `send_drift_rows` adds the live rows of this process to the evidence of all.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class SharedState:
         backend: StateBackend | None,
         actions: Mapping[str, Callable[..., Any]],
         local_metrics: Callable[[], bytes],
-        bring_drift: Callable[[], None],
+        send_drift_rows: Callable[[], None],
     ) -> None:
         self.backend = backend
         self._actions = actions
         self._local_metrics = local_metrics
-        self._bring_drift = bring_drift
+        self._send_drift_rows = send_drift_rows
         self._next_metrics = 0.0
         self._showing = threading.Lock()  # held while own metrics are made and shown
         self._is_reachable = True
@@ -202,7 +202,7 @@ class SharedState:
     def _update(self, backend: StateBackend) -> None:
         for notice in backend.new_notices():
             self._act(notice)
-        self._bring_drift()
+        self._send_drift_rows()
         if time.monotonic() >= self._next_metrics:
             self._show_metrics(backend)
             self._next_metrics = time.monotonic() + backend.metrics_s

@@ -49,7 +49,7 @@ from service.auth.auth import authenticate
 from service.auth.scopes import key_name, needs
 from service.context import Context, context_of
 from service.errors import PastDeadline, TooLarge
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 OF_LABELS = {"ANNOTATION_CREATED", "ANNOTATION_UPDATED"}
@@ -205,7 +205,7 @@ async def _read(context: Context, call: RequestContext, limit: int) -> dict[str,
     return await context.threads.state(partial(parse_json, body))
 
 
-def model_version(served: Served) -> str:
+def model_version(served: ServedModel) -> str:
     return f"{served.name}:{served.version}"
 
 
@@ -241,7 +241,7 @@ def _rows_of(
 def _keep(
     fetch: Fetch,
     context: Context,
-    served: Served,
+    served: ServedModel,
     content: dict[str, Any],
     call: RequestContext,
     key: str | None,

@@ -211,7 +211,7 @@ def _refuse_unready_version(models: Models, name: str, version: str) -> None:
     if models.peek(name, version) is not None:
         return
     manifest = _manifest(models, name, version)
-    broken = models.broken(manifest.name).get(manifest.version)
+    broken = models.errors(manifest.name).get(manifest.version)
     if broken is not None:
         raise NotReady(broken)
 
@@ -220,7 +220,7 @@ def _index(models: Models) -> list[dict[str, Any]]:
     """List the versions of all models. Those that a request can load are ready."""
     index = []
     for name in models.names():
-        broken = models.broken(name)
+        broken = models.errors(name)
         for version in models.store.versions(name):
             reason = broken.get(version, "")
             state = "UNAVAILABLE" if reason else "READY"

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from service.models.drift import Drift, DriftReport, LiveRows, Watched
+from service.models.drift import Drift, DriftReport, DriftTarget, LiveRows
 from service.shared_state import Notice
 
 logger = logging.getLogger("dubito")
@@ -29,7 +29,7 @@ class StateActor:
         self._count = 0  # notices since the start
         self._notices: deque[tuple[int, str, Notice]] = deque(maxlen=MAX_NOTICES)
         self._metrics: dict[str, tuple[float, bytes]] = {}
-        self._drifts: dict[Watched, Drift] = {}
+        self._drifts: dict[DriftTarget, Drift] = {}
 
     def last(self) -> tuple[int, int]:
         return self._start_ns, self._count
@@ -56,20 +56,20 @@ class StateActor:
         self._metrics = {name: page for name, page in self._metrics.items() if page[0] > oldest}
         return {name: page for name, (_, page) in self._metrics.items()}
 
-    def take(self, watched: Watched, rows: LiveRows) -> None:
-        self._drift(watched).take(rows)
+    def take(self, target: DriftTarget, rows: LiveRows) -> None:
+        self._drift(target).take(rows)
 
-    def report(self, watched: Watched) -> DriftReport:
-        return self._drift(watched).report()
+    def report(self, target: DriftTarget) -> DriftReport:
+        return self._drift(target).report()
 
-    def reset(self, watched: Watched) -> None:
-        self._drift(watched).reset()
+    def reset(self, target: DriftTarget) -> None:
+        self._drift(target).reset()
 
-    def _drift(self, watched: Watched) -> Drift:
-        drift = self._drifts.get(watched)
+    def _drift(self, target: DriftTarget) -> Drift:
+        drift = self._drifts.get(target)
         # A new version may have the number of a deleted one.
-        if drift is None or (drift.watched.gaps != watched.gaps).any():
-            drift = self._drifts[watched] = Drift(watched)
+        if drift is None or (drift.target.gaps != target.gaps).any():
+            drift = self._drifts[target] = Drift(target)
         return drift
 
 
@@ -109,15 +109,15 @@ class RayBackend:
     def metrics(self) -> dict[str, bytes]:
         return dict(self._call("metrics"))
 
-    def take(self, watched: Watched, rows: LiveRows) -> None:
-        self._call("take", watched, rows)
+    def take(self, target: DriftTarget, rows: LiveRows) -> None:
+        self._call("take", target, rows)
 
-    def report(self, watched: Watched) -> DriftReport:
-        report: DriftReport = self._call("report", watched)
+    def report(self, target: DriftTarget) -> DriftReport:
+        report: DriftReport = self._call("report", target)
         return report
 
-    def reset(self, watched: Watched) -> None:
-        self._call("reset", watched)
+    def reset(self, target: DriftTarget) -> None:
+        self._call("reset", target)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -40,13 +40,13 @@ async def post_refresh(context: CurrentContext) -> dict[str, Any]:
     for name in models.names():
         latest = models.latest(name)
         serving = None if latest is None else latest.version
-        content[name] = {"serving": serving, "broken": models.broken(name)}
+        content[name] = {"serving": serving, "broken": models.errors(name)}
     return {"models": content}
 
 
 async def _refresh(context: Context) -> None:
     await context.threads.files(partial(context.shared_state.post, "refresh"))
-    await context.threads.loads(context.watcher.look)
+    await context.threads.loads(context.watcher.refresh_now)
 
 
 @router.post(

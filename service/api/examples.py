@@ -20,7 +20,7 @@ from service.api.openapi import ROW_ERRORS
 from service.api.responses import json_response
 from service.api.schemas import ExamplesAnswer, ModelQuery
 from service.auth.scopes import needs
-from service.models.models import Served
+from service.models.models import ServedModel
 
 MAX_ROWS = 32
 MAX_NUMBERS = 1 << 16  # of all rows
@@ -44,7 +44,7 @@ async def get_examples(
     return json_response({"model": served.name, "version": served.version, "inputs": rows})
 
 
-def example_rows(served: Served, encoded: bool) -> list[Any]:
+def example_rows(served: ServedModel, encoded: bool) -> list[Any]:
     """Return rows in their order; none of a version without training rows, or whose encoder they
     have passed."""
     model = served.model

@@ -38,7 +38,7 @@ async def get_ready(request: Request, context: CurrentContext) -> dict[str, Any]
     """
     shows_names = can_see_names(request.scope)
     serving = check_ready(context, shows_names)
-    troubles = [*context.watcher.troubles.values()]
+    troubles = [*context.watcher.problems.values()]
     answer: dict[str, Any] = {"status": "degraded" if troubles else "ready"}
     if shows_names:
         answer |= {"models": serving} | ({"degraded": troubles} if troubles else {})
@@ -52,8 +52,8 @@ def check_ready(context: Context, shows_reasons: bool = False) -> dict[str, str]
         raise NotReady("the service is about to end")
     serving = context.served_versions()
     if not serving:
-        broken = [text for name in models.names() for text in models.broken(name).values()]
-        otherwise = PREFLIGHTS_RUNNING if context.watcher.awaits_preflights else HOW_TO_PUBLISH
+        broken = [text for name in models.names() for text in models.errors(name).values()]
+        otherwise = PREFLIGHTS_RUNNING if context.watcher.has_pending_preflights else HOW_TO_PUBLISH
         raise NotReady("; ".join(broken if shows_reasons else ()) or otherwise)
     return serving
 

@@ -48,7 +48,7 @@ from service.api.schemas import (
 from service.auth.scopes import key_name, needs
 from service.context import Context
 from service.errors import TooLarge
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 MAX_BODY_BYTES = 4 << 20  # it is read in one step
@@ -150,7 +150,7 @@ async def post_labels_delete(context: CurrentContext, call: CurrentRequest) -> d
 
 def keep_labels(
     context: Context,
-    served: Served,
+    served: ServedModel,
     entries: list[LabelEntry],
     call: RequestContext,
     replace: bool,
@@ -215,7 +215,9 @@ def label_value(manifest: Manifest, entry: LabelEntry, n: int) -> str | float:
     return value
 
 
-def _row(served: Served, entry: LabelEntry, n: int, call: RequestContext, encoded: bool) -> Any:
+def _row(
+    served: ServedModel, entry: LabelEntry, n: int, call: RequestContext, encoded: bool
+) -> Any:
     if entry.input is None:
         return None
     model, most_pixels = served.model, limits.MAX_IMAGE_PIXELS

@@ -20,7 +20,7 @@ from service.api.openapi import BINARY, answers, errors
 from service.api.schemas import ModelsQuery
 from service.auth.scopes import needs
 from service.context import Context
-from service.models.drift import drift_content
+from service.models.drift import drift_fields
 from service.models.models import Models
 
 MEDIA_TYPES = {
@@ -99,7 +99,7 @@ def _version(models: Models, name: str, version: str, prefix: str) -> dict[str, 
         "aliases": sorted(
             alias for alias, named in models.store.aliases(name).items() if named == number
         ),
-        "broken": models.broken(name).get(number),
+        "broken": models.errors(name).get(number),
         "manifest": models.store.manifest(name, number).model_dump(mode="json"),
         "report": report_links(models, name, number, prefix),
     }
@@ -110,7 +110,7 @@ def _description(models: Models, name: str, prefix: str) -> dict[str, Any]:
     drift = None if latest is None else models.drift(latest)
     return {
         **_overview(models, name),
-        "drift": None if drift is None else drift_content(drift.report()),
+        "drift": None if drift is None else drift_fields(drift.report()),
         "manifest": None if latest is None else latest.model_dump(mode="json"),
         "report": report_links(models, name, latest.version if latest else None, prefix),
     }
@@ -125,7 +125,7 @@ def _overview(models: Models, name: str) -> dict[str, Any]:
         "versions": models.store.versions(name),
         "aliases": models.store.aliases(name),
         "in_memory": {s.version: models.model_bytes(s.model.manifest) for s in loaded},
-        "broken": models.broken(name),
+        "broken": models.errors(name),
     }
     if latest is None:
         return dict.fromkeys(OverviewAnswer.model_fields) | overview

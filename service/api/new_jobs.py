@@ -39,7 +39,7 @@ from service.batch.job_process import GROUPS_FILE, IDS_FILE, SELECTED_FILE, JobR
 from service.context import Context
 from service.engine.pool_ranking import check_keep
 from service.errors import Overloaded, PastDeadline, TooLarge
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.models.reservoir import fresh_seed
 from service.request_context import RequestContext, get_link_prefix
 from service.server.shares import is_within_share
@@ -137,7 +137,7 @@ class NewJob:
     call: RequestContext
     kind: Kind
     envelope: Any
-    served: Served
+    served: ServedModel
     field: str  # that has the rows
     rows: RowFile | np.ndarray
     names: list[str] | None

@@ -28,7 +28,7 @@ from service.auth.scopes import needs
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import Unsupported
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 PARQUET_ENDING = FILE_ENDINGS[PARQUET]
@@ -75,7 +75,7 @@ async def open_rows_file(
     call: RequestContext,
     body: bytes | bytearray,
     envelope: Envelope,
-    served: Served,
+    served: ServedModel,
     field: str,
 ) -> RowFile:
     """Open a request's file of rows: its body, or a file named in its envelope."""
@@ -94,7 +94,7 @@ async def open_file(
     context: Context,
     call: RequestContext,
     source: Source,
-    served: Served,
+    served: ServedModel,
     field: str,
     encoded: bool,
     ending: str | None = None,

@@ -55,7 +55,7 @@ from service.api.schemas import Envelope, PredictRequest
 from service.auth.scopes import needs
 from service.context import Context, context_of
 from service.engine.batching import BATCH_ROW_DRAWS, EngineWork, Predicted, work_bytes
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
@@ -76,7 +76,7 @@ class RowWork(Generic[AnyEnvelope]):
 
     call: RequestContext
     envelope: AnyEnvelope
-    served: Served
+    served: ServedModel
     rows: Rows | RowFile
     field: str = INPUTS  # that errors name rows by
     is_live: bool = True  # whether rows count for drift and metrics

@@ -32,7 +32,7 @@ from service.api.schemas import Envelope, PredictRequest, RequestModel, drop_ext
 from service.context import Context
 from service.engine.threads import SLICE_BYTES
 from service.errors import NotAcceptable, TooLarge, Unsupported
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import RequestContext
 
 NPY = "application/x-npy"
@@ -277,7 +277,7 @@ async def to_numbers(
     context: Context,
     call: RequestContext,
     rows: Rows | RowFile,
-    served: Served,
+    served: ServedModel,
     rows_field: str,
     encoded: bool,
 ) -> Float32[np.ndarray, "N I"]:
@@ -300,7 +300,7 @@ async def to_numbers(
 
 
 async def find_odd_cells(
-    context: Context, call: RequestContext, rows: Rows, served: Served
+    context: Context, call: RequestContext, rows: Rows, served: ServedModel
 ) -> list[OddCells] | None:
     """Find unknown categories and missing values; None unless all rows are objects."""
     columns = served.model.manifest.input.columns

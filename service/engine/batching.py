@@ -29,7 +29,7 @@ from model_store.scores.joint import Candidates
 from model_store.scores.sums import GROUPS
 from service.engine.admission import Admission
 from service.errors import PastDeadline
-from service.models.models import Served
+from service.models.models import ServedModel
 from service.request_context import Phase, RequestContext
 from service.server.shares import Shares
 from service.telemetry.metrics import Metrics
@@ -132,7 +132,7 @@ class TopCandidates:
 class EngineWork:
     """Rows to predict, or a pool to score if it has an acquisition, with its progress."""
 
-    served_model: Served
+    served_model: ServedModel
     x: Float32[np.ndarray, "N I"]
     num_samples: int
     seed: int | None  # None selects fresh draws

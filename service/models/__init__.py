@@ -1,1 +1,1 @@
-"""What is loaded: models, draws made ahead, and what live rows look like."""
+"""Loaded models, prepared draws, and the drift of live rows."""

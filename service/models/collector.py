@@ -1,4 +1,4 @@
-"""Metrics of what is loaded, looked up when they are asked for."""
+"""Metrics of loaded models, collected on each scrape."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,51 +12,51 @@ from service.telemetry.metrics import VERSION_LABELS
 
 
 class LoadedCollector(Collector):
-    """What is served, what is in memory and its drift, and what is broken."""
-
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
         self.models = watcher.models
 
     def collect(self) -> Iterator[Metric]:
         models, watcher = self.models, self.watcher
-        loaded = {served.key: served.drift for served in models.loaded()}
-        reports = {key: drift.report() for key, drift in loaded.items()}
+        drifts = {loaded.key: loaded.drift for loaded in models.loaded()}
+        reports = {key: drift.report() for key, drift in drifts.items()}
 
-        def of_loaded(name: str, text: str, field: str) -> Metric:
+        def drift_gauge(name: str, text: str, field: str) -> Metric:
             values = ((key, getattr(report, field)) for key, report in reports.items())
             return _gauge(name, text, VERSION_LABELS, values)
 
-        ones = ((key, 1.0) for key in loaded)
-        yield _gauge("dubito_loaded_version", "1 for each version in memory", VERSION_LABELS, ones)
+        versions = ((key, 1.0) for key in drifts)
+        yield _gauge(
+            "dubito_loaded_version", "1 for each version in memory", VERSION_LABELS, versions
+        )
         text = "1 for each version that cannot be served"
-        broken = ((key, 1.0) for key in models.all_broken())
+        broken = ((key, 1.0) for key in models.broken_versions())
         yield _gauge("dubito_broken_version", text, VERSION_LABELS, broken)
         text, labels = "1 for each alias that is served", ("model", "alias", "version")
         yield _gauge("dubito_alias", text, labels, ((a, 1.0) for a in models.all_aliases()))
-        text = "1 for each alias that does not serve what it names"
-        troubles = ((alias, 1.0) for alias in [*watcher.troubles])
-        yield _gauge("dubito_degraded_alias", text, ("model", "alias"), troubles)
-        text = "When the whole store was last read, in seconds since 1970"
-        yield _gauge("dubito_store_seen_timestamp_seconds", text, (), [((), watcher.seen)])
-        text = "1 while the store can be reached, else 0"
-        yield _gauge("dubito_store_reachable", text, (), [((), watcher.reachable)])
-        text = "Share of p-values of .05 and less among the latest rows watched"
-        yield of_loaded("dubito_flag_rate", text, "flag_rate")
-        text = "Share of p-values of .05 and less on rows like the calibration data"
-        yield of_loaded("dubito_expected_flag_rate", text, "expected_flag_rate")
-        text = "Calibration rows that the flag's p-values are ranks among"
-        yield of_loaded("dubito_calibration_rows", text, "calibration_rows")
-        text = "The flag's p-values of rows watched"
+        text = "1 for each alias that does not serve its version"
+        problems = ((alias, 1.0) for alias in [*watcher.problems])
+        yield _gauge("dubito_degraded_alias", text, ("model", "alias"), problems)
+        text = "Time of the last complete read of the store, in seconds since 1970"
+        yield _gauge("dubito_store_seen_timestamp_seconds", text, (), [((), watcher.last_read)])
+        text = "1 while the store is reachable, otherwise 0"
+        yield _gauge("dubito_store_reachable", text, (), [((), watcher.is_reachable)])
+        text = "Share of p-values up to .05 among the latest live rows"
+        yield drift_gauge("dubito_flag_rate", text, "flag_rate")
+        text = "Share of p-values up to .05 expected without drift"
+        yield drift_gauge("dubito_expected_flag_rate", text, "expected_flag_rate")
+        text = "Calibration rows behind the flag's p-values"
+        yield drift_gauge("dubito_calibration_rows", text, "calibration_rows")
+        text = "The flag's p-values of live rows"
         p_values = HistogramMetricFamily("dubito_flag_p_value", text, labels=VERSION_LABELS)
-        for key, drift in loaded.items():
-            own = drift.own_report()
-            counts = np.cumsum(own.binned_rows).tolist()
-            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", own.rows)]
-            p_values.add_metric(key, buckets, own.p_value_sum)
+        for key, drift in drifts.items():
+            report = drift.local_report()
+            counts = np.cumsum(report.binned_rows).tolist()
+            buckets = [*zip(map(str, EDGES.tolist()), counts, strict=True), ("+Inf", report.rows)]
+            p_values.add_metric(key, buckets, report.p_value_sum)
         yield p_values
-        yield of_loaded("dubito_drift_evidence_nats", "Evidence of drift", "evidence")
-        yield of_loaded("dubito_drift_alarm", "1 once there was evidence enough", "alarm")
+        yield drift_gauge("dubito_drift_evidence_nats", "Evidence of drift", "evidence")
+        yield drift_gauge("dubito_drift_alarm", "1 after the evidence reached the alarm", "alarm")
 
 
 def _gauge(
@@ -66,7 +66,7 @@ def _gauge(
     values: Iterable[tuple[Sequence[str], float | None]],
 ) -> Metric:
     gauge = GaugeMetricFamily(name, text, labels=labels)
-    for of_value, value in values:
+    for label_values, value in values:
         if value is not None:
-            gauge.add_metric(of_value, float(value))
+            gauge.add_metric(label_values, float(value))
     return gauge

@@ -1,7 +1,7 @@
-"""Drift of live rows: the rows that count, the test of `model_store.conformal.drift`, its alarm.
+"""Drift of live rows: select rows, feed the test of `model_store.conformal.drift`, log its alarm.
 
-Processes that serve as one, workers or replicas, share one test per version (`Evidence`). A test
-in each process would not do: given the rows of the others, its capital is no martingale.
+Workers and replicas of one service share one test per version (`Evidence`). Separate tests would be
+invalid: given the rows of the other processes, the capital of a single test is not a martingale.
 """
 
 import hashlib
@@ -19,44 +19,43 @@ from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, Martingale, binne
 
 logger = logging.getLogger("dubito")
 
-# Of a larger request some, evenly spaced: its rows share draws, and often their origin.
-ROWS_OF_A_REQUEST = 16
-# Of different rows each counts once: a probe that repeats itself is no drift.
+# Larger requests contribute evenly spaced rows, because their rows share draws and often an origin.
+MAX_REQUEST_ROWS = 16
+# Repetitions of these rows are ignored, because a probe that repeats a row is not drift.
 RECENT_ROWS = 4096
-MAX_WAITING_ROWS = 1 << 16  # for other processes that cannot be reached: 1 MB
-BLOCK_ROWS = 64  # that are bet on at once: one row takes as long
+MAX_WAITING_ROWS = 1 << 16  # while the shared test is unreachable: 1 MB
+BLOCK_ROWS = 64  # per bet, because a bet on one row takes as long
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """A summary of live rows. Evidence is log M_t, in nats; the alarm is of the largest so far."""
+    """A summary of live rows. Evidence is log M_t in nats; the alarm depends on its maximum."""
 
     calibration_rows: int
     rows: int
-    flag_rate: float | None  # of late
+    flag_rate: float | None  # among the latest rows
     expected_flag_rate: float
     evidence: float
     largest_evidence: float
     alarm: bool
     binned_rows: list[int]  # all rows, by bin of `EDGES`
     p_value_sum: float
-    # processes that serve as one; False: of this one alone, since the others cannot be reached
-    of_all: bool = True
+    is_global: bool = True  # covers all processes, not only this one
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A version whose rows are watched, and the gaps of its calibration by bin of `EDGES`."""
+class DriftTarget:
+    """A version to test for drift, with its calibration gaps per bin of `EDGES`."""
 
     name: str
     version: str
     gaps: Float64[np.ndarray, "B"] = field(compare=False)
 
     @classmethod
-    def of_ranking(
-        cls, ranking: Float64[np.ndarray, "n"], name: str = "m", version: str = "1"
-    ) -> "Watched":
-        return cls(name, version, binned_gaps(ranking))
+    def from_statistics(
+        cls, statistics: Float64[np.ndarray, "n"], name: str = "m", version: str = "1"
+    ) -> "DriftTarget":
+        return cls(name, version, binned_gaps(statistics))
 
     @property
     def label(self) -> str:
@@ -65,8 +64,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Live rows in order of arrival: p-values, and digests of the rows, by which copies are
-    skipped."""
+    """P-values of live rows in order of arrival, with digests that identify copies."""
 
     p_values: Float64[np.ndarray, "N"]
     digests: UInt64[np.ndarray, "N"] | None
@@ -81,59 +79,58 @@ class LiveRows:
 
 
 class Evidence(Protocol):
-    """The tests that several processes share. Any call may take as long as a file, or a message.
+    """The tests that several processes share. Calls may block on a file or a message.
 
     Raises:
-        OSError: if the other processes cannot be reached.
+        OSError: if the shared tests are unreachable.
     """
 
-    def take(self, watched: Watched, rows: LiveRows) -> None: ...
+    def take(self, target: DriftTarget, rows: LiveRows) -> None: ...
 
-    def report(self, watched: Watched) -> DriftReport: ...
+    def report(self, target: DriftTarget) -> DriftReport: ...
 
-    def reset(self, watched: Watched) -> None:
+    def reset(self, target: DriftTarget) -> None:
         """Forget all rows."""
 
 
 class Drift:
-    """Watches a version's p-values, all under one number of draws. Any thread may call it.
+    """The drift test of a version, for p-values with one draw count. Thread-safe.
 
-    With `evidence` the rows also go to the test that all processes share. They wait until `bring`,
-    which is called several times a second, so that no request waits for other processes.
+    With `evidence`, rows also go to the shared test of all processes. They wait for `send`, which
+    runs several times a second, so that requests never wait for other processes.
     """
 
-    def __init__(self, watched: Watched, evidence: Evidence | None = None) -> None:
-        self.watched = watched
+    def __init__(self, target: DriftTarget, evidence: Evidence | None = None) -> None:
+        self.target = target
         self._evidence = evidence
         self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
-        self._martingale = Martingale(self.watched.gaps)
+        self._martingale = Martingale(self.target.gaps)
         self._p_value_sum = 0.0
-        self._pending: list[Float64[np.ndarray, "N"]] = []  # not bet on yet
+        self._pending: list[Float64[np.ndarray, "N"]] = []  # before the next bet
         self._num_pending = 0  # rows
-        self._recent: OrderedDict[int, None] = OrderedDict()  # digests of rows, the latest last
+        self._recent: OrderedDict[int, None] = OrderedDict()  # row digests, latest last
         self._waiting: list[LiveRows] = []  # for the shared test
-        self._has_alarm = False  # and the log says so
+        self._has_alarm = False  # already logged
 
     def reset(self) -> None:
-        """Forget all rows, of all processes.
+        """Forget the rows of all processes.
 
         Raises:
-            OSError: if the shared test cannot be reached.
+            OSError: if the shared test is unreachable.
         """
         with self._lock:
             self._forget()
         if self._evidence is not None:
-            self._evidence.reset(self.watched)
+            self._evidence.reset(self.target)
 
     def watch(
         self, p_values: Float64[np.ndarray, "N"], digests: UInt64[np.ndarray, "n"] | None = None
     ) -> None:
-        """Take in the p-values of a request; given `row_digests`, of rows that are not among the
-        latest."""
-        rows = LiveRows(p_values[watched_rows(len(p_values))], digests)
+        """Add the p-values of a request. With `row_digests`, copies of recent rows are skipped."""
+        rows = LiveRows(p_values[select_rows(len(p_values))], digests)
         self.take(rows)
         if self._evidence is not None:
             with self._lock:
@@ -144,18 +141,17 @@ class Drift:
             p_values = rows.p_values
             if rows.digests is not None:
                 p_values = p_values[[self._is_new(digest) for digest in rows.digests.tolist()]]
-            for start in range(0, len(p_values), BLOCK_ROWS):  # many are those of several requests
+            for start in range(0, len(p_values), BLOCK_ROWS):
                 self._pending.append(p_values[start : start + BLOCK_ROWS])
                 self._num_pending += len(self._pending[-1])
                 if self._num_pending >= BLOCK_ROWS:
                     self._bet()
 
-    def bring(self) -> None:
-        """Bring the rows that wait to the shared test; after a failure they wait for the next call,
-        up to `MAX_WAITING_ROWS`.
+    def send(self) -> None:
+        """Send waiting rows to the shared test, or keep up to `MAX_WAITING_ROWS` if it fails.
 
         Raises:
-            OSError: if it cannot be reached.
+            OSError: if the shared test is unreachable.
         """
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -163,7 +159,7 @@ class Drift:
             return
         rows = LiveRows.concatenate(waiting)
         try:
-            self._evidence.take(self.watched, rows)
+            self._evidence.take(self.target, rows)
         except OSError:
             with self._lock:
                 if len(rows.p_values) <= MAX_WAITING_ROWS:
@@ -171,20 +167,19 @@ class Drift:
             raise
 
     def report(self) -> DriftReport:
-        """Return the report of the shared test, or of this process if others cannot be reached."""
+        """Summarize all processes, or only this one if the shared test is unreachable."""
         if self._evidence is None:
-            return self.own_report()
+            return self.local_report()
         try:
-            self.bring()
-            return self._evidence.report(self.watched)
+            self.send()
+            return self._evidence.report(self.target)
         except OSError:
-            return replace(self.own_report(), of_all=False)
+            return replace(self.local_report(), is_global=False)
 
-    def own_report(self) -> DriftReport:
-        """Return the report of the rows that this process answered."""
+    def local_report(self) -> DriftReport:
         with self._lock:
             self._bet()
-            martingale, gaps = self._martingale, self.watched.gaps
+            martingale, gaps = self._martingale, self.target.gaps
             rows = int(martingale.seen.sum())
             return DriftReport(
                 calibration_rows=int(gaps.sum()) - 1,
@@ -199,7 +194,7 @@ class Drift:
             )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return all that was seen as arrays, for `restore`."""
+        """Return the state as arrays for `restore`."""
         with self._lock:
             self._bet()
             return {
@@ -220,7 +215,7 @@ class Drift:
             self._has_alarm = bool(state["has_alarm"])
 
     def _is_new(self, digest: int) -> bool:
-        """Note a row; return whether it is not among the latest different ones."""
+        """Record a digest, and return whether it was not among the recent digests."""
         is_new = digest not in self._recent
         self._recent[digest] = None
         self._recent.move_to_end(digest)
@@ -238,39 +233,39 @@ class Drift:
         self._p_value_sum += float(p_values.sum())
         if martingale.is_alarmed and not self._has_alarm and self._evidence is None:
             logger.warning(
-                "drift: live rows of %s are not like its calibration rows: evidence of %.1f nats "
-                "(alarm at %.1f) after %d rows; flagged at .05 of late: %.3f, expected: %.3f",
-                self.watched.label,
+                "drift: live rows of %s differ from its calibration rows: evidence %.1f nats "
+                "(alarm at %.1f) after %d rows; recent flag rate at .05: %.3f, expected: %.3f",
+                self.target.label,
                 martingale.largest,
                 ALARM_EVIDENCE,
                 martingale.seen.sum(),
                 flag_rate(martingale.late),
-                flag_rate(self.watched.gaps),
+                flag_rate(self.target.gaps),
             )
         self._has_alarm = martingale.is_alarmed
 
 
-def watched_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
-    if rows <= ROWS_OF_A_REQUEST:
+def select_rows(rows: int) -> slice | Int64[np.ndarray, "n"]:
+    if rows <= MAX_REQUEST_ROWS:
         return slice(None)
-    return np.arange(ROWS_OF_A_REQUEST) * rows // ROWS_OF_A_REQUEST
+    return np.arange(MAX_REQUEST_ROWS) * rows // MAX_REQUEST_ROWS
 
 
 def row_digests(x: Float32[np.ndarray, "N I"]) -> UInt64[np.ndarray, "n"]:
-    """Return digests of a request's watched rows, for `Drift.watch`."""
+    """Compute digests of a request's selected rows, for `Drift.watch`."""
     digests = [
         int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest())
-        for row in x[watched_rows(len(x))]
+        for row in x[select_rows(len(x))]
     ]
     return np.array(digests, dtype=np.uint64)
 
 
-def drift_content(report: DriftReport) -> dict[str, Any]:
+def drift_fields(report: DriftReport) -> dict[str, Any]:
     """Return the field `drift` of `GET /models/{name}`."""
     fields = ("rows", "flag_rate", "expected_flag_rate", "evidence", "largest_evidence")
     return {
         **{name: getattr(report, name) for name in fields},
         "alarm_at": ALARM_EVIDENCE,
         "alarm": report.alarm,
-        "of_all": report.of_all,
+        "of_all": report.is_global,
     }

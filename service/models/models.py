@@ -1,9 +1,8 @@
-"""The models in memory: what aliases serve, which versions are loaded, and what cannot be served
-and why.
+"""The models in memory, the versions that aliases serve, and the errors of broken versions.
 
-A watcher (`service.models.watcher`) decides what each alias serves. Versions that no alias serves,
-and those that were unloaded to make room, are loaded when a request wants them. Each version passes
-a preflight (`service.models.preflights`) before it is loaded.
+A watcher (`service.models.watcher`) decides which version each alias serves. Requests load other
+versions, and versions that were unloaded to free memory. Each version must pass a preflight
+(`service.models.preflights`) before it is loaded.
 """
 
 import logging
@@ -27,7 +26,7 @@ from model_store.inference.prediction import Prediction
 from model_store.inference.preflight_process import Failure
 from service import limits
 from service.errors import InUse, NotReady, TooLargeToLoad
-from service.models.drift import Drift, Evidence, Watched, row_digests
+from service.models.drift import Drift, DriftTarget, Evidence, row_digests
 from service.models.preflights import Preflights
 from service.models.reservoir import READY_BYTES, Reservoir
 from service.settings import Settings
@@ -42,8 +41,8 @@ HOW_TO_PUBLISH = (
 Key = tuple[str, str]  # name and version
 
 
-class Served:
-    """A model ready to serve, its fresh draws, and what its live rows look like."""
+class ServedModel:
+    """A loaded version with its prepared draws and its drift test."""
 
     def __init__(self, model: Model, reservoir: Reservoir, drift: Drift) -> None:
         self.model = model
@@ -54,9 +53,9 @@ class Served:
         self.key = (self.name, self.version)
 
     def watch(self, prediction: Prediction, rows: slice, x: Float32[np.ndarray, "N I"]) -> None:
-        """Watch live rows `x` for drift, if they were predicted as by a request without options."""
+        """Test live rows for drift if they have the default draw count and priors."""
         rank_tables = prediction.rank_tables
-        if not isinstance(rank_tables, RankTables):  # of rows under other priors
+        if not isinstance(rank_tables, RankTables):  # the request has priors
             return
         if rank_tables.num_draws == self.model.manifest.noise.default_draws:
             self.drift.watch(prediction.p_values.p_value[rows], row_digests(x))
@@ -72,37 +71,41 @@ class Models:
         preflights: Preflights,
         evidence: Evidence | None = None,
     ) -> None:
-        """Begin; drift is watched by the rows of this process, unless there is `evidence` of
-        several."""
-        self.idle = idle  # set while no request is in work
+        """Start with no loaded versions.
+
+        Args:
+            idle: set while no request is active.
+            evidence: drift tests that several processes share.
+        """
+        self.idle = idle
         self.preflights = preflights
         self.store = preflights.store
         self.settings = settings
         self._evidence = evidence
-        self._serves: dict[str, dict[str, str]] = {}  # by model the version that each alias serves
-        self._latest: dict[str, Manifest] = {}  # of what `latest` serves, in memory or not
-        self._loaded: OrderedDict[Key, Served] = OrderedDict()  # the least recently used first
-        self._drifts: dict[Key, Drift] = {}  # they outlive the version's stay in memory
+        self._aliases: dict[str, dict[str, str]] = {}  # model, alias, served version
+        self._latest: dict[str, Manifest] = {}  # of served versions, loaded or not
+        self._loaded: OrderedDict[Key, ServedModel] = OrderedDict()  # least recently used first
+        self._drifts: dict[Key, Drift] = {}  # kept when a version is unloaded
         self._broken: dict[Key, tuple[float, StoreError]] = {}
-        self._lock = threading.Lock()  # of all these, held for moments
-        self._loading = threading.Lock()  # held while a version is loaded
+        self._lock = threading.Lock()  # protects the fields above
+        self._load_lock = threading.Lock()
 
     def close(self) -> None:
-        """End the threads that make draws."""
-        for served in self.loaded():
-            served.reservoir.close()
-        for served in self.loaded():
-            served.reservoir.join()
+        """End the threads that prepare draws."""
+        for loaded in self.loaded():
+            loaded.reservoir.close()
+        for loaded in self.loaded():
+            loaded.reservoir.join()
 
-    # What requests ask for
+    # Requests
 
     def name(self, name: str | None) -> str:
-        """Return the model that a request means.
+        """Check a request's model name, or return the default model.
 
         Raises:
-            NotReady: if nothing is published.
-            InvalidInput: if the request names none where there are several.
-            NotFound: if there is no such model.
+            NotReady: if no model is published.
+            InvalidInput: if the name is missing and there are several models.
+            NotFound: for an unknown name.
         """
         names = self.names()
         if not names:
@@ -115,75 +118,73 @@ class Models:
             raise NotFound("model", f"one of {names}", kind_of(name))
         return name
 
-    def peek(self, name: str | None, version: str = LATEST) -> Served | None:
-        """Return the model that a request means if it is in memory; reads no file.
+    def peek(self, name: str | None, version: str = LATEST) -> ServedModel | None:
+        """Return a request's model if it is in memory, without reading files.
 
         Raises:
-            NotReady, InvalidInput, NotFound: as `name` does.
+            NotReady, InvalidInput, NotFound: see `name`.
         """
         name = self.name(name)
         with self._lock:
-            key = (name, self._serves.get(name, {}).get(version, version))
-            served = self._loaded.get(key)
-            if served is not None:
+            key = (name, self._aliases.get(name, {}).get(version, version))
+            loaded = self._loaded.get(key)
+            if loaded is not None:
                 self._loaded.move_to_end(key)
-        return served
+        return loaded
 
-    def get(self, name: str | None, version: str = LATEST) -> Served:
-        """Return the model that a request means, loading its version where it is not yet in memory.
+    def get(self, name: str | None, version: str = LATEST) -> ServedModel:
+        """Return a request's model, and load it if necessary.
 
-        May read files: call it from a worker thread unless `peek` found nothing to load.
+        It may read files, so call it from a worker thread unless `peek` returns the model.
 
         Raises:
-            NotReady, InvalidInput, NotFound: as `name` does, or for an unknown version.
-            BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version must not or cannot be
-                served.
+            NotReady, InvalidInput, NotFound: see `name`; also for an unknown version.
+            BrokenArtifact, UnsupportedFormat, TooLargeToLoad: if the version cannot be served.
         """
-        served = self.peek(name, version)
-        if served is not None:
-            return served
+        loaded = self.peek(name, version)
+        if loaded is not None:
+            return loaded
         name = self.name(name)
-        number = self.serves(name).get(version)
+        number = self.aliases(name).get(version)
         if number is not None:
             try:
-                return self.load(name, number, for_alias=True)
-            except NotFound:  # the alias has moved on, and what it served is deleted
+                return self.load(name, number, is_aliased=True)
+            except NotFound:  # the alias has moved, and its previous version was deleted
                 pass
-        return self.load(name, self.resolve(name, version), for_alias=False)
+        return self.load(name, self.resolve(name, version), is_aliased=False)
 
     def resolve(self, name: str, version: str) -> str:
-        """Return the number that a number or an alias of a published version names; reads the
-        store.
+        """Read a published version's number from the store, given its number or an alias.
 
         Raises:
-            NotFound: if there is no such version.
+            NotFound: for an unknown version.
         """
         try:
             return self.store.resolve(name, version)
-        except NotFound:  # the store's own text repeats what came
-            known = [*self.store.versions(name), *sorted(self.store.aliases(name))]
-            expected = f"one of {known} of model {name}"
+        except NotFound:  # the store's message repeats the input, which an answer must not
+            versions = [*self.store.versions(name), *sorted(self.store.aliases(name))]
+            expected = f"one of {versions} of model {name}"
             raise NotFound("version", expected, kind_of(version)) from None
 
-    def preflight_of(self, name: str | None, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight that must be over before `get` loads what a request means, if any.
-        Reads files.
+    def find_preflight(self, name: str | None, version: str) -> "Future[Failure | None] | None":
+        """Return the preflight to wait for before `get`, if any. Reads files.
 
         Raises:
-            NotReady, InvalidInput, NotFound: as `get` does.
+            NotReady, InvalidInput, NotFound: see `get`.
         """
         name = self.name(name)
-        return self.preflight(name, self.serves(name).get(version) or self.resolve(name, version))
+        return self.preflight(name, self.aliases(name).get(version) or self.resolve(name, version))
 
-    # What the watcher does
+    # The watcher
 
-    def serves(self, name: str) -> dict[str, str]:
-        return self._serves.get(name, {})
+    def aliases(self, name: str) -> dict[str, str]:
+        """Return the version that each alias of a model serves."""
+        return self._aliases.get(name, {})
 
-    def serve(self, name: str, serves: dict[str, str]) -> None:
+    def set_aliases(self, name: str, aliases: dict[str, str]) -> None:
         with self._lock:
-            before, self._serves[name] = self._serves.get(name, {}), serves
-        for version in {*before.values()} - {*serves.values()}:
+            before, self._aliases[name] = self._aliases.get(name, {}), aliases
+        for version in {*before.values()} - {*aliases.values()}:
             self._unload(name, version)
 
     def set_latest(self, manifest: Manifest) -> None:
@@ -195,83 +196,83 @@ class Models:
             self._broken.clear()
         self.preflights.forget_failures()
 
-    def forget_gone(self, versions: dict[str, list[str]]) -> None:
+    def forget_deleted(self, versions: dict[str, list[str]]) -> None:
+        """Forget and unload all versions that are neither published nor served."""
         with self._lock:
-            for name in self._serves.keys() - versions.keys():
-                del self._serves[name]
+            for name in self._aliases.keys() - versions.keys():
+                del self._aliases[name]
                 self._latest.pop(name, None)
-            there = {(name, version) for name in versions for version in versions[name]}
-            for name, serves in self._serves.items():
-                there |= {(name, version) for version in serves.values()}
-            known: dict[Key, object]
-            for known in (self._broken, self._drifts):  # type: ignore[assignment]
-                for key in known.keys() - there:
-                    del known[key]
-            gone = self._loaded.keys() - there
-        for key in gone:
+            present = {(name, version) for name in versions for version in versions[name]}
+            for name, aliases in self._aliases.items():
+                present |= {(name, version) for version in aliases.values()}
+            records: dict[Key, object]
+            for records in (self._broken, self._drifts):  # type: ignore[assignment]
+                for key in records.keys() - present:
+                    del records[key]
+            deleted = self._loaded.keys() - present
+        for key in deleted:
             self._unload(*key)
 
     def preflight(self, name: str, version: str) -> "Future[Failure | None] | None":
-        """Return the preflight of a version by its number; None where it needs none."""
+        """Return a version's preflight, or None if the version is loaded or broken."""
         try:
             with self._lock:
-                served = self._loaded.get((name, version))
-            self._raise_if_broken((name, version))
-            return None if served is not None else self.preflights.of(self._manifest(name, version))
-        except StoreError:  # of which loading it tells
+                is_loaded = (name, version) in self._loaded
+            self._check_broken((name, version))
+            return None if is_loaded else self.preflights.submit(self._manifest(name, version))
+        except StoreError:  # `load` raises it again
             return None
 
-    def load(self, name: str, version: str, for_alias: bool) -> Served:
-        """Return a version, verified, loaded and warmed unless it is in memory, and make room for
-        it.
+    def load(self, name: str, version: str, is_aliased: bool) -> ServedModel:
+        """Return a version, after preflight, verification and loading if it is not in memory.
 
-        What was wrong with it less than `RETRY_BROKEN_S` ago is raised again. With `for_alias`
-        draws are kept ready. Waits for its preflight.
+        A version that failed less than `RETRY_BROKEN_S` ago raises the same error. Only aliased
+        versions prepare draws. Other versions are unloaded if memory is short.
         """
         key = (name, version)
         if key not in self._loaded:
-            self._raise_if_broken(key)
-            self._checked_manifest(name, version)  # others are loaded meanwhile
-        with self._loading:
+            self._check_broken(key)
+            self._await_preflight(name, version)  # without the lock, so that others can load
+        with self._load_lock:
             with self._lock:
-                served = self._loaded.get(key)
-            if served is None:
-                self._raise_if_broken(key)
-                served = self._open(self._checked_manifest(name, version))
-            if for_alias and served.reservoir.depth == 0:
-                served.reservoir = Reservoir(served.model, limits.READY_DRAW_SETS, self.idle)
+                loaded = self._loaded.get(key)
+            if loaded is None:
+                self._check_broken(key)
+                loaded = self._open(self._await_preflight(name, version))
+            if is_aliased and loaded.reservoir.depth == 0:
+                loaded.reservoir = Reservoir(loaded.model, limits.READY_DRAW_SETS, self.idle)
             with self._lock:
                 self._broken.pop(key, None)
-                self._loaded[key] = served
+                self._loaded[key] = loaded
                 self._loaded.move_to_end(key)
         self._make_room()
-        return served
+        return loaded
 
-    def _raise_if_broken(self, key: Key) -> None:
+    def _check_broken(self, key: Key) -> None:
         with self._lock:
-            when, error = self._broken.get(key, (0.0, None))
-        if error is not None and time.monotonic() - when < RETRY_BROKEN_S:
+            time_s, error = self._broken.get(key, (0.0, None))
+        if error is not None and time.monotonic() - time_s < RETRY_BROKEN_S:
             raise error
 
     def _manifest(self, name: str, version: str) -> Manifest:
         manifest = self.store.manifest(name, version)
-        need = self._bytes_of([manifest])
-        if need > self.settings.max_model_bytes:
-            raise TooLargeToLoad(name, version, need, self.settings.max_model_bytes)
+        size = self._total_bytes([manifest])
+        if size > self.settings.max_model_bytes:
+            raise TooLargeToLoad(name, version, size, self.settings.max_model_bytes)
         return manifest
 
-    def _checked_manifest(self, name: str, version: str) -> Manifest:
+    def _await_preflight(self, name: str, version: str) -> Manifest:
         """Wait for a version's preflight, and return the manifest that passed it."""
-        with self._noting_what_is_broken(name, version):
+        with self._record_errors(name, version):
             manifest = self._manifest(name, version)
             self.preflights.check(manifest)
             return manifest
 
     @contextmanager
-    def _noting_what_is_broken(self, name: str, version: str) -> Iterator[None]:
+    def _record_errors(self, name: str, version: str) -> Iterator[None]:
         try:
             yield
-        except StoreUnreachable:  # which says nothing of the version
+        except StoreUnreachable:  # not an error of the version
             raise
         except StoreError as error:
             if version not in self.store.versions(name):  # deleted meanwhile
@@ -281,116 +282,111 @@ class Models:
                 self._broken[name, version] = (time.monotonic(), error)
             raise
 
-    def _open(self, manifest: Manifest) -> Served:
+    def _open(self, manifest: Manifest) -> ServedModel:
         key = name, version = manifest.name, manifest.version
-        with self._noting_what_is_broken(name, version):
+        with self._record_errors(name, version):
             artifact = self.store.open(name, version, wanted=NEEDED)
             if artifact.manifest.digest != manifest.digest:
                 raise manifest.broken("manifest.json", "it is another than a moment ago")
             model = Model.load(artifact, self.settings.worker_threads)
         tables = model.calibration.rank_tables(model.manifest.noise.default_draws)
-        watched = Watched.of_ranking(tables.statistic, *key)
+        target = DriftTarget.from_statistics(tables.statistic, *key)
         with self._lock:
-            drift = self._drifts.setdefault(key, Drift(watched, self._evidence))
-        return Served(model, Reservoir(model, 0, self.idle), drift)
+            drift = self._drifts.setdefault(key, Drift(target, self._evidence))
+        return ServedModel(model, Reservoir(model, 0, self.idle), drift)
 
     # Memory
 
     def _make_room(self) -> None:
-        """Unload the least recently used versions beyond the memory bound, but never the one used
-        last."""
+        """Unload the least recently used versions while memory is short, but keep the latest."""
         while True:
             with self._lock:
-                loaded = [served.model.manifest for served in self._loaded.values()]
-                if len(loaded) < 2 or self._bytes_of(loaded) <= self.settings.max_model_bytes:
+                manifests = [loaded.model.manifest for loaded in self._loaded.values()]
+                limit = self.settings.max_model_bytes
+                if len(manifests) < 2 or self._total_bytes(manifests) <= limit:
                     break
                 key = next(iter(self._loaded))
             self._unload(*key)
 
     def unload(self, name: str, version: str) -> tuple[str, bool]:
-        """Take a version out of memory, given its number or an alias; return its number, and
-        whether it was there.
+        """Unload a version by number or alias; return its number and whether it was loaded.
 
-        One that was deleted since it was loaded is taken out too. Requests in work keep it until
-        they are answered. Reads files.
+        Active requests keep the version until they are answered. Deleted versions can be unloaded.
+        Reads files.
 
         Raises:
-            NotReady, NotFound: as `get` does.
+            NotReady, NotFound: see `get`.
             InUse: if `latest` serves it.
         """
         name = self.name(name)
         number = self._number(name, version)
-        if self.serves(name).get(LATEST) == number:
+        if self.aliases(name).get(LATEST) == number:
             expected = "one that latest does not serve"
             raise InUse("version", expected, f"the one that it does: {number}")
         return number, self._unload(name, number)
 
     def _number(self, name: str, version: str) -> str:
-        """Return which version a number or an alias means: what is served by it, is in memory, or
-        is in the store."""
+        """Resolve a number or alias by the served aliases, the memory and the store, in turn."""
         with self._lock:
             is_loaded = (name, version) in self._loaded
-        served = self.serves(name).get(version)
-        return served or (version if is_loaded else self.resolve(name, version))
+        number = self.aliases(name).get(version)
+        return number or (version if is_loaded else self.resolve(name, version))
 
     def _unload(self, name: str, version: str) -> bool:
-        """Drop a version, and return whether it was in memory; requests that hold it go on with
-        it."""
+        """Unload a version, and return whether it was loaded."""
         with self._lock:
-            served = self._loaded.pop((name, version), None)
-        if served is not None:
-            served.reservoir.close()
-        return served is not None
+            loaded = self._loaded.pop((name, version), None)
+        if loaded is not None:
+            loaded.reservoir.close()
+        return loaded is not None
 
-    def _bytes_of(self, manifests: list[Manifest]) -> int:
-        """Return about how many bytes versions take in memory together; an encoder that several
-        have counts once."""
+    def _total_bytes(self, manifests: list[Manifest]) -> int:
+        """Estimate the memory of several versions, with shared encoders counted once."""
         files = [m.files[ENCODER] for m in manifests if ENCODER in m.files]
         encoders = {file.sha256: encoder_bytes(file) for file in files}
         return sum(map(self.model_bytes, manifests)) + sum(encoders.values())
 
     def model_bytes(self, manifest: Manifest) -> int:
-        """Return about how many bytes a version takes in memory, ready draws included, without its
-        encoder.
+        """Estimate the memory of a version with its ready draws, but without its encoder.
 
-        A session holds a graph's weights, nearly all of its file, as they are and packed for its
-        kernels. docs/results/serving.md compares the estimate with what is measured.
+        A session stores a graph's weights twice, once packed for its kernels, and the weights are
+        nearly all of the graph's file. docs/results/serving.md compares estimate and measurement.
         """
         sizes = {name: file.size for name, file in manifest.files.items()}
         sampler, network = (sizes[file] for file in GRAPHS)
-        terms = network if manifest.detectors.attributed else 0  # a part of the network gives them
-        others = sizes[CALIBRATION_FILE] + sizes.get(TRAINING_ROWS, 0)
+        # Another session computes the terms with a part of the network.
+        terms = network if manifest.detectors.attributed else 0
+        arrays = sizes[CALIBRATION_FILE] + sizes.get(TRAINING_ROWS, 0)
         tokenizer = TOKENIZER_COPIES * sizes.get(TOKENIZER, 0)
         draw_set = 4 * manifest.noise.default_draws * manifest.noise.theta_dimension
         ready = min(limits.READY_DRAW_SETS * draw_set, READY_BYTES)
-        return 2 * (sampler + network) + terms + others + tokenizer + ready
+        return 2 * (sampler + network) + terms + arrays + tokenizer + ready
 
-    # What there is
+    # Overview
 
     def names(self) -> list[str]:
-        return sorted(self._serves)
+        return sorted(self._aliases)
 
-    def broken(self, name: str) -> dict[str, str]:
-        """Return what is wrong with each version of a model that was found broken."""
+    def errors(self, name: str) -> dict[str, str]:
+        """Return the error of each broken version of a model."""
         with self._lock:
-            found = sorted(self._broken.items())
-        return {version: str(error) for (of, version), (_, error) in found if of == name}
+            broken = sorted(self._broken.items())
+        return {version: str(error) for (model, version), (_, error) in broken if model == name}
 
-    def all_broken(self) -> list[Key]:
+    def broken_versions(self) -> list[Key]:
         with self._lock:
             return sorted(self._broken)
 
     def all_aliases(self) -> list[tuple[str, str, str]]:
         with self._lock:
-            return [(name, *s) for name, serves in self._serves.items() for s in serves.items()]
+            return [(name, *a) for name, aliases in self._aliases.items() for a in aliases.items()]
 
-    def loaded(self) -> list[Served]:
+    def loaded(self) -> list[ServedModel]:
         with self._lock:
             return list(self._loaded.values())
 
     def latest(self, name: str) -> Manifest | None:
-        """Return the manifest of what `latest` serves of a model, if anything; it need not be in
-        memory."""
+        """Return the manifest of the version that `latest` serves, loaded or not."""
         return self._latest.get(name)
 
     # Drift
@@ -398,24 +394,26 @@ class Models:
     def drift(self, manifest: Manifest) -> Drift | None:
         return self._drifts.get((manifest.name, manifest.version))
 
-    def bring_drift(self) -> None:
-        """Bring the live rows of this process to the test that several processes share.
+    def send_drift_rows(self) -> None:
+        """Send the live rows of this process to the shared drift tests.
 
         Raises:
-            OSError: if it cannot be reached.
+            OSError: if the shared tests are unreachable.
         """
         with self._lock:
             drifts = list(self._drifts.values())
         for drift in drifts:
-            drift.bring()
+            drift.send()
 
     def reset_drift(self, name: str, version: str) -> tuple[str, bool]:
-        """Forget what live rows of a version looked like, given its number or an alias; return its
-        number, and whether any were watched. Reads files.
+        """Reset the drift test of a version, given by number or alias. Reads files.
+
+        Returns:
+            The version's number, and whether it had a drift test.
 
         Raises:
-            NotFound: as `get` does.
-            NotReady: as `get` does, and if the evidence of several processes cannot be reached.
+            NotFound: see `get`.
+            NotReady: see `get`; also if the shared tests are unreachable.
         """
         name = self.name(name)
         number = self._number(name, version)

@@ -1,8 +1,7 @@
-"""Preflights: a version is run in a process of its own before this one loads it, once for all
-workers.
+"""Preflights: run a version in a separate process before the service loads it.
 
-The outcome holds for a version's digest: for what its files are, not for its name. Two preflights
-run at a time, so that one that takes long does not keep the others waiting.
+An outcome belongs to a version's digest, that is, to its files and not to its name. Workers share
+the outcomes. Two preflights run at a time, so that a slow preflight does not block all others.
 """
 
 import fcntl
@@ -24,10 +23,9 @@ from service import limits
 from service.errors import NotReady
 from service.settings import Settings
 
-AT_ONCE = 2
+MAX_RUNNING = 2
 RETRY_UNREACHABLE_S = 1.0
-# After which a version that failed is tried again, should it want to be served
-RETRY_FAILED_S = 600.0
+RETRY_FAILED_S = 600.0  # before a requested version is tried again
 
 
 class Preflights:
@@ -40,38 +38,40 @@ class Preflights:
         folder: Path | None = None,
         spare: PreflightProcess | None = None,
     ) -> None:
-        """Begin; preflights are given up once `ending` is set, and other workers' outcomes are in
-        `folder`.
+        """Start the preflights of a service.
 
-        `spare` is a process for the first preflight, started ahead.
+        Args:
+            ending: cancels preflights when it is set.
+            folder: where workers share their outcomes.
+            spare: a process for the first preflight, already running.
         """
         self.settings = settings
         self.store = open_store(
             settings.store, settings.cache, settings.cache_bytes, settings.verify_key_file
         )
-        self.news = threading.Event()  # set when a preflight is over
+        self.wakeup = threading.Event()  # set after each preflight
         self._ending = ending
         self._folder = folder
-        self._pool = ThreadPoolExecutor(AT_ONCE, "preflights")
-        self._lock = threading.Lock()  # of these, held for moments
-        # By digest, and since when
-        self._known: dict[str, tuple[float, Future[Failure | None]]] = {}
+        self._pool = ThreadPoolExecutor(MAX_RUNNING, "preflights")
+        self._lock = threading.Lock()  # protects the fields below
+        # Start time and outcome by digest
+        self._outcomes: dict[str, tuple[float, Future[Failure | None]]] = {}
         self._idle = [] if spare is None else [spare]
-        self._wanted = 0  # preflights that are not over
+        self._num_pending = 0
 
-    def of(self, manifest: Manifest) -> "Future[Failure | None]":
-        """Return the outcome of a version's preflight; one begins where there was none of late."""
+    def submit(self, manifest: Manifest) -> "Future[Failure | None]":
+        """Return a version's valid outcome, or start a preflight."""
         with self._lock:
-            begun, future = self._known.get(manifest.digest, (0.0, None))
-            if future is not None and time.monotonic() - begun <= _lasts_s(future):
+            start, future = self._outcomes.get(manifest.digest, (0.0, None))
+            if future is not None and time.monotonic() - start <= _lifetime_s(future):
                 return future
             if self.settings.preflight_timeout_s > 0:
                 future = self._pool.submit(self._run, manifest)
-                self._wanted += 1
+                self._num_pending += 1
             else:
                 future = Future()
                 future.set_result(None)
-            self._known[manifest.digest] = time.monotonic(), future
+            self._outcomes[manifest.digest] = time.monotonic(), future
             return future
 
     def check(self, manifest: Manifest) -> None:
@@ -80,68 +80,71 @@ class Preflights:
         Raises:
             BrokenArtifact: if it failed.
             NotReady: if the service is about to end.
-            StoreError: if there is no copy of it to be had.
+            StoreError: if the files are unavailable.
         """
         try:
-            failure = self.of(manifest).result()
-        except GivenUp:  # and StoreError: there is no copy to try
+            failure = self.submit(manifest).result()
+        except GivenUp:
             raise NotReady("the service is about to end") from None
-        if failure is not None and failure.is_read:  # else reading it says so too
+        # If the files do not match the manifest, loading the version raises the same error.
+        if failure is not None and failure.is_read:
             raise manifest.broken(failure.file, failure.reason)
 
     def forget_failures(self) -> None:
-        """Have versions that failed tried again when they are wanted."""
+        """Retry versions that failed when they are next requested."""
         with self._lock:
-            failed = [digest for digest, (_, future) in self._known.items() if _has_failed(future)]
-            for digest in failed:
-                del self._known[digest]
+            digests = [
+                digest for digest, (_, future) in self._outcomes.items() if _has_failed(future)
+            ]
+            for digest in digests:
+                del self._outcomes[digest]
         if self._folder is not None:
-            for digest in failed:
+            for digest in digests:
                 (self._folder / f"{digest}.preflight").unlink(missing_ok=True)
 
-    def rest(self) -> None:
-        """End the processes that wait for a preflight, unless there will be one."""
+    def close_idle(self) -> None:
+        """End idle processes unless a preflight is pending."""
         with self._lock:
-            idle, self._idle = ([], self._idle) if self._wanted > 0 else (self._idle, [])
+            idle, self._idle = ([], self._idle) if self._num_pending > 0 else (self._idle, [])
         for process in idle:
             process.close()
 
     def close(self) -> None:
-        """Give up what is running; `ending` is set."""
+        """End all preflights. The caller has set `ending`."""
         self._pool.shutdown(cancel_futures=True)
-        self._wanted = 0
-        self.rest()
+        self._num_pending = 0
+        self.close_idle()
 
     def _run(self, manifest: Manifest) -> Failure | None:
         try:
             if self._folder is None:
                 return self._run_in_process(manifest)
-            return self._run_once(self._folder, manifest)
+            return self._run_shared(self._folder, manifest)
         except OSError as error:
             reason = f"no process could be started to try it: {error.strerror}"
             return Failure("network.onnx", reason)
         finally:
             with self._lock:
-                self._wanted -= 1
-            self.rest()
-            self.news.set()
+                self._num_pending -= 1
+            self.close_idle()
+            self.wakeup.set()
 
-    def _run_once(self, folder: Path, manifest: Manifest) -> Failure | None:
-        """Return the outcome of another worker's late preflight; run it where there was none."""
-        said = folder / f"{manifest.digest}.preflight"
-        with said.with_suffix(".lock").open("w") as lock:
+    def _run_shared(self, folder: Path, manifest: Manifest) -> Failure | None:
+        """Return another worker's recent outcome, or run the preflight and share its outcome."""
+        record = folder / f"{manifest.digest}.preflight"
+        with record.with_suffix(".lock").open("w") as lock:
             while not _try_lock(lock.fileno()):
                 if self._ending.wait(LOOK_S):
                     raise GivenUp
             with suppress(OSError):
-                content = json.loads(said.read_bytes())
-                if content is None or abs(time.time() - said.stat().st_mtime) < RETRY_FAILED_S:
+                content = json.loads(record.read_bytes())
+                if content is None or abs(time.time() - record.stat().st_mtime) < RETRY_FAILED_S:
                     return None if content is None else Failure(**content)
             failure = self._run_in_process(manifest)
-            with suppress(OSError):  # then each tries it for itself
-                draft = said.with_suffix(".draft")
+            with suppress(OSError):  # without a record, each worker runs the preflight itself
+                draft = record.with_suffix(".draft")
                 draft.write_text(json.dumps(None if failure is None else asdict(failure)))
-                draft.rename(said)
+                draft.rename(record)
             return failure
 
     def _run_in_process(self, manifest: Manifest) -> Failure | None:
@@ -176,8 +179,7 @@ def _has_failed(future: "Future[Failure | None]") -> bool:
     )
 
 
-def _lasts_s(future: "Future[Failure | None]") -> float:
-    """Return how long an outcome holds."""
+def _lifetime_s(future: "Future[Failure | None]") -> float:
     if not _has_failed(future):
         return math.inf
     is_unreachable = not future.cancelled() and isinstance(future.exception(), StoreUnreachable)

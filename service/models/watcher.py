@@ -1,9 +1,8 @@
-"""A watcher of the model store: it follows aliases.
+"""Watch the model store and follow its aliases.
 
-Where an alias has moved, the version that it names passes a preflight, is verified, loaded and
-warmed before requests see it: a new version costs no request anything, and one that is broken never
-takes the place of one that works. Where `latest` names a version that cannot be served, and none
-was served before, the newest before it that can be is served instead.
+When an alias moves, its new version must pass a preflight, and is verified, loaded and warmed
+before requests use it. Requests therefore see neither a delay nor a broken version. If `latest`
+names a broken version when the service starts, the newest older version that works is served.
 """
 
 import logging
@@ -21,192 +20,193 @@ from service.models.models import HOW_TO_PUBLISH, Models
 
 logger = logging.getLogger("dubito")
 
-PATIENCE_S = 5.0  # for preflights when the service starts, or is told to look: most take a second
+MAX_PREFLIGHT_WAIT_S = 5.0  # at the start or an explicit refresh; most preflights take a second
 
 
 class Watcher:
-    """A thread that looks at the store, and has models serve what aliases name."""
+    """A thread that reads the store and updates the versions that aliases serve."""
 
     def __init__(self, models: Models, ending: threading.Event) -> None:
         self.models = models
         self.store = models.store
         self.settings = models.settings
-        self.awaits_preflights = False  # whether the last look found one that is not over
-        self.seen = 0.0  # when the whole store was last looked at, in seconds since 1970
-        self.reachable = True  # whether the last look could reach the store
-        self.troubles: dict[tuple[str, str], str] = {}  # by model and alias what is wrong
-        self._looking = threading.Lock()  # held while the store is looked at
+        self.has_pending_preflights = False  # at the last refresh
+        self.last_read = 0.0  # time of the last complete refresh, in seconds since 1970
+        self.is_reachable = True  # at the last refresh
+        self.problems: dict[tuple[str, str], str] = {}  # by model and alias
+        self._refresh_lock = threading.Lock()
         self._ending = ending
-        self._news = models.preflights.news
+        self._wakeup = models.preflights.wakeup
         self._thread = threading.Thread(target=self._watch, name="store-watcher", daemon=True)
 
     def start(self) -> None:
-        """Load what `latest` names of each model, but for what takes a long preflight, and begin to
-        watch the store."""
-        self.refresh(PATIENCE_S)
-        self.models.preflights.rest()
+        """Load the latest version of each model, and start to watch the store.
+
+        Models with slow preflights are loaded later.
+        """
+        self.refresh(MAX_PREFLIGHT_WAIT_S)
+        self.models.preflights.close_idle()
         if not self.models.names():
             logger.warning(HOW_TO_PUBLISH)
         self._thread.start()
 
     def stop(self) -> None:
         self.store.storage.close()
-        self._news.set()
+        self._wakeup.set()
         self._thread.join()
 
-    def look(self) -> None:
-        """Look at the store at once, also at versions that were found broken a moment ago."""
-        with self._looking:
+    def refresh_now(self) -> None:
+        """Refresh immediately, and retry versions that were recently broken."""
+        with self._refresh_lock:
             self.models.forget_broken()
-            self.refresh(PATIENCE_S)
+            self.refresh(MAX_PREFLIGHT_WAIT_S)
 
     def _watch(self) -> None:
-        # replicas that start together take turns
+        # A random first pause spreads the load of replicas that start together.
         pause_s = random.uniform(0.0, self.settings.poll_interval_s)
         while not self._ending.is_set():
-            self._news.wait(pause_s)  # also set when a preflight is over
+            self._wakeup.wait(pause_s)
             pause_s = self.settings.poll_interval_s
-            self._news.clear()
+            self._wakeup.clear()
             if self._ending.is_set():
                 return
             try:
-                with self._looking:
+                with self._refresh_lock:
                     self.refresh()
             except Exception:
-                logger.exception("looking at the model store failed; trying again")
+                logger.exception("reading the model store failed; trying again")
 
-    def refresh(self, patience_s: float = 0.0) -> None:
-        """Look at the store once: follow the aliases, and forget what is gone.
+    def refresh(self, max_wait_s: float = 0.0) -> None:
+        """Follow the aliases once, and forget deleted versions.
 
-        A version is followed once it has passed its preflight, within `patience_s` or at a later
-        look.
+        Wait up to `max_wait_s` for preflights. A later refresh follows the remaining versions.
         """
-        end = time.monotonic() + patience_s
-        self._look_once()
-        while self.awaits_preflights and time.monotonic() < end and not self._ending.is_set():
-            if self._news.wait(LOOK_S):
-                self._news.clear()
-                self._look_once()
+        end = time.monotonic() + max_wait_s
+        self._refresh_once()
+        while self.has_pending_preflights and time.monotonic() < end and not self._ending.is_set():
+            if self._wakeup.wait(LOOK_S):
+                self._wakeup.clear()
+                self._refresh_once()
 
-    def _look_once(self) -> None:
-        self.awaits_preflights = False
-        self._reach_store()
-        all_seen = self.reachable
+    def _refresh_once(self) -> None:
+        self.has_pending_preflights = False
+        self._read_storage()
+        is_complete = self.is_reachable
         if self.store.storage.was_seen:
-            all_seen = self._follow_all() and all_seen
-        if all_seen:
-            self.seen = time.time()
+            is_complete = self._follow_all() and is_complete
+        if is_complete:
+            self.last_read = time.time()
 
-    def _reach_store(self) -> None:
-        """Look at the store, and log when it can no longer be reached, or can again."""
+    def _read_storage(self) -> None:
+        """Read the storage, and log when it becomes unreachable or reachable."""
         try:
             self.store.storage.look()
         except StoreUnreachable as error:
-            if self.reachable:
+            if self.is_reachable:
                 is_bucket = isinstance(self.settings.store, str)
-                copies = f" and is in {self.settings.cache}" if is_bucket else ""
-                logger.error("%s; going on with what was seen of it%s", one_line(error), copies)
-            self.reachable = False
+                cache = f" with copies in {self.settings.cache}" if is_bucket else ""
+                logger.error("%s; serving the versions of the last read%s", one_line(error), cache)
+            self.is_reachable = False
         else:
-            if not self.reachable:
-                logger.info("the store can be reached again")
-            self.reachable = True
+            if not self.is_reachable:
+                logger.info("the store is reachable again")
+            self.is_reachable = True
 
     def _follow_all(self) -> bool:
-        """Follow the aliases of all models; return whether all could be read."""
-        names, all_seen = self.store.names(), True
+        """Follow the aliases of all models, and return whether all were readable."""
+        names, is_complete = self.store.names(), True
         for name in names:
             try:
                 aliases = self.store.aliases(name)
-            except OSError as error:  # unreadable: of no consequence for other models
-                all_seen = False
-                self._trouble(name, LATEST, f"cannot read model {name}: {error.strerror}")
+            except OSError as error:  # other models stay unaffected
+                is_complete = False
+                self._set_problem(name, LATEST, f"cannot read model {name}: {error.strerror}")
             else:
                 self._follow(name, aliases)
-        self.models.forget_gone({name: self.store.versions(name) for name in names})
-        for name, alias in [*self.troubles]:
+        self.models.forget_deleted({name: self.store.versions(name) for name in names})
+        for name, alias in [*self.problems]:
             if name not in names:
-                del self.troubles[name, alias]
-        return all_seen
+                del self.problems[name, alias]
+        return is_complete
 
-    def _follow(self, name: str, aliases: dict[str, str]) -> None:
-        """Serve by each alias the version that it names, or go on with the one before where that
-        cannot be served."""
-        before, broken = self.models.serves(name), self.models.broken(name)
-        serves = {alias: before[alias] for alias in before if alias in aliases}
-        for alias, wanted in sorted(aliases.items(), key=lambda item: item[0] != LATEST):
+    def _follow(self, name: str, targets: dict[str, str]) -> None:
+        """Move a model's aliases to their targets, except to versions that cannot be served."""
+        before, broken = self.models.aliases(name), self.models.errors(name)
+        aliases = {alias: before[alias] for alias in before if alias in targets}
+        for alias, target in sorted(targets.items(), key=lambda item: item[0] != LATEST):
             current = before.get(alias)
-            if current == wanted and wanted not in broken:
-                self.troubles.pop((name, alias), None)
+            if current == target and target not in broken:
+                self.problems.pop((name, alias), None)
             elif not before and alias != LATEST:
-                serves[alias] = wanted  # nothing was served before: loaded when a request wants it
+                aliases[alias] = target  # a request loads it, so that the start stays quick
             else:
                 current = None if current in broken else current
-                served = self._version_to_serve(name, alias, wanted, current)
-                if served is not None:
-                    serves[alias] = served
-        for alias in {of for model, of in self.troubles if model == name} - aliases.keys():
-            del self.troubles[name, alias]
-        self.models.serve(name, serves)
+                version = self._version_to_serve(name, alias, target, current)
+                if version is not None:
+                    aliases[alias] = version
+        for alias in {alias for model, alias in self.problems if model == name} - targets.keys():
+            del self.problems[name, alias]
+        self.models.set_aliases(name, aliases)
 
     def _version_to_serve(
-        self, name: str, alias: str, wanted: str, current: str | None
+        self, name: str, alias: str, target: str, current: str | None
     ) -> str | None:
-        """Return the version that an alias names, else what it goes on with; None to leave it as it
-        is."""
+        """Return an alias's target, or a fallback if it is broken; None leaves the alias as is."""
         try:
-            if not self._has_loaded(name, alias, wanted):
+            if not self._try_load(name, alias, target):
                 return None
         except StoreError as error:
             if current is None and alias == LATEST and not isinstance(error, StoreUnreachable):
-                current = self._newest_whole(name, wanted)
-            going_on = "" if current is None else f"; {alias} goes on with version {current}"
-            self._trouble(name, alias, f"cannot serve {one_line(error)}{going_on}")
+                current = self._load_older(name, target)
+            fallback = "" if current is None else f"; {alias} goes on with version {current}"
+            self._set_problem(name, alias, f"cannot serve {one_line(error)}{fallback}")
             return current
-        self.troubles.pop((name, alias), None)
-        logger.info("serving model %s version %s as %s", name, wanted, alias)
-        return wanted
+        self.problems.pop((name, alias), None)
+        logger.info("serving model %s version %s as %s", name, target, alias)
+        return target
 
-    def _newest_whole(self, name: str, wanted: str) -> str | None:
-        """Return the newest version before the one that is wanted that can be served, loaded: not a
-        newer one, which `latest` may have been moved back from, nor a candidate that it does not
-        come of, which may never have been promoted."""
-        line = self._line(name, wanted)
+    def _load_older(self, name: str, target: str) -> str | None:
+        """Load the newest version before `target` that works, and return its number.
+
+        Newer versions are skipped because `latest` may have been moved back on purpose. Candidates
+        are skipped because they may never have been promoted, except ancestors of the target.
+        """
+        ancestors = self._ancestors(name, target)
         for version in reversed(self.store.versions(name)):
-            if int(version) < int(wanted):
+            if int(version) < int(target):
                 with suppress(StoreError):
                     is_candidate = self.store.manifest(name, version).training.get("labels")
-                    if not is_candidate or version in line:
-                        return version if self._has_loaded(name, LATEST, version) else None
+                    if not is_candidate or version in ancestors:
+                        return version if self._try_load(name, LATEST, version) else None
         return None
 
-    def _line(self, name: str, version: str) -> set[str]:
-        """Return a version and those that its weights come of, as far as manifests tell."""
-        line: set[str] = set()
+    def _ancestors(self, name: str, version: str) -> set[str]:
+        """Return a version and the versions that its warm start goes back to."""
+        ancestors: set[str] = set()
         with suppress(StoreError):
-            while is_version(version) and version not in line:
-                made = self.store.manifest(name, version).training
-                line.add(version)
-                origin = made.get("warm_start")
+            while is_version(version) and version not in ancestors:
+                training = self.store.manifest(name, version).training
+                ancestors.add(version)
+                origin = training.get("warm_start")
                 if isinstance(origin, dict) and origin.get("name") == name:
                     version = str(origin.get("version"))
-        return line
+        return ancestors
 
-    def _has_loaded(self, name: str, alias: str, version: str) -> bool:
-        """Load a version that has passed its preflight; return whether that was over."""
+    def _try_load(self, name: str, alias: str, version: str) -> bool:
+        """Load a version unless its preflight is pending, and return whether it is loaded."""
         preflight = self.models.preflight(name, version)
         if preflight is not None and not preflight.done():
-            self.awaits_preflights = True
+            self.has_pending_preflights = True
             return False
         try:
-            served = self.models.load(name, version, for_alias=True)
+            loaded = self.models.load(name, version, is_aliased=True)
         except NotReady:  # the service is about to end
             return False
         if alias == LATEST:
-            self.models.set_latest(served.model.manifest)
+            self.models.set_latest(loaded.model.manifest)
         return True
 
-    def _trouble(self, name: str, alias: str, text: str) -> None:
-        if self.troubles.get((name, alias)) != text:
-            self.troubles[name, alias] = text
+    def _set_problem(self, name: str, alias: str, text: str) -> None:
+        if self.problems.get((name, alias)) != text:
+            self.problems[name, alias] = text
             logger.error("%s", text)

@@ -8,7 +8,7 @@ import numpy as np
 
 from model_store.artifacts.report import publish_report
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import RECENT_ROWS, Drift, Watched, row_digests
+from service.models.drift import RECENT_ROWS, Drift, DriftTarget, row_digests
 from tests.support.serving import wait_until
 from tests.support.stores import publish_again
 
@@ -75,7 +75,10 @@ def test_ids_of_a_form_are_an_array_item_by_item_as_openapi_says_or_as_json(clie
 
 def test_rows_that_repeat_count_once_and_raise_no_alarm():
     ranking, row = np.arange(200.0), np.ones((1, 4), dtype=np.float32)
-    again, once = Drift(Watched.of_ranking(ranking)), Drift(Watched.of_ranking(ranking))
+    again, once = (
+        Drift(DriftTarget.from_statistics(ranking)),
+        Drift(DriftTarget.from_statistics(ranking)),
+    )
     for _ in range(500):
         p_values = conformal_p_value(np.array([190.5]), ranking)
         again.watch(p_values)
@@ -87,7 +90,10 @@ def test_rows_that_repeat_count_once_and_raise_no_alarm():
 def test_rows_that_differ_count_as_before_and_their_memory_is_bounded():
     generator, ranking = np.random.default_rng(), np.arange(200.0)
     scores = generator.uniform(150, 200, 3 * RECENT_ROWS)
-    plain, hashed = Drift(Watched.of_ranking(ranking)), Drift(Watched.of_ranking(ranking))
+    plain, hashed = (
+        Drift(DriftTarget.from_statistics(ranking)),
+        Drift(DriftTarget.from_statistics(ranking)),
+    )
     for part in np.split(scores, len(scores) // 16):
         p_values = conformal_p_value(part, ranking)
         plain.watch(p_values)

@@ -169,13 +169,13 @@ def test_a_version_is_tried_once_for_all_workers_and_once_for_all_its_names(
     ending, manifest = threading.Event(), own_store.manifest("digits", "1")
     settings = Settings(store=own_store.root)
     first = Preflights(settings, ending, tmp_path)
-    assert first.of(manifest).result() is None
-    assert first.of(manifest) is first.of(manifest)
+    assert first.submit(manifest).result() is None
+    assert first.submit(manifest) is first.submit(manifest)
     other = Preflights(
         Settings(store=tmp_path / "none"), ending, tmp_path
     )  # which could try nothing
     begun = time.monotonic()
-    assert other.of(manifest).result() is None
+    assert other.submit(manifest).result() is None
     assert time.monotonic() - begun < 0.4  # without a process
     ending.set()
     first.close()
@@ -202,6 +202,6 @@ def test_a_preflight_is_told_no_keys_and_nothing_that_opens_buckets(monkeypatch)
 def test_without_preflights_versions_are_loaded_at_once(own_store):
     ending = threading.Event()
     tries = Preflights(Settings(store=own_store.root, preflight_timeout_s=0), ending)
-    assert tries.of(own_store.manifest("digits", "1")).done()
+    assert tries.submit(own_store.manifest("digits", "1")).done()
     ending.set()
     tries.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import MAX_WAITING_ROWS, Drift, LiveRows, Watched, row_digests
+from service.models.drift import MAX_WAITING_ROWS, Drift, DriftTarget, LiveRows, row_digests
 from service.shared_state import FolderBackend, SharedState
 
 
@@ -36,19 +36,19 @@ def requests(ranking, count, shift):
 def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
     tmp_path, ranking, shift
 ):
-    watched = Watched.of_ranking(ranking, "m", "1")
+    target = DriftTarget.from_statistics(ranking, "m", "1")
     alone, together = (
-        Drift(watched),
-        [Drift(watched, backend) for backend in backends(tmp_path, 3)],
+        Drift(target),
+        [Drift(target, backend) for backend in backends(tmp_path, 3)],
     )
     for i, request in enumerate(requests(ranking, 300, shift)):
         alone.watch(*request)
         alone.report()  # rows are bet on as they come, and not in blocks
         drift = together[i % 3]
         drift.watch(*request)
-        drift.bring()
+        drift.send()
         if i == 150:  # a worker is replaced
-            together[2] = Drift(watched, backends(tmp_path, 3)[2])
+            together[2] = Drift(target, backends(tmp_path, 3)[2])
     expected = alone.report()
     for drift in together:
         report = drift.report()
@@ -58,20 +58,20 @@ def test_the_evidence_of_several_processes_is_that_of_one_with_all_their_rows(
         for name in ("evidence", "largest_evidence", "flag_rate", "p_value_sum"):
             assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-9)
     assert expected.alarm == (shift > 0)
-    assert sum(drift.own_report().rows for drift in together) < 900
+    assert sum(drift.local_report().rows for drift in together) < 900
     together[0].reset()
     assert together[1].report().rows == 0
 
 
 def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
-    watched = Watched.of_ranking(ranking)
-    drifts = [Drift(watched, backend) for backend in backends(tmp_path, 4)]
+    target = DriftTarget.from_statistics(ranking)
+    drifts = [Drift(target, backend) for backend in backends(tmp_path, 4)]
 
     def bring(drift):
         generator = np.random.default_rng(id(drift) % 1000)
         for _ in range(25):
             drift.watch(conformal_p_value(generator.normal(size=8), ranking))
-            drift.bring()
+            drift.send()
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(bring, drifts))
@@ -81,22 +81,22 @@ def test_rows_brought_at_the_same_time_are_all_taken_in(tmp_path, ranking):
 def test_a_martingale_of_one_process_is_none_given_the_rows_of_another():
     """Why rows go to one urn: given others' rows, all of small p-values, its capital is expected to
     grow."""
-    watched = Watched.of_ranking(np.array([1.0, 2.0, 3.0]))
+    target = DriftTarget.from_statistics(np.array([1.0, 2.0, 3.0]))
     p_values = conformal_p_value(np.arange(4) + 0.5, np.array([1.0, 2.0, 3.0]))
 
     def capital(before, gap):
-        drift = Drift(watched)
+        drift = Drift(target)
         for one in (*before, gap):
             drift.take(LiveRows(p_values[[one]], None))
         return np.exp(drift.report().evidence)
 
     others = [3] * 20
     urn = np.array([1.0 + others.count(gap) for gap in range(4)]) / (4 + len(others))
-    start = np.exp(Drift(watched).report().evidence)
+    start = np.exp(Drift(target).report().evidence)
     alone = sum(urn[gap] * capital((), gap) for gap in range(4))
     pooled = sum(urn[gap] * capital(others, gap) for gap in range(4))
     assert alone > start + 0.05
-    before = Drift(watched)
+    before = Drift(target)
     for _ in others:
         before.take(LiveRows(p_values[[3]], None))
     assert pooled == pytest.approx(np.exp(before.report().evidence), rel=1e-12)
@@ -106,27 +106,27 @@ def test_where_the_others_cannot_be_reached_own_rows_are_reported_and_brought_la
     tmp_path, ranking
 ):
     (backend,) = backends(tmp_path, 1)
-    drift = Drift(Watched.of_ranking(ranking), backend)
+    drift = Drift(DriftTarget.from_statistics(ranking), backend)
     folder, backend.folder = backend.folder, tmp_path / "gone"
     drift.watch(np.array([0.5, 0.6]))
     report = drift.report()
-    assert (report.rows, report.of_all) == (2, False)
+    assert (report.rows, report.is_global) == (2, False)
     with pytest.raises(OSError):
-        drift.bring()
+        drift.send()
     backend.folder = folder
     report = drift.report()
-    assert (report.rows, report.of_all) == (2, True)
+    assert (report.rows, report.is_global) == (2, True)
 
 
 def test_what_waits_for_others_who_cannot_be_reached_is_bounded(tmp_path, ranking):
     (backend,) = backends(tmp_path, 1)
-    drift = Drift(Watched.of_ranking(ranking), backend)
+    drift = Drift(DriftTarget.from_statistics(ranking), backend)
     folder, backend.folder = backend.folder, tmp_path / "gone"
     for _ in range(MAX_WAITING_ROWS // 1000):
         for _ in range(125):
             drift.watch(np.full(16, 0.5))
         with pytest.raises(OSError):
-            drift.bring()
+            drift.send()
     backend.folder = folder
     assert 0 < drift.report().rows <= MAX_WAITING_ROWS
 

@@ -31,8 +31,8 @@ from service.engine.batching import (
     work_bytes,
 )
 from service.errors import Overloaded, PastDeadline
-from service.models.drift import Drift, Watched
-from service.models.models import Served
+from service.models.drift import Drift, DriftTarget
+from service.models.models import ServedModel
 from service.models.reservoir import Reservoir
 from service.request_context import RequestContext
 from service.telemetry.metrics import Metrics
@@ -57,10 +57,10 @@ def engine():
 @pytest.fixture(scope="module")
 def served(digits_store):
     model = Model.load(ModelStore(digits_store).open("digits", "1", wanted=NEEDED))
-    return Served(
+    return ServedModel(
         model,
         Reservoir(model, 0, threading.Event()),
-        Drift(Watched.of_ranking(model.calibration.rank_tables(100).statistic)),
+        Drift(DriftTarget.from_statistics(model.calibration.rank_tables(100).statistic)),
     )
 
 
@@ -90,7 +90,7 @@ def held(served):
     """A job that keeps the worker busy, and what ends that."""
     reservoir = HeldReservoir(served.model)
     return job(
-        Served(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)
+        ServedModel(served.model, reservoir, served.drift), np.zeros((1, 64), np.float32)
     ), reservoir.begin
 
 

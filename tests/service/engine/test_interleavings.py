@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from service.engine import batching
 from service.engine.admission import Admission
 from service.engine.batching import Engine, EngineWork, part_rows
-from service.models.drift import Drift, Watched
-from service.models.models import Served
+from service.models.drift import Drift, DriftTarget
+from service.models.models import ServedModel
 from service.models.reservoir import Reservoir
 from service.telemetry.metrics import Metrics
 from tests.support import tiny
@@ -62,10 +62,14 @@ class Requests:
         self.asked, self.held = [], None
 
     def _served(self, reservoir):
-        return Served(
+        return ServedModel(
             self.model,
             reservoir,
-            Drift(Watched.of_ranking(self.model.calibration.rank_tables(tiny.DRAWS).statistic)),
+            Drift(
+                DriftTarget.from_statistics(
+                    self.model.calibration.rank_tables(tiny.DRAWS).statistic
+                )
+            ),
         )
 
     def ask(self, first, count, seed=None, num_samples=tiny.DRAWS, acquisition=None):

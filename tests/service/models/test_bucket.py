@@ -87,26 +87,27 @@ def test_without_its_bucket_the_service_goes_on_and_says_so_once(server, writer,
     models = watcher.models
     assert reachable(watcher) == 1
     server.is_reachable = False
-    seen = watcher.seen
+    seen = watcher.last_read
     for _ in range(3):
         watcher.refresh()
     assert reachable(watcher) == 0
-    assert watcher.seen == seen
+    assert watcher.last_read == seen
     served = models.get("tiny")
     assert models._unload("tiny", "1")
     again = models.get("tiny")  # of the copy
     assert again is not served and again.version == "1"
-    assert models.broken("tiny") == {}
+    assert models.errors("tiny") == {}
     server.is_reachable = True
     tiny.publish(writer)
     watcher.refresh()
     assert (reachable(watcher), models.get("tiny").version) == (1, "2")
-    said = [record.getMessage() for record in caplog.records if "reached" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "reach" in record.getMessage()]
     assert len(said) == 2
     assert said[0].startswith(
-        "cannot list in s3://bucket/prefix: it cannot be reached; going on with what was seen"
+        "cannot list in s3://bucket/prefix: it cannot be reached; "
+        "serving the versions of the last read"
     )
-    assert said[1] == "the store can be reached again"
+    assert said[1] == "the store is reachable again"
     assert SECRET not in caplog.text
 
 
@@ -124,7 +125,7 @@ def test_a_version_that_cannot_be_downloaded_is_not_broken_and_served_once_it_ca
 
     server.before_get = goes_away
     watcher.refresh()
-    assert (models.get("tiny").version, models.broken("tiny")) == ("1", {})
+    assert (models.get("tiny").version, models.errors("tiny")) == ("1", {})
     server.before_get = lambda path: None
     watcher.refresh()
     assert models.get("tiny").version == "2"
@@ -137,8 +138,8 @@ def test_a_start_without_the_bucket_serves_what_there_are_copies_of(server, writ
     watcher = start()
     models = watcher.models
     assert models.get("tiny").version == "1"
-    assert (reachable(watcher), watcher.seen) == (0, 0)
-    assert "going on with what was seen" in caplog.text
+    assert (reachable(watcher), watcher.last_read) == (0, 0)
+    assert "serving the versions of the last read" in caplog.text
 
 
 def test_a_start_with_neither_bucket_nor_copies_waits(server, writer, start):
@@ -158,6 +159,6 @@ def test_a_version_is_tried_as_the_copy_that_it_is(server, writer, start):
     tiny.publish(writer)
     watcher = start(preflight_timeout_s=60)
     models = watcher.models
-    watcher.refresh(patience_s=60)
+    watcher.refresh(max_wait_s=60)
     assert models.get("tiny").version == "1"
     models.preflights.close()

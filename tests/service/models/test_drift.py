@@ -14,7 +14,7 @@ from scipy import stats
 
 from model_store.conformal.drift import ALARM_EVIDENCE, EDGES, FALSE_ALARM_RATE
 from model_store.conformal.rank_tables import conformal_p_value
-from service.models.drift import ROWS_OF_A_REQUEST, Drift, LiveRows, Watched
+from service.models.drift import MAX_REQUEST_ROWS, Drift, DriftTarget, LiveRows
 from tests.support.serving import metric
 
 ROWS = 5
@@ -28,9 +28,9 @@ def generator():
     return np.random.default_rng(0)
 
 
-def watched(ranking, scores, rows_at_once=16):
+def target(ranking, scores, rows_at_once=16):
     """The report on live scores, in requests of some rows."""
-    drift = Drift(Watched.of_ranking(ranking))
+    drift = Drift(DriftTarget.from_statistics(ranking))
     for start in range(0, len(scores), rows_at_once):
         drift.watch(conformal_p_value(scores[start : start + rows_at_once], ranking))
     return drift.report()
@@ -47,7 +47,7 @@ def test_capital_is_1_in_expectation_whatever_is_seen(read_between):
     total = mean = 0.0
     alarmed = {1.02: 0.0, 1.1: 0.0, 1.3: 0.0}
     for gaps in product(range(4), repeat=ROWS):
-        drift, probability, balls = Drift(Watched.of_ranking(ranking)), 1.0, np.ones(4)
+        drift, probability, balls = Drift(DriftTarget.from_statistics(ranking)), 1.0, np.ones(4)
         for gap in gaps:
             drift.watch(conformal_p_value(np.array([gap + 0.5]), ranking))
             if read_between:
@@ -80,7 +80,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
     error from none."""
     evidence = np.array(
         [
-            watched(
+            target(
                 np.sort(generator.normal(size=60)), generator.normal(size=2000), 50
             ).largest_evidence
             for _ in range(250)
@@ -93,7 +93,7 @@ def test_evidence_is_reached_as_seldom_as_ville_says_over_many_calibrations(gene
 
 def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(generator, caplog):
     ranking = np.sort(generator.normal(size=200))
-    drift = Drift(Watched.of_ranking(ranking, "m", "7"))
+    drift = Drift(DriftTarget.from_statistics(ranking, "m", "7"))
     for times in (1, 2):
         for _ in range(40):
             drift.watch(conformal_p_value(generator.normal(2.0, size=16), ranking))
@@ -101,14 +101,14 @@ def test_the_log_says_once_that_an_alarm_has_risen_and_again_after_a_reset(gener
         assert report.alarm
         assert len(caplog.records) == times
         assert caplog.messages[-1].startswith(
-            "drift: live rows of model m version 7 are not like its calibration rows"
+            "drift: live rows of model m version 7 differ from its calibration rows"
         )
         drift.reset()
 
 
 def test_tied_scores_raise_no_alarm(generator):
     ranking = np.sort(np.round(generator.normal(size=200), 1))
-    report = watched(ranking, np.round(generator.normal(size=3000), 1))
+    report = target(ranking, np.round(generator.normal(size=3000), 1))
     assert report.largest_evidence < -math.log(1e-6)
 
 
@@ -127,7 +127,7 @@ def test_tied_scores_raise_no_alarm(generator):
 )
 def test_drift_is_found_whenever_it_begins(generator, drifted, rows_before):
     ranking = np.sort(generator.normal(size=300))
-    report = watched(
+    report = target(
         ranking, np.concatenate([generator.normal(size=rows_before), drifted(generator)]), 50
     )
     assert report.alarm
@@ -135,7 +135,7 @@ def test_drift_is_found_whenever_it_begins(generator, drifted, rows_before):
 
 def test_an_alarm_stays(generator):
     ranking = np.sort(generator.normal(size=300))
-    report = watched(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
+    report = target(ranking, np.concatenate([np.full(300, 9.0), generator.normal(size=20_000)]))
     assert report.alarm
     assert report.evidence < report.largest_evidence
     assert report.flag_rate < 0.2  # of late
@@ -150,7 +150,7 @@ def test_the_level_is_what_the_page_says():
 
 def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(Watched.of_ranking(ranking))
+    drift = Drift(DriftTarget.from_statistics(ranking))
     lone, many = np.arange(1, 101) / 100, np.arange(1, 1601) / 1600
     for p_value in lone:
         drift.watch(np.array([p_value]))
@@ -161,18 +161,18 @@ def test_rows_are_counted_by_their_p_values_a_request_s_at_most_16(generator):
     assert (report.flag_rate, report.expected_flag_rate) == (pytest.approx(0.05, abs=0.005), 0.05)
     drift.watch(many)
     report = drift.report()
-    assert report.rows == 100 + ROWS_OF_A_REQUEST
+    assert report.rows == 100 + MAX_REQUEST_ROWS
     assert report.p_value_sum == pytest.approx(lone.sum() + many[::100].sum())
 
 
 def test_nothing_seen_is_no_drift():
-    report = Drift(Watched.of_ranking(np.array([1.0]))).report()
+    report = Drift(DriftTarget.from_statistics(np.array([1.0]))).report()
     assert (report.rows, report.flag_rate, report.evidence, report.alarm) == (0, None, 0.0, False)
 
 
 def test_no_row_is_lost_between_threads(generator):
     ranking = np.sort(generator.normal(size=99))
-    drift = Drift(Watched.of_ranking(ranking))
+    drift = Drift(DriftTarget.from_statistics(ranking))
 
     def watch(scores):
         for score in scores:
@@ -204,7 +204,7 @@ def test_a_request_is_taken_in_whole_before_the_next(generator):
     """Rows that two requests share count once: neither may come between the other's look and its
     note."""
     ranking = np.sort(generator.normal(size=99))
-    drift, p_values = Drift(Watched.of_ranking(ranking)), np.array([0.5, 0.6, 0.7])
+    drift, p_values = Drift(DriftTarget.from_statistics(ranking)), np.array([0.5, 0.6, 0.7])
     other = threading.Thread(
         target=lambda: drift.watch(p_values, np.array([1, 2, 4], dtype=np.uint64))
     )
@@ -245,7 +245,7 @@ def test_the_service_watches_live_rows_and_says_so(serve, digits_store, digits_r
         client.post("/predict", json={"inputs": noise[:10].tolist(), "num_samples": 200})
         client.post("/predict", json={"inputs": noise[10:].tolist()})
         alarmed = drift()
-        assert alarmed["rows"] == 359 + 10 + ROWS_OF_A_REQUEST
+        assert alarmed["rows"] == 359 + 10 + MAX_REQUEST_ROWS
         assert alarmed["alarm"]
         assert alarmed["flag_rate"] > calm["flag_rate"]
         page = client.get("/metrics").text

@@ -67,26 +67,26 @@ class Clock:
 def test_what_is_loaded_is_served_while_the_mount_of_the_store_is_gone(
     store, models, watcher, caplog, leaves
 ):
-    served = models.serves("tiny")
+    served = models.aliases("tiny")
     store.root.rename(store.root.with_name("unmounted"))
     if leaves == "an empty folder":
         store.root.mkdir()
     watcher.refresh()
-    assert (models.serves("tiny"), watcher.reachable) == (served, False)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (served, False)
     assert models.get("tiny", "latest").version == "2"
-    assert "is gone, or empty; going on with what was seen of it" in caplog.text
+    assert "is gone, or empty; serving the versions of the last read" in caplog.text
     if leaves == "an empty folder":
         store.root.rmdir()
     store.root.with_name("unmounted").rename(store.root)
     watcher.refresh()
-    assert (models.serves("tiny"), watcher.reachable) == (served, True)
+    assert (models.aliases("tiny"), watcher.is_reachable) == (served, True)
 
 
 def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watcher):
     clock = Clock()
     monkeypatch.setattr("service.models.watcher.time", clock)
     watcher.refresh()
-    assert watcher.seen == clock.now
+    assert watcher.last_read == clock.now
     clock.now += 60
 
     def unreadable(_):
@@ -95,9 +95,9 @@ def test_the_store_counts_as_seen_when_all_of_it_was(monkeypatch, models, watche
     with monkeypatch.context() as changes:
         changes.setattr(models.store, "aliases", unreadable)
         watcher.refresh()
-        assert watcher.seen == clock.now - 60
+        assert watcher.last_read == clock.now - 60
     watcher.refresh()
-    assert watcher.seen == clock.now
+    assert watcher.last_read == clock.now
 
 
 def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_tried_again(
@@ -116,7 +116,7 @@ def test_a_broken_version_is_refused_from_memory_for_half_a_minute_and_then_trie
         models.get("tiny", "1")
     clock.now += 2.0
     assert models.get("tiny", "1").version == "1"
-    assert models.broken("tiny") == {}
+    assert models.errors("tiny") == {}
 
 
 def test_a_look_at_the_store_tries_broken_versions_at_once(store, models, watcher):
@@ -126,7 +126,7 @@ def test_a_look_at_the_store_tries_broken_versions_at_once(store, models, watche
     with pytest.raises(BrokenArtifact):
         models.get("tiny", "1")
     file.write_bytes(content)
-    watcher.look()
+    watcher.refresh_now()
     assert models.get("tiny", "1").version == "1"
 
 
@@ -156,11 +156,11 @@ def test_what_is_deleted_is_forgotten_with_all_that_was_known_of_it(store, model
     manifest = models.get("tiny").model.manifest
     assert manifest.version == "2"
     assert models.drift(manifest) is not None
-    assert models.broken("tiny").keys() == {"1"}
+    assert models.errors("tiny").keys() == {"1"}
     store.keep("tiny", 1)
     watcher.refresh()
     assert models.get("tiny").version == third
-    assert models.broken("tiny") == {}
+    assert models.errors("tiny") == {}
     assert models.drift(manifest) is None
     assert [served.version for served in models.loaded()] == [third]
     shutil.rmtree(store.root / "tiny")
@@ -181,9 +181,9 @@ def test_an_encoder_that_several_versions_have_counts_once_towards_the_bound_of_
         files = {**manifest.files, ENCODER: FileSpec(sha256=64 * content, size=1_000_000)}
         return manifest.model_copy(update={"files": files})
 
-    bare = models._bytes_of(plain)
+    bare = models._total_bytes(plain)
     shared, different = (
-        models._bytes_of([with_encoder(plain[0], "a"), with_encoder(plain[1], second)])
+        models._total_bytes([with_encoder(plain[0], "a"), with_encoder(plain[1], second)])
         for second in "ab"
     )
     one = encoder_bytes(with_encoder(plain[0], "a").files[ENCODER])
@@ -217,17 +217,17 @@ def test_a_signature_that_is_taken_away_or_changed_counts_when_the_version_is_ne
         signatures[1].unlink(missing_ok=True)
         if unsigned is not None:
             signatures[1].write_bytes(unsigned)
-        before.look()
+        before.refresh_now()
         assert before.models.get("tiny").version == "2"
         after = watcher_of(store, key.public_key())
         after.refresh()
         assert after.models.get("tiny").version == "1"
-        assert "manifest.sig" in after.troubles["tiny", "latest"]
+        assert "manifest.sig" in after.problems["tiny", "latest"]
         with pytest.raises(BrokenArtifact, match=r"manifest\.sig"):
             after.models.get("tiny", "2")
     signatures[1].write_bytes(signed)
-    after.look()
-    assert (after.models.get("tiny").version, after.troubles) == ("2", {})
+    after.refresh_now()
+    assert (after.models.get("tiny").version, after.problems) == ("2", {})
 
 
 def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
@@ -250,7 +250,7 @@ def test_a_store_that_cannot_be_written_is_served(monkeypatch, store):
     watcher.refresh()
     assert watcher.models.get("tiny").version == "2"
     assert watcher.models.get("tiny", "1").version == "1"
-    assert watcher.troubles == {}
+    assert watcher.problems == {}
 
 
 def test_what_is_in_memory_is_administered_though_its_version_was_deleted(store, models):
@@ -317,7 +317,7 @@ class AnyStore(RuleBasedStateMachine):
     @rule()
     def look(self):
         in_memory, before = self._in_memory(), dict(self.serves)
-        self.watcher.look()
+        self.watcher.refresh_now()
         if not self._published():
             return
         for alias, wanted in self.store.aliases("tiny").items():
@@ -342,7 +342,7 @@ class AnyStore(RuleBasedStateMachine):
             for number in (self.serves.get(wanted), named.get(wanted), wanted)
             if number in there
         ]
-        in_memory, is_refused = self._in_memory(), {*self.models.broken("tiny")} | self.damaged
+        in_memory, is_refused = self._in_memory(), {*self.models.errors("tiny")} | self.damaged
         if not candidates:
             with pytest.raises(NotFound):
                 self.models.get("tiny", wanted)

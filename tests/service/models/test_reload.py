@@ -162,7 +162,7 @@ def test_a_version_deleted_while_it_is_asked_for_by_number_is_not_found_and_neve
         except NotFound:
             pass
         assert models.get("digits").version == "1"  # of which nobody told them that it is gone
-        assert models.broken("digits") == {}
+        assert models.errors("digits") == {}
     assert answered > 0
     watcher.refresh()
     assert models.get("digits").version == "31"
